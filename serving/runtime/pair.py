@@ -47,6 +47,8 @@ from serving.runtime.requests import Sampling
 from serving.settings import Settings
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+RESERVED = frozenset({"self", "messages", "conversations", "raise_exception", "strftime_now"})
+"""Names in a chat template that are no request's to set, besides Jinja's own."""
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
@@ -116,9 +118,12 @@ class LoadedPair:
                 be continued (`messages_refused`); a value may not be set (`template_value_refused`).
         """
         from jinja2 import TemplateError
+        from jinja2.defaults import DEFAULT_NAMESPACE
 
         tokenizer, values = self.tokenizer, dict(values or {})
-        reserved = values and sorted(values.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys())
+        given = bool(values)
+        own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | DEFAULT_NAMESPACE.keys() | RESERVED
+        reserved = sorted(values.keys() & own)
         if reserved:
             raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
                                  code="template_value_refused")
@@ -132,6 +137,11 @@ class LoadedPair:
         except (TemplateError, ValueError) as error:
             raise DraftwellError(f"the model's chat template refuses these messages: {error}",
                                  code="messages_refused") from error
+        except Exception as error:
+            if not given:
+                raise
+            raise DraftwellError(f"the model's chat template cannot work with these values: {' '.join(str(error).split())}",
+                                 code="template_value_refused") from error
 
     @property
     def in_chat_template(self) -> bool:

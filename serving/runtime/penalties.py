@@ -20,8 +20,9 @@ class Penalties:
     2. z(t) − presence·[count(t) > 0] − frequency·count(t), by counts of the output (OpenAI's formula);
     3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens.
 
-    A token is counted once, when it is first written, and uncounted if it was drafted and rejected; a forward pass then costs a few
-    operations, however long the text is.
+    A token is counted once, when it is first written, and uncounted if it was drafted and rejected. A forward pass then goes through what
+    was written since the last one, and costs a few tensor operations over the vocabulary; of the whole text only that it still begins as
+    before is looked at.
 
     Args:
         prompt: its tokens, for the repetition penalty.
@@ -41,6 +42,7 @@ class Penalties:
         self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
         self._amounts: Tensor | None = None  # [vocab], up to date but for `_changed`
+        self._held: Tensor | None = None  # [vocab], true of tokens that prompt or output hold; as up to date, under a repetition penalty
 
     def follow(self, written: Sequence[int]) -> Penalties:
         """Count these tokens instead of those before; only what differs from them is looked at."""
@@ -75,20 +77,34 @@ class Penalties:
 
     def _less_repetitive(self, logits: Tensor, places: list[int], tokens: list[int], counts: list[int]) -> Tensor:
         """Logits under the repetition penalty; the other arguments are what `_earlier_rows` gives."""
-        held = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        held[:, [*self._prompt_tokens.union(token for token, count in self._counts.items() if count > 0)]] = True
-        for row, token, count in zip(places, tokens, counts, strict=True):
-            held[row, token] = count > 0 or token in self._prompt_tokens
-        return torch.where(held, torch.where(logits > 0, logits / self._repetition, logits * self._repetition), logits)
+        assert self._held is not None
+        columns = self._held.nonzero().squeeze(1)
+        before, held = logits, logits[:, columns]
+        logits = logits.clone()
+        logits[:, columns] = torch.where(held > 0, held / self._repetition, held * self._repetition)
+        new = [(row, token) for row, token, count in zip(places, tokens, counts, strict=True) if not self._holds(token, count)]
+        if new:  # after these rows
+            rows, later = (list(side) for side in zip(*new, strict=True))
+            logits[rows, later] = before[rows, later]
+        return logits
+
+    def _holds(self, token: int, count: int) -> bool:
+        """Whether a token that the output holds so often is one of prompt and output."""
+        return count > 0 or token in self._prompt_tokens
 
     def _refreshed(self, logits: Tensor) -> Tensor:
         """Amounts `[vocab]` for the last row."""
         if self._amounts is None or self._amounts.device != logits.device or self._amounts.shape != logits.shape[1:]:
             self._amounts = logits.new_zeros(logits.shape[1:])
             self._changed = set(self._counts)
+            if self._repetition != 1.0:
+                self._held = torch.zeros_like(self._amounts, dtype=torch.bool)
+                self._held[[*self._prompt_tokens]] = True
         if self._changed:
             changed = list(self._changed)
             self._amounts[changed] = logits.new_tensor([self._amount(self._counts[token]) for token in changed])
+            if self._held is not None:
+                self._held[changed] = torch.tensor([self._holds(token, self._counts[token]) for token in changed], device=logits.device)
             self._changed.clear()
         return self._amounts
 

@@ -15,7 +15,7 @@ from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.feedback.feedback import Feedback
 from serving.server.http.capabilities import offers_router
 from serving.server.http.errors import APIError, install_error_handlers
-from serving.server.http.guards import RequestLog
+from serving.server.http.guards import RequestLimit, RequestLog
 from serving.server.http.page import page_router
 from serving.server.http.responses_api import ResponsesRequest
 from serving.server.http.schemas import ChatRequest, CompletionRequest
@@ -65,6 +65,7 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
+    app.add_middleware(RequestLimit)
     app.add_middleware(CountAnswers, metrics=metrics)  # around the others: what they refuse is counted too
     app.add_middleware(RequestLog)
     app.state.request_timeout = request_timeout

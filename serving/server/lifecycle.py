@@ -26,6 +26,7 @@ from serving.server.http.security import Security, hosts_of, origins, read_keys
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
 from serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
+from serving.server.protocol import BoundedProtocol
 from serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 5
 """For clients to read what is already written, after the drain."""
 BACKLOG = 1024
-MOST_CONNECTIONS = 4096
-"""Beyond these a request is answered 503 at once."""
 KEEP_ALIVE_SECONDS = 75
 """How long a connection may stay open between two requests. Longer than proxies keep theirs (usually 60 s), which otherwise send requests
 over a connection that is being closed. Uvicorn's default of 5 s is also too short for clients on a busy machine."""
@@ -143,4 +142,4 @@ def announce(served: ServedModel, listener: socket.socket) -> None:
 def web_config(app: FastAPI) -> uvicorn.Config:
     """Uvicorn's settings for an application."""
     return uvicorn.Config(app, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
-                          timeout_keep_alive=KEEP_ALIVE_SECONDS, limit_concurrency=MOST_CONNECTIONS)
+                          timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol)

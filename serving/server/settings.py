@@ -86,6 +86,10 @@ class ServerSettings(BaseModel):
     drain_seconds: float = Field(
         DRAIN_SECONDS, ge=0, description="Seconds that running requests get to finish after SIGTERM; then they are answered 503.")
     allow_parameters: bool = Field(False, description="Let requests, and the page at /, change the parameters of strategies.")
+    generation_config: Literal["model", "none"] = Field(
+        "model", description="Where the sampling settings come from that a request does not name: the model's generation_config.json "
+                             "(model), or nowhere, so that they are OpenAI's (none). A repetition penalty there costs every request its "
+                             "draft trees, and feedback.")
     strategies: str | None = Field(
         None, description="Strategies that requests may choose besides the tuned strategy and plain decoding, separated by commas. "
                           "Default: the lossless ones that the bundle's models and artifacts allow; all: lossy ones too.")

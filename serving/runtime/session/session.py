@@ -39,6 +39,8 @@ class Session:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED):
         self.draft_limit = draft_limit
+        self.predicted_limit = UNLIMITED
+        """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
         self.round_costs: tuple[float, ...] | None = None
         """k → seconds of a round in which all running requests verify drafts of k tokens, over those of plain decoding; set by a busy
         server, whose rounds cost something else than those of one request."""
@@ -108,9 +110,9 @@ class Session:
 
     @property
     def predicted_room(self) -> int:
-        """How long a draft of the prediction may be: what the budget and the target's context leave, at most `draft_limit`."""
+        """How long a draft of the prediction may be: what the budget and the target's context leave, at most `predicted_limit`."""
         context = self.target.model.max_context - len(self.text.ids)
-        return max(0, min(self.text.remaining - 1, context - 1, self.draft_limit))
+        return max(0, min(self.text.remaining - 1, context - 1, self.predicted_limit))
 
     def tree_room(self) -> int:
         """Tokens that a tree may have altogether: what `draft_limit` and the target's context leave, for each takes a position there."""

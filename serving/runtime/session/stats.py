@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.runtime.commands import SHADOW, Forward
 from serving.runtime.types import Draft, Verdict
@@ -23,8 +23,7 @@ class Stats:
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
-    `predicted`, `predicted_judged` and `predicted_accepted` are the part of `drafted`, `judged` and `accepted` for which a client's
-    prediction was the draft.
+    `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft.
     """
 
     emitted: int = 0
@@ -36,6 +35,7 @@ class Stats:
     predicted: int = 0
     predicted_judged: int = 0
     predicted_accepted: int = 0
+    predicted_rounds: int = 0
     rounds: int = 0
     target_calls: int = 0
     target_tokens: int = 0
@@ -108,6 +108,13 @@ class Stats:
             for name in cls.__dataclass_fields__.keys() - {"timeline"}:
                 setattr(result, name, getattr(result, name) + getattr(part, name))
         return result
+
+    @property
+    def own(self) -> Stats:
+        """The same without the client's prediction: what the strategy itself drafted."""
+        return replace(self, drafted=self.drafted - self.predicted, judged=self.judged - self.predicted_judged,
+                       accepted=self.accepted - self.predicted_accepted, rounds=self.rounds - self.predicted_rounds, predicted=0,
+                       predicted_judged=0, predicted_accepted=0, predicted_rounds=0)
 
     @property
     def acceptance_rate(self) -> float | None:

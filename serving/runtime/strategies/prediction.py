@@ -29,6 +29,7 @@ class PredictedRounds:
         rows = yield from session.verify(draft)
         verdict = self.rule.judge(draft, rows, session.rng)
         session.commit(draft, verdict, rows)
+        stats.predicted_rounds += 1
         stats.predicted_judged += verdict.judged
         stats.predicted_accepted += verdict.accepted
         self.prediction.learn(draft, verdict)

@@ -179,10 +179,12 @@ def digest_of(prompt: Sequence[int]) -> bytes:
 
 
 def unlike_others(ticket: Ticket) -> bool:
-    """Whether a request changes the logits in a way that no trace records, or only has its prompt rated: its distributions do not represent
-    the traffic."""
+    """Whether a request changes the logits in a way that no trace records, has a prediction in front of its strategy, or only has its
+    prompt rated: its distributions do not represent the traffic."""
     asked = ticket.sampling
-    return bool(asked.penalises or asked.biases or asked.banned_token_ids or asked.min_p) or isinstance(ticket.strategy, RatedPrompt)
+    cut = asked.min_p and not asked.greedy
+    altered = asked.penalises or asked.biases or asked.banned_token_ids or asked.prediction or cut
+    return bool(altered) or isinstance(ticket.strategy, RatedPrompt)
 
 
 def blind(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError
@@ -21,10 +20,8 @@ from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta, End
 
 Found = tuple[AnswerChoice, Delta | End]
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-STALL_SECONDS = 120.0
-"""How long a client may read nothing of a stream that has something to send."""
 PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
 PING = ": ping\n\n"
@@ -62,9 +59,15 @@ class Answer:
     async def whole(self) -> Response:
         """All choices in one object."""
         texts, tokens = await self.collect()
-        if self.rated:  # tens of thousands of tokens may have to be spelt
-            return JSONResponse(await asyncio.to_thread(self._assembled, texts, tokens))
-        return JSONResponse(self._assembled(texts, tokens))
+
+        def written() -> bytes:
+            return as_json(self._assembled(texts, tokens)).encode()
+
+        return Response(await self.apart(written), media_type="application/json")
+
+    async def apart(self, write: Callable[[], T]) -> T:
+        """What `write` returns, in a thread where log-probs are listed: tens of thousands of tokens may have to be spelt and written."""
+        return await asyncio.to_thread(write) if self.rated else write()
 
     def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
         choices = self.conversation.choices
@@ -87,8 +90,8 @@ class Answer:
                 if found is None:
                     yield PING
                 else:
-                    for chunk in await asyncio.to_thread(self._chunks, *found) if self.rated else self._chunks(*found):
-                        yield sse(chunk | usage)
+                    if pieces := await self.apart(partial(self._pieces, *found, usage)):
+                        yield pieces
                 if self.conversation.over:
                     break
                 found = await self.conversation.next(PING_SECONDS)
@@ -98,6 +101,10 @@ class Answer:
         if self.body.wants_usage:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
+
+    def _pieces(self, choice: AnswerChoice, event: Delta | End, usage: dict[str, Any]) -> str:
+        """The chunks of an event as server-sent events; "" where there is none."""
+        return "".join(sse(chunk | usage) for chunk in self._chunks(choice, event))
 
     def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:
         """The chunks of an event: the start of a choice, its text, or its end."""
@@ -160,14 +167,8 @@ class EventStream(StreamingResponse):
         self._conversation = answer.conversation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(STALL_SECONDS):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, bounded)
-        except ClientDisconnect:  # a timeout is one to Starlette, too
-            log.info("a client stopped reading its stream: it is closed")
+            await super().__call__(scope, receive, send)
         finally:
             self._conversation.close()
 
@@ -175,3 +176,8 @@ class EventStream(StreamingResponse):
 def sse(data: dict[str, Any]) -> str:
     """One server-sent event, in ASCII: some readers also split lines at U+2028 or U+0085."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """JSON as of the server's other answers."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

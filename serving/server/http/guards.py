@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import time
@@ -18,16 +19,19 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's id that is taken over: it goes into the log and into a header."""
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers.internal")
+"""Names of this machine, the last two from within containers."""
+MOST_REQUESTS = 4096
+"""Requests at once, with those that wait or are still being sent. Connections without one do not count: the protocol closes them."""
 QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are asked every few seconds; only what fails of them is logged."""
 
 
 class HostCheck:
-    """Answers 421 to a request whose Host is none of the server's names.
+    """Answers 421 to a request whose Host is none of the server's names; probes and scrapers may use any.
 
     A page of another site can make its own name point to this machine; its requests then count as the same site's and need no CORS, but
-    they still name that site.
+    they still name that site. That takes a name, so addresses are let through.
 
     Args:
         hosts: names without port; one that begins with "." stands for all names that end so.
@@ -37,7 +41,7 @@ class HostCheck:
         self.app, self.hosts = app, {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self.knows(Headers(scope=scope).get("host", "")):
+        if scope["type"] == "http" and scope["path"] not in QUIET and not self.knows(Headers(scope=scope).get("host", "")):
             error = APIError(421, "this server does not answer under the name in the Host header: name it with --allowed-host",
                              code="wrong_host")
             await error.response(scope, receive, send)
@@ -46,8 +50,50 @@ class HostCheck:
 
     def knows(self, host: str) -> bool:
         """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
-        name = re.sub(r":\d+$", "", host).lower().rstrip(".")
-        return not name or name in self.hosts or any(own.startswith(".") and name.endswith(own) for own in self.hosts)
+        name = without_port(host)
+        if not name or name in self.hosts or is_address(name):
+            return True
+        return any(own.startswith(".") and name.endswith(own) for own in self.hosts)
+
+
+def without_port(host: str) -> str:
+    """A Host header's name, in lower case.
+
+    >>> without_port("Example.org.:8000"), without_port("[::1]:80"), without_port("10.0.0.7")
+    ('example.org', '[::1]', '10.0.0.7')
+    """
+    return re.sub(r":\d+$", "", host).lower().rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a Host header's name is an IP address; those of version 6 are in brackets."""
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
+
+
+class RequestLimit:
+    """Answers 503 to requests beyond so many that are being answered or wait; probes and scrapers are let through."""
+
+    def __init__(self, app: ASGIApp, most: int = MOST_REQUESTS):
+        self.app, self.most, self.now = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in QUIET:
+            await self.app(scope, receive, send)
+            return
+        if self.now >= self.most:
+            error = APIError(503, f"this server already has {self.most} requests: try again later", code="too_many_requests",
+                             headers={"Retry-After": "5"})
+            await error.response(scope, receive, send)
+            return
+        self.now += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.now -= 1
 
 
 class RequestLog:

@@ -51,10 +51,12 @@ class Speculation(BaseModel):
     """How an answer was decoded; sums over its choices. The counters may include a few tokens after a stop string."""
 
     strategy: str
-    drafted: int = Field(description="draft tokens proposed")
+    drafted: int = Field(description="draft tokens that the strategy proposed; these numbers leave a prediction's tokens out")
     judged: int = Field(description="draft tokens verified: the accepted ones and the first rejected one of each round")
     accepted: int = Field(description="draft tokens accepted by the strategy, rescued ones included")
     rescued: int = Field(description="of these, tokens that the exact rule would have rejected")
+    predicted: int = Field(description="tokens of the request's prediction that were proposed")
+    predicted_accepted: int = Field(description="of these, accepted ones")
     target_calls: int = Field(description="forward passes of the target after the prompt's, and the prompt's if it verifies too")
     acceptance_rate: float | None = Field(description="accepted / judged; null when nothing was judged")
     mean_acceptance_length: float = Field(description="1 + accepted / rounds that drafted")
@@ -68,9 +70,10 @@ class Speculation(BaseModel):
             parts: of each choice.
         """
         total, seconds = Stats.total(parts), max(part.wall_seconds for part in parts)
-        return cls(strategy=strategy, drafted=total.drafted, judged=total.judged, accepted=total.accepted, rescued=total.rescued,
-                   target_calls=total.target_calls, acceptance_rate=total.acceptance_rate,
-                   mean_acceptance_length=total.mean_acceptance_length,
+        own = total.own
+        return cls(strategy=strategy, drafted=own.drafted, judged=own.judged, accepted=own.accepted, rescued=own.rescued,
+                   predicted=total.predicted, predicted_accepted=total.predicted_accepted, target_calls=total.target_calls,
+                   acceptance_rate=own.acceptance_rate, mean_acceptance_length=own.mean_acceptance_length,
                    first_token_seconds=round(total.first_token_seconds / len(parts), 6),
                    tokens_per_second=round(total.emitted / seconds, 3) if seconds else None)
 

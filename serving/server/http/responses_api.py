@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
 from serving.server.http.errors import APIError
 from serving.server.http.responses import ChatShape
-from serving.server.http.schemas import Generation, Text
+from serving.server.http.schemas import Generation, TemplateValues, Text
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta
 
 LOGPROBS = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+    "reasoning.encrypted_content"]
+"""OpenAI's values of `include`; all but the first are of tools, images and reasoning."""
 Short = Annotated[str, StringConstraints(max_length=512)]
 
 
@@ -27,8 +32,20 @@ class InputPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: Literal["input_text", "output_text"]
-    text: Text
+    type: Literal["input_text", "output_text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    @model_validator(mode="after")
+    def check_text(self) -> Self:
+        if self.plain is None:
+            raise PydanticCustomError("missing", "Field required: {name}", {"name": "refusal" if self.type == "refusal" else "text"})
+        return self
+
+    @property
+    def plain(self) -> str | None:
+        """What it says."""
+        return self.refusal if self.type == "refusal" else self.text
 
 
 class InputMessage(BaseModel):
@@ -42,7 +59,7 @@ class InputMessage(BaseModel):
 
     def plain(self) -> dict[str, str]:
         """Role and text, as chat templates take them."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = self.content if isinstance(self.content, str) else "".join(part.plain or "" for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
@@ -54,8 +71,10 @@ class ResponsesRequest(Generation):
     instructions: Text | None = Field(None, description="system message before the input")
     max_output_tokens: int | None = Field(None, ge=1, description="most tokens to generate; default: what the context leaves")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="report this many of the most likely tokens at each position")
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = Field(
-        None, description="report the log-prob of every token")
+    include: Annotated[list[Included], Field(max_length=16)] | None = Field(
+        None, description="message.output_text.logprobs: report the log-prob of every token; OpenAI's other values add nothing here")
+    chat_template_kwargs: TemplateValues | None = Field(
+        None, description="further values for the model's chat template, such as enable_thinking")
     metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(None, description="returned as it is")
     previous_response_id: str | None = None
     conversation: Any = None
@@ -83,7 +102,12 @@ class ResponsesRequest(Generation):
 
     @property
     def alternatives(self) -> int | None:
-        return self.top_logprobs or 0 if self.top_logprobs or self.include else None
+        return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments for `ServedModel.encode_chat`."""
+        return {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -107,10 +131,8 @@ class ResponseAnswer(Answer):
 
     body: ResponsesRequest
 
-    async def whole(self) -> Response:
-        """The complete response."""
-        texts, tokens = await self.collect()
-        return JSONResponse(self._ended(texts[0], self._listed(tokens[0])))
+    def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
+        return self._ended(texts[0], self._listed(tokens[0]))
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
         """Server-sent events as OpenAI's clients read them, each with its number; a comment wherever there is none for `PING_SECONDS`."""
@@ -128,30 +150,38 @@ class ResponseAnswer(Answer):
         yield event("response.in_progress", response=begun)
         yield event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
         yield event("response.content_part.added", **item, part=part_of("", []))
-        text, listed = "", list[dict[str, Any]]()
+        texts, listed = list[str](), list[dict[str, Any]]()
+
+        def written(delta: Delta) -> str:
+            more = self._listed(delta.tokens)
+            texts.append(delta.text)
+            listed.extend(more)
+            return event("response.output_text.delta", **item, delta=delta.text, logprobs=more) if delta.text or more else ""
+
+        def ending() -> str:
+            text = "".join(texts)
+            ended = self._ended(text, listed)
+            return (event("response.output_text.done", **item, text=text, logprobs=listed)
+                    + event("response.content_part.done", **item, part=part_of(text, listed))
+                    + event("response.output_item.done", output_index=0, item=ended["output"][0])
+                    + event(f"response.{ended['status']}", response=ended))
+
         found = first
         try:
             while True:
                 if found is None:
                     yield PING
-                elif isinstance(found[1], Delta):
-                    delta, more = found[1].text, self._listed(found[1].tokens)
-                    text, listed = text + delta, listed + more
-                    if delta or more:
-                        yield event("response.output_text.delta", **item, delta=delta, logprobs=more)
+                elif isinstance(found[1], Delta) and (piece := await self.apart(partial(written, found[1]))):
+                    yield piece
                 if self.conversation.over:
                     break
                 found = await self.conversation.next(PING_SECONDS)
         except APIError as error:
             said = error.body["error"]
-            failed = {"code": "server_error", "message": said["message"]}
+            failed = {"code": failure_code(error), "message": said["message"]}
             yield event("response.failed", response=self._response("failed", []) | {"error": failed})
             return
-        ended = self._ended(text, listed)
-        yield event("response.output_text.done", **item, text=text, logprobs=listed)
-        yield event("response.content_part.done", **item, part=part_of(text, listed))
-        yield event("response.output_item.done", output_index=0, item=ended["output"][0])
-        yield event(f"response.{ended['status']}", response=ended)
+        yield await self.apart(ending)
 
     @property
     def _item_id(self) -> str:
@@ -191,6 +221,13 @@ class ResponseAnswer(Answer):
                 "top_p": 1.0 if body.top_p is None else body.top_p, "tool_choice": "none", "tools": [],
                 "max_output_tokens": body.max_output_tokens, "previous_response_id": None, "store": False, "background": False,
                 "text": {"format": {"type": "text"}}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None}
+
+
+def failure_code(error: APIError) -> str:
+    """OpenAI's code of a response that failed; other errors than the server's keep theirs, such as the client's own timeout."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if error.status >= 500 else str(error.body["error"]["code"] or "invalid_prompt")
 
 
 def part_of(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

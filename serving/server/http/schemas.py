@@ -17,7 +17,7 @@ from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "priority", "include_reasoning",
+    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "include_reasoning",
 })
 """Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
 
@@ -27,7 +27,7 @@ VLLM_OFF: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (), "truncate_prompt_tokens": (),
     "logits_processors": ([],), "vllm_xargs": ({},), "kv_transfer_params": ({},), "documents": ([],), "chat_template": (),
     "mm_processor_kwargs": ({},), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "thinking_token_budget": (),
+    "guided_grammar": (), "thinking_token_budget": (), "priority": (0,),
 }
 """vLLM's fields that this server lacks, with the values that change nothing; null always is one."""
 
@@ -58,6 +58,8 @@ Tokens = Annotated[list[TokenId], Field(max_length=LONGEST_TOKENS, fail_fast=Tru
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TemplateValue = bool | int | float | Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)] | None
 
+TemplateValues = Annotated[dict[Name, TemplateValue], Field(max_length=MOST_TEMPLATE_VALUES)]
+
 
 def contradiction(param: str, message: str) -> PydanticCustomError:
     """The error of a field that contradicts another one."""
@@ -70,6 +72,14 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = Field(None, description="end the stream with a chunk that holds the usage")
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's usage in every chunk, which this server lacks: false or null")
+
+    @model_validator(mode="after")
+    def refuse_usage_in_every_chunk(self) -> Self:
+        if self.continuous_usage_stats:
+            raise PydanticCustomError("unsupported_field", "this server does not support {param}: leave it out",
+                                      {"param": "stream_options.continuous_usage_stats"})
+        return self
 
 
 class SpeculationOptions(BaseModel):
@@ -78,7 +88,7 @@ class SpeculationOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     strategy: Name | None = Field(None, description="a strategy that this server offers; default: the one that the bundle was tuned for")
-    enabled: bool | None = Field(None, description="false: plain decoding, token by token")
+    enabled: bool | None = Field(None, description="false: plain decoding, token by token, without the prediction too")
     stats: bool | None = Field(None, description="false: leave the speculation statistics out of the answer; default: true")
     trace: bool | None = Field(None, description="report the origin of every token: accepted, rescued, recovered or target")
     parameters: Annotated[dict[Name, bool | int | float | Name], Field(max_length=MOST_PARAMETERS)] | None = Field(
@@ -144,8 +154,8 @@ class Generation(OpenAIFields):
         None, ge=0, le=1, description="sample from the tokens with at least this share of the most likely one's probability; default: the "
                                       "model's own, else 0")
     repetition_penalty: float | None = Field(
-        None, gt=0, le=10, description="divides the positive logits of tokens that prompt or answer contain, and multiplies the negative "
-                                       "ones; default: the model's own, else 1")
+        None, ge=0.01, le=10, description="divides the positive logits of tokens that prompt or answer contain, and multiplies "
+                                          "the negative ones; default: the model's own, else 1")
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer contains")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as many times as the answer contains the token")
@@ -161,7 +171,8 @@ class Generation(OpenAIFields):
     stream: bool | None = Field(None, description="send the answer as it comes, as server-sent events")
     stream_options: StreamOptions | None = None
     prediction: PredictedContent | None = Field(
-        None, description="text that much of the answer is expected to equal; it is drafted wherever it fits, and changes no answer")
+        None, description="text that much of the answer is expected to equal; it is drafted wherever it fits. Answers follow the same "
+                          "distribution, and greedy ones are identical; sampled ones with a seed may be other ones")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")
@@ -281,7 +292,7 @@ class Messages(OpenAIFields):
     add_generation_prompt: bool | None = Field(
         None, description="end the prompt with the beginning of the assistant's turn; default: true, false with continue_final_message")
     continue_final_message: bool | None = Field(None, description="true: the answer continues the last message, an assistant's")
-    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=MOST_TEMPLATE_VALUES)] | None = Field(
+    chat_template_kwargs: TemplateValues | None = Field(
         None, description="further values for the model's chat template, such as enable_thinking")
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
 from serving.server.http.errors import APIError
-from serving.server.http.guards import LOOPBACK, REQUEST_ID, HostCheck
+from serving.server.http.guards import OWN_NAMES, REQUEST_ID, HostCheck, without_port
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
@@ -198,12 +199,15 @@ def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...
 
     A server without keys that listens on this machine alone is what another site's page could reach by a name of its own.
 
-    >>> hosts_of("127.0.0.1", [], keys=False), hosts_of("0.0.0.0", [], keys=False), hosts_of("::1", ["*"], keys=False)
-    (('localhost', '.localhost', '127.0.0.1', '[::1]'), (), ())
+    Args:
+        allowed: further names; their ports do not matter.
+
+    >>> "localhost" in hosts_of("127.0.0.1", [], keys=False), hosts_of("0.0.0.0", [], keys=False), hosts_of("::1", ["*"], keys=False)
+    (True, (), ())
     """
     if "*" in allowed or (not allowed and (keys or host not in ("127.0.0.1", "localhost", "::1"))):
         return ()
-    return (LOOPBACK[0], ".localhost", *LOOPBACK[1:], *allowed)
+    return (*OWN_NAMES, socket.gethostname().lower(), *(without_port(name) for name in allowed))
 
 
 def origins(values: Sequence[str]) -> tuple[str, ...]:

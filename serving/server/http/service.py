@@ -89,7 +89,7 @@ class Service:
         """Answer `/v1/responses`."""
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt(body.messages, field="input")
+        prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
         choices = self._choices(body, request, [prompt], None, await self._prediction(body))
         return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
 
@@ -152,7 +152,7 @@ class Service:
 
     async def _prediction(self, body: Generation) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""
-        if body.prediction is None:
+        if body.prediction is None or body.decoding.enabled is False:
             return ()
         text = body.prediction.text[: self._most_characters]
         ids = await asyncio.to_thread(self.served.encode, text, special=False)
@@ -172,6 +172,9 @@ class Service:
         choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
+            if body.alternatives is not None and body.token_limit is None:  # nobody asked for so many
+                listed = MOST_LISTED // (1 + body.alternatives) // (len(prompts) * count)
+                budget = max(1, min(budget, listed - (len(prompt.ids) if prompt.echoed else 0)))
             for number in range(count):
                 sampling = replace(self._sampling(body, budget, derived_seed(seed, number)), prediction=prediction)
                 text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)

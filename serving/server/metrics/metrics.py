@@ -83,7 +83,9 @@ class Metrics(Observer):
         self.requests = counter("draftwell:requests", "Requests that ended, by strategy and how.", ["strategy", "outcome"])
         tokens = {"generated": "Tokens generated.", "drafted": "Tokens drafted.", "judged": "Draft tokens that the target verified.",
                   "accepted": "Draft tokens accepted, rescued ones included.",
-                  "rescued": "Draft tokens accepted that the exact rule rejects."}
+                  "rescued": "Draft tokens accepted that the exact rule rejects.",
+                  "predicted": "Tokens of clients' predictions drafted; the other counters leave them out.",
+                  "predicted_accepted": "Tokens of clients' predictions accepted."}
         self.by_strategy = {kind: counter(f"draftwell:{kind}_tokens", text, ["strategy"]) for kind, text in tokens.items()}
         self.target_calls = counter("draftwell:target_calls",
                                     "Forward passes of the target after the prompt's.", ["strategy"])
@@ -169,8 +171,9 @@ class Metrics(Observer):
         self.accepted_tokens.inc(stats.accepted)
         for position, accepted in stats.accepted_at.items():
             self.accepted_at(str(position)).inc(accepted)
-        counts = {"generated": generated, "drafted": stats.drafted, "judged": stats.judged, "accepted": stats.accepted,
-                  "rescued": stats.rescued}
+        own = stats.own
+        counts = {"generated": generated, "drafted": own.drafted, "judged": own.judged, "accepted": own.accepted, "rescued": own.rescued,
+                  "predicted": stats.predicted, "predicted_accepted": stats.predicted_accepted}
         for kind, count in counts.items():
             self.by_strategy[kind](strategy).inc(count)
         self.target_calls(strategy).inc(stats.target_calls)

@@ -88,7 +88,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, governor, version=str(manifest.release_version),
                          costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
-                         artifacts=artifacts)
+                         artifacts=artifacts, model_defaults=settings.generation_config == "model")
+    log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
     if serving_now is not None and serving_now.pair is pair:
         served.share_tokenizer(serving_now)
     return served
@@ -144,6 +145,20 @@ def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], 
         used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
         if temperature is not None and (why := other_temperature(used, temperature)):
             log.warning("%s was not made for the requests it serves: %s", choice, why)
+
+
+def log_defaults(defaults: Mapping[str, float], *, feedback: bool) -> None:
+    """Log what the sampling defaults of the model's generation config cost."""
+    costs = []
+    if defaults.get("repetition_penalty", 1.0) != 1.0:
+        costs.append("with a penalty there are no draft trees, no greedy steps on the device alone, and lossy rules are exact")
+    if feedback and (costs or defaults.get("min_p")):
+        costs.append("feedback cannot record such requests, because no trace was made with these settings"
+                     + ("" if costs else " (greedy ones are recorded)"))
+    if costs:
+        named = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        log.warning("requests that name no others get the model's own sampling settings (%s): %s; --generation-config none turns them off",
+                    named, "; ".join(costs))
 
 
 def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice],

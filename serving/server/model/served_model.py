@@ -20,7 +20,7 @@ from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 USABLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2, "top_p": lambda value: 0 < value <= 1, "top_k": lambda value: 0 <= value <= 10**6,
-    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0 < value <= 10}
+    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0.01 <= value <= 10}
 """Which values of a model's generation config are used as defaults."""
 
 
@@ -73,6 +73,7 @@ class ServedModel:
         costs: seconds of forward passes, which limit drafts under load; None: no limit.
         origin: identity of the bundle; None without one.
         artifacts: the bundle's.
+        model_defaults: requests get the sampling defaults of the model's generation config.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ServedModel:
     costs: BatchCosts | None = None
     origin: SnapshotOrigin | None = None
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    model_defaults: bool = True
 
     def __post_init__(self) -> None:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)
@@ -99,7 +101,8 @@ class ServedModel:
         self.max_context = self.pair.models["target"].max_context
         self.vocab_size = self.pair.models["target"].vocab_size
         self.stop_tokens = self.pair.stop_tokens
-        self.sampling_defaults = {name: value for name, value in self.pair.sampling_defaults.items() if USABLE[name](value)}
+        defaults = self.pair.sampling_defaults if self.model_defaults else {}
+        self.sampling_defaults = {name: value for name, value in defaults.items() if USABLE[name](value)}
         """What requests get that name nothing else: of the model's generation config, as far as a request could ask for it."""
 
     def share_tokenizer(self, other: ServedModel) -> None:

@@ -76,12 +76,14 @@ class LoadControl:
 
     costs: BatchCosts
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    predictions: Acceptance = field(default_factory=Acceptance)
+    """Of clients' predictions, whatever the strategy: they have a limit of their own."""
     prompts: Prompts = field(default_factory=Prompts)
     """Of requests that use a draft model."""
     last: dict[str, int] = field(default_factory=dict)
     """Strategy → its last limit; for `describe`."""
     _rounds: int = 0
-    _seen: dict[Session, tuple[int, int, bool]] = field(default_factory=dict)
+    _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Longest draft of a request while `running` requests run; UNLIMITED or less.
@@ -99,6 +101,12 @@ class LoadControl:
         self.last[strategy.name] = limit
         return limit
 
+    def predicted_limit(self, strategy: Strategy, running: int, sampling: Sampling) -> int:
+        """Longest draft of a request's prediction while `running` requests run: it costs its verification only."""
+        if running == 1 or not sampling.prediction or repeats(strategy, sampling):
+            return UNLIMITED
+        return best_gamma(self.costs, running, round(self.predictions.rate, 2), False, False, 0.0, 0.0)
+
     def apply(self, engine: Engine, running: Sequence[tuple[Session, Strategy]]) -> None:
         """Update the acceptance rates from the last round, and limit the drafts of the next one."""
         self._learn(running)
@@ -106,12 +114,16 @@ class LoadControl:
         overlapping = False
         for session, strategy in running:
             session.draft_limit = self.limit(strategy, len(running), session.sampling)
+            session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
             if strategy.weighs_costs and not repeats(strategy, session.sampling):
                 session.round_costs = rounds(self.costs, len(running)) if len(running) > 1 else None
             overlapping = overlapping or (strategy.overlaps and session.draft_limit > 0)
         # cores are divided only for models that run at the same time
         engine.split = None if overlapping else False
         if self._rounds % PROBE_EVERY == 0:
+            unused = next((session for session, _ in running if session.predicted_limit == 0), None)
+            if unused is not None:
+                unused.predicted_limit = 1
             idle = [(session, strategy) for session, strategy in running if session.draft_limit == 0]
             for number, (session, strategy) in enumerate(idle):
                 unread = session.recorded and "draft" in session.lanes and indifferent(strategy, session.sampling)
@@ -127,11 +139,14 @@ class LoadControl:
         seen = {}
         for session, strategy in running:
             stats = session.stats  # a prediction's acceptance says nothing of the strategy's
-            judged, accepted = stats.judged - stats.predicted_judged, stats.accepted - stats.predicted_accepted
-            before, kept, _ = self._seen.get(session, (0, 0, False))
+            predicted, fitted = stats.predicted_judged, stats.predicted_accepted
+            judged, accepted = stats.judged - predicted, stats.accepted - fitted
+            before, kept, predicted_before, fitted_before, _ = self._seen.get(session, (0, 0, 0, 0, False))
             if judged > before:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)
-            seen[session] = judged, accepted, "draft" in strategy.roles
+            if predicted > predicted_before:
+                self.predictions.learn(predicted - predicted_before, fitted - fitted_before)
+            seen[session] = judged, accepted, predicted, fitted, "draft" in strategy.roles
         for session, (*_, drafts) in self._seen.items():
             if drafts and session not in seen:  # at the end of a request, when all of its tokens are known
                 self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)

@@ -17,6 +17,7 @@ import torch
 
 from serving.errors import DeviceLost
 from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.prompt_budget import MOST_TOKENS
 from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
@@ -28,7 +29,9 @@ from serving.server.settings import QUEUE
 log = logging.getLogger(__name__)
 
 HUNG_SECONDS = 300.0
-"""Longest step: reading a prompt's piece takes seconds, also on a machine that others keep busy."""
+"""Longest step, without prompts, also on a machine that others keep busy."""
+TOKEN_SECONDS = 0.5
+"""What each token of a prompt that a step may read adds to that: a large model on few cores reads a few tokens a second."""
 
 
 class Scheduler:
@@ -56,6 +59,7 @@ class Scheduler:
         self._closing = False
         self._aborting = False
         self._step_began: float | None = None
+        self._reading = 0  # tokens of prompts that the step may read
         self._thread = threading.Thread(target=self._run, name="draftwell-scheduler", daemon=True)
 
     @property
@@ -82,7 +86,7 @@ class Scheduler:
     def hung(self) -> bool:
         """Whether a step has taken so long that it will hardly end: a device or a lock that does not answer."""
         began = self._step_began
-        return began is not None and time.monotonic() - began > HUNG_SECONDS
+        return began is not None and time.monotonic() - began > HUNG_SECONDS + TOKEN_SECONDS * self._reading
 
     @property
     def accepts(self) -> bool:
@@ -170,6 +174,7 @@ class Scheduler:
         if self.load:
             self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
         started = time.perf_counter()
+        self._reading = min(MOST_TOKENS, sum(len(ticket.prompt) for ticket in running if ticket.first_token_at is None))
         self._step_began = time.monotonic()
         try:
             self.engine.step()

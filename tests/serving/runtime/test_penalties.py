@@ -57,6 +57,22 @@ def test_another_text_of_the_same_length_is_counted_anew():
     assert kept.follow([1, 4, 3]).apply(torch.zeros(1, VOCAB)).tolist() == [[0, -1, 0, -1, -1]]
 
 
+class Unlisted(Counter[int]):
+    """Counts that nobody goes through."""
+
+    def items(self):
+        raise AssertionError("a pass goes through all tokens of the text")
+
+    __iter__ = items
+
+
+def test_a_pass_looks_at_what_is_new_only():
+    kept = Penalties(Sampling(repetition_penalty=2.0), PROMPT)
+    kept.follow([1, 2, 3]).apply(torch.ones(1, VOCAB))
+    kept._counts = Unlisted({1: 1, 2: 1, 3: 1})
+    assert kept.follow([1, 2, 0]).apply(torch.ones(2, VOCAB)).tolist() == [[1, 0.5, 0.5, 1, 0.5], [0.5, 0.5, 0.5, 1, 0.5]]
+
+
 @pytest.mark.parametrize("name", ["autoregressive", "vanilla_sd"])
 def test_a_request_counts_each_token_once_for_each_model_and_uncounts_what_was_rejected(monkeypatch, name):
     """Counting the text at every pass, as though nothing were known, is quadratic in its length."""

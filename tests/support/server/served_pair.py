@@ -19,6 +19,7 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.server.app import create_app
 from serving.server.lifecycle import KEEP_ALIVE_SECONDS
 from serving.server.model.served_model import ServedModel
+from serving.server.protocol import BoundedProtocol
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
 SPECIAL = ["<|start|>", "<|end|>"]
@@ -102,16 +103,22 @@ def serving(served: ServedModel, **settings: Any) -> Iterator[tuple[str, Any]]:
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """An application that answers: its address."""
+    with web_server(app) as server:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+@contextmanager
+def web_server(app: Any) -> Iterator[uvicorn.Server]:
+    """A web server that has started."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=10,
-                                           timeout_keep_alive=KEEP_ALIVE_SECONDS))
+                                           timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield server
     finally:
         server.should_exit = True
         thread.join()

@@ -78,11 +78,16 @@ def test_lengths_follow_what_was_kept() -> None:
     assert lengths == [8, 16, LONGEST, LONGEST, 10, 8, SHORTEST]
 
 
-def test_a_prediction_that_never_fits_is_soon_asked_little() -> None:
+def test_a_prediction_that_never_fits_is_soon_asked_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens occur in the answer, in another order."""
     answer = [100 + (i * 37) % 60 for i in range(60)]
-    _, passes, kept = written(answer, Prediction(TARGET))
+    prediction, drafted = Prediction(TARGET), list[int]()
+    propose = prediction.propose
+    monkeypatch.setattr(prediction, "propose", lambda *asked: drafted.append(len(draft := propose(*asked))) or draft)
+    _, passes, kept = written(answer, prediction)
     assert passes + kept == 60
+    assert sum(drafted) <= 30
+    assert max(drafted[5:]) <= SHORTEST
 
 
 @pytest.mark.parametrize("warpers", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.5}], ids=str)

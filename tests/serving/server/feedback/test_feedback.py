@@ -193,11 +193,18 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
     assert [{round(t, 3) for t in shard.column("temperature").to_pylist()} for shard in shards] == [{0.0}, {0.7}]
 
 
-@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}])
+@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"prediction": (1, 2, 3)}])
 def test_requests_that_alter_the_distributions_say_nothing(tmp_path: Path, pair: Any, asked: dict[str, Any]) -> None:
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2], **asked)
     assert server.counts == {"skipped_altered": 2}
+
+
+@pytest.mark.parametrize(("temperature", "counts"), [(0.0, {}), (1.0, {"skipped_altered": 1})])
+def test_min_p_alters_sampled_requests_only(tmp_path: Path, pair: Any, temperature: float, counts: dict[str, int]) -> None:
+    server = FeedbackServer(pair, tmp_path)
+    server.ask(PROMPTS[:1], min_p=0.1, temperature=temperature)
+    assert server.counts.get("skipped_altered", 0) == counts.get("skipped_altered", 0)
 
 
 def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair: Any) -> None:

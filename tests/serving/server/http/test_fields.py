@@ -15,6 +15,7 @@ from serving.server.http import service as service_module
 from serving.server.http.answer import PING
 from serving.server.http.conversation import Conversation
 from serving.server.http.schemas import VLLM_OFF, ChatRequest, CompletionRequest
+from serving.server.model.loading import log_defaults
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
@@ -109,14 +110,33 @@ def test_a_wrong_value_is_named(http: httpx.Client, change: dict[str, Any], para
     assert refused(http, "/v1/completions", PLAIN | change)[0] == param
 
 
+@pytest.mark.parametrize(("change", "param"), [
+    ({"priority": 1}, "priority"), ({"stream": True, "stream_options": {"continuous_usage_stats": True}},
+                                    "stream_options.continuous_usage_stats")])
+def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | change)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    harmless = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "priority": 0}
+    assert http.post("/v1/chat/completions", json=CHAT | harmless).status_code == 200
+
+
 def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
     harmless = {name: values[0] if values else None for name, values in VLLM_OFF.items()}
     more = {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "top_k": -1, "stop_token_ids": [],
-            "add_special_tokens": True, "cache_salt": "s", "request_id": "r", "priority": 0}
+            "add_special_tokens": True, "cache_salt": "s", "request_id": "r"}
     assert text_of(http, **harmless, **more) == text_of(http)
     chat = CHAT | harmless | more | {"add_special_tokens": False, "echo": False, "add_generation_prompt": True,
                                      "continue_final_message": False, "chat_template_kwargs": {}}
     assert http.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+@pytest.mark.parametrize(("penalty", "status"), [(0.01, 200), (1e-3, 400), (1e-320, 400)])
+def test_a_repetition_penalty_has_a_floor(http: httpx.Client, penalty: float, status: int) -> None:
+    """A logit that is divided by next to nothing is infinite."""
+    response = http.post("/v1/chat/completions", json=CHAT | {"repetition_penalty": penalty})
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["param"] == "repetition_penalty"
 
 
 def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> None:
@@ -130,6 +150,31 @@ def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> N
     assert (settings["temperature"], settings["top_k"], settings["repetition_penalty"]) == (0.6, 0, 1.2)
     assert CompletionRequest(model="tiny", prompt="x").used_temperature == 1.0
     assert served.sampling_defaults == {}
+    assert ServedModel("tiny", served.pair, served.strategy, 1, model_defaults=False).sampling_defaults == {}
+
+
+@pytest.mark.parametrize(("defaults", "feedback", "said"), [
+    ({"temperature": 0.6}, True, ""), ({"repetition_penalty": 1.1}, False, "no draft trees"), ({"min_p": 0.1}, False, ""),
+    ({"repetition_penalty": 1.1}, True, "feedback cannot"), ({"min_p": 0.1}, True, "feedback cannot")])
+def test_what_the_models_defaults_cost_is_logged(caplog: pytest.LogCaptureFixture, defaults: Any, feedback: bool, said: str) -> None:
+    log_defaults(defaults, feedback=feedback)
+    assert [said in line and "--generation-config none" in line for line in caplog.messages] == ([True] if said else [])
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations", "self", "range", "namespace", "raise_exception", "strftime_now", "tokenize"])
+def test_a_templates_own_names_are_no_values(http: httpx.Client, name: str) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {name: 1}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+def test_values_that_a_template_cannot_work_with_are_refused_in_one_line(http: httpx.Client, served: ServedModel,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    template = served.pair.tokenizer.chat_template
+    monkeypatch.setattr(served.pair.tokenizer, "chat_template", template + "{% if depth %}{{ 'x' + depth }}{% endif %}")
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    response = http.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {"depth": 3}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert "\n" not in response.json()["error"]["message"]
 
 
 def test_a_chat_can_continue_its_last_message(http: httpx.Client, served: ServedModel) -> None:

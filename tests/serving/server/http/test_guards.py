@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import socket
 import time
@@ -14,17 +16,20 @@ import httpx
 import pytest
 
 from serving.errors import DeviceLost, OutOfMemory
+from serving.server import protocol as protocol_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
 from serving.server.http.conversation import Conversation, retry_after, shutting_down
-from serving.server.http.guards import HostCheck
+from serving.server.http.guards import HostCheck, RequestLimit
 from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
-from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.served_pair import served_pair, serving, web_server
+from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 4, "temperature": 0}
 
@@ -43,10 +48,12 @@ def server(served: ServedModel) -> Iterator[tuple[httpx.Client, Any]]:
 
 @pytest.mark.parametrize(("host", "known"), [
     ("localhost:8000", True), ("127.0.0.1", True), ("[::1]:80", True), ("draftwell.localhost", True), ("API.example.org.", True),
-    ("", True),
+    ("", True), ("10.0.0.7:8000", True), ("[fe80::1]:8000", True), ("host.docker.internal:8000", True), (socket.gethostname(), True),
+    ("other.example.net:9000", True),
     ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("example.org", False)])
 def test_a_host_is_one_of_the_servers_names(host: str, known: bool) -> None:
-    assert HostCheck(None, hosts_of("127.0.0.1", ["api.example.org"], keys=False)).knows(host) is known  # type: ignore[arg-type]
+    names = ["api.example.org", "other.example.net:8443"]
+    assert HostCheck(None, hosts_of("127.0.0.1", names, keys=False)).knows(host) is known  # type: ignore[arg-type]
 
 
 def test_a_server_with_keys_or_on_all_addresses_checks_only_what_it_is_told() -> None:
@@ -57,7 +64,8 @@ def test_a_server_with_keys_or_on_all_addresses_checks_only_what_it_is_told() ->
 def test_another_name_is_refused_before_anything_else(server: tuple[httpx.Client, Any]) -> None:
     http, _ = server
     assert http.get("/health").status_code == 200
-    response = http.get("/health", headers={"Host": "evil.example"})
+    assert http.get("/health", headers={"Host": "evil.example"}).status_code == 200, "a probe may use any name"
+    response = http.get("/v1/models", headers={"Host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (421, "wrong_host")
 
 
@@ -87,6 +95,18 @@ def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
     assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, "an echoed prompt is listed too"
     assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
+
+
+def test_where_no_budget_was_named_it_is_what_can_be_listed(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, _ = server
+    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "ignore_eos": True, "n": 2,
+            "logprobs": True, "top_logprobs": 4}
+    response = http.post("/v1/chat/completions", json=chat)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == 2 * 10
+    assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 2
+    assert http.post("/v1/chat/completions", json=chat | {"max_tokens": 11}).status_code == 400
 
 
 def test_each_token_is_spelt_once(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +150,7 @@ def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: 
 def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     http, scheduler = server
     monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler_module, "TOKEN_SECONDS", 0.0)
     step = scheduler.engine.step
     seen: list[int] = []
 
@@ -150,6 +171,16 @@ def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], mo
     assert http.get("/health").json()["status"] == "ok"
 
 
+def test_a_step_that_reads_a_long_prompt_has_longer(served: ServedModel) -> None:
+    scheduler = Scheduler(served.pair.engine(), served.strategy, 2)
+    scheduler._step_began, scheduler._reading = time.monotonic() - 301.0, 0
+    assert scheduler.hung
+    scheduler._reading = 1000
+    assert not scheduler.hung
+    scheduler._step_began = time.monotonic() - 801.0
+    assert scheduler.hung
+
+
 def test_lossy_strategies_are_offered_on_demand_only() -> None:
     default = ServerSettings(bundle=Path("x")).offered
     assert default is not None
@@ -165,32 +196,78 @@ def test_state_is_kept_apart_where_there_are_keys() -> None:
     assert ServerSettings(bundle=Path("x"), state="shared").with_keys(("k",)).state == "shared"
 
 
-def test_a_stalled_reader_is_let_go(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream ends when the client has read nothing for long, and its conversation is closed."""
-    from serving.server.http import answer as answer_module
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Answers in pieces, for as long as somebody is there; /whole at once."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/whole":
+        await send({"type": "http.response.body", "body": b"x" * (32 << 20)})
+        return
+    gone = asyncio.create_task(until_gone(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await asyncio.sleep(0)
 
-    monkeypatch.setattr(answer_module, "STALL_SECONDS", 0.05)
-    closed: list[bool] = []
 
-    class Fake:
-        conversation = type("C", (), {"close": lambda self: closed.append(True)})()
+async def until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
-        async def stream(self, first: Any) -> Any:
-            for _ in range(3):
-                yield "data: {}\n\n"
 
-    async def run() -> None:
+@pytest.mark.parametrize("path", ["/stream", "/whole"])
+def test_a_stalled_reader_is_let_go(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The connection ends when the client has read nothing for long, whether its answer is streamed or not."""
+    monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.3)
+    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert client.recv(10) == b"HTTP/1.1 2"
+        wait_until(lambda: not server.server_state.connections and not server.server_state.tasks, "the connection ends")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ",
+                                  b"GET /whole HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["nothing", "half", "all"])
+def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(protocol_module, "HEADER_SECONDS", 0.3)
+    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+        client.sendall(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            time.sleep(0.6)
+            assert client.recv(10) == b"HTTP/1.1 2", "a request that is complete may be answered later"
+        else:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(10) == b""
+            wait_until(lambda: not server.server_state.connections, "the connection ends")
+
+
+def test_too_many_requests_are_refused_but_for_probes() -> None:
+    """In OpenAI's format; those that ended make room."""
+    begun: list[str] = []
+    release = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        await release.wait()
+
+    async def ask(path: str, sent: list[Any]) -> None:
         async def send(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.sleep(30)
+            sent.append(message)
 
-        async def receive() -> Any:
-            await asyncio.sleep(30)
+        await limit({"type": "http", "path": path, "method": "POST", "headers": []}, None, send)  # type: ignore[arg-type]
 
-        stream = answer_module.EventStream(Fake(), None)  # type: ignore[arg-type]
-        await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+    limit = RequestLimit(app, most=1)
 
-    began = time.monotonic()
-    asyncio.run(run())
-    assert closed == [True]
-    assert time.monotonic() - began < 25
+    async def run() -> list[Any]:
+        sent: list[Any] = []
+        first = asyncio.create_task(ask("/v1/completions", []))
+        await asyncio.sleep(0)
+        await ask("/v1/completions", sent)
+        probe = asyncio.create_task(ask("/health", []))
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(first, probe)
+        await ask("/v1/completions", [])
+        return sent
+
+    sent = asyncio.run(run())
+    assert begun == ["/v1/completions", "/health", "/v1/completions"]
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["error"]["code"] == "too_many_requests"

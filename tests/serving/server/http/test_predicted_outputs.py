@@ -70,9 +70,26 @@ def test_usage_counts_the_prediction_alone(client: openai.OpenAI, served: Served
     answer = predicted(client, [{"type": "text", "text": start[:3]}, {"type": "text", "text": start[3:]}])
     speculation = answer.model_extra["speculation"]
     accepted, rejected = details(answer)
-    assert accepted + rejected <= speculation["drafted"]
+    assert accepted + rejected == speculation["predicted"]
+    assert speculation["accepted"] <= speculation["judged"] <= speculation["drafted"]
     if len(start) >= 4:
         assert accepted > 0
+
+
+def test_the_strategys_own_numbers_leave_it_out(client: openai.OpenAI, served: ServedModel, plain: Any) -> None:
+    """A server that decodes plainly drafts nothing but the prediction."""
+    text = plain.choices[0].message.content
+    found = predicted(client, text, extra_body={"speculation": {"strategy": "autoregressive"}}).model_extra["speculation"]
+    assert found["predicted"] > 0
+    assert (found["drafted"], found["judged"], found["accepted"], found["acceptance_rate"]) == (0, 0, 0, None)
+    assert found["mean_acceptance_length"] == 1.0
+
+
+def test_plain_decoding_takes_no_prediction(client: openai.OpenAI, plain: Any) -> None:
+    answer = predicted(client, plain.choices[0].message.content, extra_body={"speculation": {"enabled": False}})
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert answer.model_extra["speculation"]["predicted"] == 0
+    assert details(answer) == (0, 0)
 
 
 def test_a_stream_says_the_same(client: openai.OpenAI, plain: Any) -> None:

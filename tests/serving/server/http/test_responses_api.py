@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,8 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent, ResponseTextDeltaEvent
 
+from serving.server.http.errors import APIError
+from serving.server.http.responses_api import failure_code
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving
 
@@ -93,6 +97,30 @@ def test_logprobs_are_listed_on_demand(client: openai.OpenAI) -> None:
     assert not respond(client).output[0].content[0].logprobs
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_spelt_and_written_in_a_thread(client: openai.OpenAI, served: ServedModel, monkeypatch: Any, stream: bool) -> None:
+    """Tens of thousands of them would hold up every other stream."""
+    spelling, writing = set[str](), set[str]()
+    spell, write = served.token_text, json.dumps
+
+    def spelt(token: int) -> str:
+        spelling.add(threading.current_thread().name)
+        return spell(token)
+
+    def written(data: Any, **options: Any) -> str:
+        if "top_logprobs" in str(data.get("logprobs", data.get("output", ""))):
+            writing.add(threading.current_thread().name)
+        return write(data, **options)
+
+    monkeypatch.setattr(served, "token_text", spelt)
+    monkeypatch.setattr(json, "dumps", written)
+    found = respond(client, include=["message.output_text.logprobs"], stream=stream)
+    assert len(list(found) if stream else found.output) > 0
+    assert spelling
+    assert writing
+    assert all(name.startswith("asyncio") for name in spelling | writing), spelling | writing
+
+
 def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
     text = respond(client).output_text
     found = respond(client, extra_body=ENDLESS | {"prediction": {"type": "content", "content": text}})
@@ -103,7 +131,7 @@ def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"tools": [{"type": "web_search"}]}, "tools"), ({"background": True}, "background"),
     ({"text": {"format": {"type": "json_object"}}}, "text"), ({"truncation": "auto"}, "truncation"), ({"n": 2}, "n"),
-    ({"max_tokens": 5}, "max_tokens"), ({"include": ["file_search_call.results"]}, "include[0]"), ({"input": []}, "input"),
+    ({"max_tokens": 5}, "max_tokens"), ({"include": ["everything"]}, "include[0]"), ({"input": []}, "input"),
     ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].type"), ({"inputs": "x"}, "inputs"),
     ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input"), ({"model": 5}, "model"),
 ])
@@ -116,8 +144,38 @@ def test_what_needs_stored_state_or_is_wrong_is_refused_in_one_line(client: open
     assert "\n" not in error["message"]
 
 
+def test_other_things_to_include_list_no_logprobs(client: openai.OpenAI) -> None:
+    assert not respond(client, include=["reasoning.encrypted_content"]).output[0].content[0].logprobs
+
+
+def test_values_of_the_template_are_passed_on(client: openai.OpenAI, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = served.pair.tokenizer.chat_template
+    monkeypatch.setattr(served.pair.tokenizer, "chat_template", template + "{% if think %}and think{% endif %}")
+    plain = respond(client).usage.input_tokens
+    assert respond(client, extra_body=ENDLESS | {"chat_template_kwargs": {"think": True}}).usage.input_tokens > plain
+
+
+def test_an_earlier_refusal_is_part_of_the_conversation(client: openai.OpenAI) -> None:
+    def asked(part: dict[str, str]) -> Any:
+        return respond(client, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [part]},
+                                {"role": "user", "content": "And?"}]).output_text
+
+    assert asked({"type": "refusal", "refusal": "No."}) == asked({"type": "output_text", "text": "No."})
+    body = {"model": "tiny", "input": [{"role": "assistant", "content": [{"type": "refusal", "text": "No."}]}]}
+    assert httpx.post(f"{client.base_url}responses", json=body, timeout=100).status_code == 400
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (APIError(408, "late", code="deadline_exceeded"), "deadline_exceeded"),
+    (APIError(504, "late", code="deadline_exceeded"), "server_error"),
+    (APIError(429, "full", code="queue_full"), "rate_limit_exceeded"), (APIError(500, "broken"), "server_error")], ids=str)
+def test_a_failed_response_says_whose_fault_it_is(error: APIError, code: str) -> None:
+    assert failure_code(error) == code
+
+
 def test_harmless_values_are_taken(client: openai.OpenAI) -> None:
     body = {"model": "tiny", "input": "hi", "max_output_tokens": 2, "store": True, "reasoning": {"effort": "low"}, "tools": [],
+            "include": ["reasoning.encrypted_content", "file_search_call.results"],
             "user": "me", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled",
             "previous_response_id": None,
             "parallel_tool_calls": True, "tool_choice": "auto", "background": False, "service_tier": "auto", "max_tool_calls": 3}

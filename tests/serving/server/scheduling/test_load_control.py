@@ -22,6 +22,7 @@ from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
+AUTOREGRESSIVE = build_strategy("autoregressive")
 COMPUTE_BOUND = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
 """One request verifies for next to nothing, eight pay for every token."""
 
@@ -59,6 +60,31 @@ def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
     turn_until(it, lambda: it.running <= 1)
     it.turn()
     assert limits(it) == [UNLIMITED], "the load is gone"
+
+
+def test_a_prediction_has_a_limit_of_its_own():
+    """By its own acceptance and the verification's cost alone: also where the strategy does not draft, and where it has no limit."""
+    cheap = BatchCosts({1: 0.9, 8: 4.0}, {1: 1.0, 64: 1.2, 512: 2.0})
+    for costs, strategy, used in ((cheap, VANILLA, True), (COMPUTE_BOUND, VANILLA, False), (COMPUTE_BOUND, AUTOREGRESSIVE, False)):
+        control, sampling = LoadControl(costs), Sampling(prediction=(1, 2))
+        assert control.predicted_limit(strategy, 1, sampling) == UNLIMITED
+        assert (control.predicted_limit(strategy, 8, sampling) > 0) == used
+        assert control.predicted_limit(strategy, 8, Sampling(temperature=1.0, prediction=(1, 2), repeatable=True)) == UNLIMITED
+    control = LoadControl(cheap)
+    before = control.predicted_limit(VANILLA, 8, sampling)
+    control.predictions.learn(2000, 0)
+    assert control.predicted_limit(VANILLA, 8, sampling) == 0 < before
+
+
+def test_what_becomes_of_predictions_is_learnt_under_load():
+    answer = Engine(table_pair(vocab=8)).generate([1, 2], Sampling(max_tokens=40), AUTOREGRESSIVE).output
+    it = scheduler(BatchCosts({1: 0.9, 8: 4.0}, {1: 1.0, 64: 1.2, 512: 2.0}), strategy=AUTOREGRESSIVE)
+    for _ in range(2):
+        it.submit(Ticket([1, 2], Sampling(max_tokens=40, prediction=tuple(answer)), TextStream(letters), [].append))
+    turn_until_idle(it)
+    assert it.load is not None
+    assert it.load.predictions.judged == it.load.predictions.accepted > 10
+    assert "autoregressive" not in it.load.acceptance
 
 
 def test_the_text_is_the_targets_whatever_the_load():
