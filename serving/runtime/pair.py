@@ -122,9 +122,8 @@ class LoadedPair:
 
         tokenizer, values = self.tokenizer, dict(values or {})
         given = bool(values)
-        own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | DEFAULT_NAMESPACE.keys() | RESERVED
-        reserved = sorted(values.keys() & own)
-        if reserved:
+        own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | DEFAULT_NAMESPACE.keys() | RESERVED if given else set()
+        if reserved := sorted(values.keys() & own):
             raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
                                  code="template_value_refused")
         if not tokenizer.chat_template:

@@ -27,6 +27,8 @@ from components.distil.eagle3.unroll import Batch, Starts, unroll
 from components.distil.lean import rotate
 from components.distil.stored_corpus import read_stored
 from components.distil.writers import LeanWriter
+from components.prompts.overlap import hashes_of
+from components.prompts.prompt import Prompt
 from serving.artifacts.base import Provenance
 from serving.artifacts.eagle3_head import Eagle3Head
 from tests.support.errors import raises_code
@@ -366,7 +368,7 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
 
 
 def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
-    """On a tiny target, with further prompts; then on the shards alone, of which later ones are not taken in."""
+    """On a tiny target, with further prompts; then on these shards, of which later ones are not taken in, and on prompts that they lack."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from components.distil import default_pair
@@ -381,7 +383,8 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     tokenizer.save_pretrained(tmp_path / "target")
     work = tmp_path / "work"
     work.mkdir()
-    (work / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(60)]))
+    texts = [f"say the number {n}" for n in range(60)]
+    (work / "instructions.json").write_text(json.dumps(texts))
     (tmp_path / "extra.jsonl").write_text('{"prompt": "say it again"}\n')
     common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.004, "role": "head"}
     default_pair.main(**common, work=work, out=tmp_path / "head", extra=tmp_path / "extra.jsonl")
@@ -389,9 +392,16 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     assert made.layers == (2, 3, 4)
     assert made.provenance.parameters["conversations"] == 61
     assert {"acceptance_depth_1", "acceptance_depth_4", "accepted_length", "positions"} <= made.provenance.metrics.keys()
-    assert len(list((work / "corpus").glob("shard-*"))) == 2
+    assert made.int8
+    assert set(made.provenance.training_prompts) == set(hashes_of(Prompt("", None, [text]) for text in [*texts, "say it again"]))
+    assert len(list((work / "corpus").glob("shard-*"))) == 1
     other = {**common, "shards": work / "corpus", "work": tmp_path / "other"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "instructions.json").write_text(json.dumps([*texts, "say something else", "and this"]))
     default_pair.main(**other, out=tmp_path / "again")
+    again = Eagle3Head.load(tmp_path / "again").provenance
+    assert again.parameters["conversations"] == 63
+    assert set(again.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in texts))
     (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
     default_pair.main(**other, out=tmp_path / "again")
     assert Eagle3Head.load(tmp_path / "again").provenance.trace_digest is not None

@@ -211,7 +211,7 @@ def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: C
 
 
 def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--label", "--ratio", "--eta-fp", "--features")),
+    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "only for the verifier")),
                         (("--features", "befor"), ("befor", "before")),
                         (("--eta-fp", 1.5), ("eta_fp",)), (("--ratio", -1), ("positive",)),
                         (("--test", traces["learn"]), ("every prompt of the test trace",)),
@@ -233,8 +233,8 @@ def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, p
     assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
     assert len(made.provenance.training_prompts or ()) == 20
     before = contents(space)
-    refused(train("--kind", "datastore", "--test", traces["test"]), "--test", "remove it")
-    refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "verifier only")
+    refused(train("--kind", "datastore", "--test", traces["test"]), "--test", "remove this")
+    refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "only for the verifier")
     assert contents(space) == before
     for strategy in ("rest", "suffix"):
         done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "see the man", "--max-tokens", 8)

@@ -54,7 +54,9 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     assert len(curve) >= 2, "it is drawn over the steps of training"
     assert min(step for step, _ in curve) > 0
     assert max(curve) == (report["steps"], pytest.approx(report["acceptance"][0]))
-    assert len(Store().client.get_metric_history(version.run_id, "loss")) == len(curve) - 1
+    losses = {point.step for point in Store().client.get_metric_history(version.run_id, "loss")}
+    assert len(losses) >= 2
+    assert losses <= {step for step, _ in curve}
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
