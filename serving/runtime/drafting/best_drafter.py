@@ -134,8 +134,6 @@ class BestDrafter:
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         limit = min(limit, self.longest)
-        for costs in (self.costs, *(one.costs for one in self.models)):
-            costs.busy = session.round_costs
         found, gain = self._look_up(session, limit)
         self.chosen = self._choose(session, found, gain, limit)
         if self.chosen is not None:

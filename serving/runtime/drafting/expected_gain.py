@@ -27,8 +27,6 @@ class RoundCosts:
 
     def __init__(self, verify: Sequence[float], step: float, reading: float = 0.0):
         self.verify, self.step, self.reading = verify, step, reading
-        self.busy: Sequence[float] | None = None
-        """While other requests run beside this one: `Session.round_costs`."""
 
     @classmethod
     def of(cls, profile: HardwareProfile, step_seconds: float, longest: int, role: Role | None = None) -> RoundCosts:
@@ -45,9 +43,6 @@ class RoundCosts:
 
     def lengthening(self, drafted: int, more: int) -> float:
         """What `more` further tokens add to the verification of `drafted` ones."""
-        if self.busy is not None:
-            last = len(self.busy) - 1
-            return self.busy[min(drafted + more, last)] - self.busy[min(drafted, last)]
         return self.verify[drafted + more + 1] - self.verify[drafted + 1]
 
     def best_length(self, chances: Sequence[float]) -> tuple[int, float]:

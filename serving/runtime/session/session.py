@@ -41,9 +41,6 @@ class Session:
         self.draft_limit = draft_limit
         self.predicted_limit = UNLIMITED
         """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
-        self.round_costs: tuple[float, ...] | None = None
-        """k → seconds of a round in which all running requests verify drafts of k tokens, over those of plain decoding; set by a busy
-        server, whose rounds cost something else than those of one request."""
         self.draft_context = min((model.max_context for role, model in models.items() if role != "target"), default=UNLIMITED)
         self.text = Text(prompt, sampling)
         check_request(prompt, sampling, models)

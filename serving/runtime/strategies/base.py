@@ -70,8 +70,8 @@ class Strategy(ABC):
     """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of them."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
-    weighs_costs: ClassVar[bool] = False
-    """Whether it drafts only what `Session.round_costs` say is worth it: a busy server then tells it costs, and limits no drafts."""
+    drafts_alone: ClassVar[bool] = False
+    """Whether it weighs each draft by what passes of one request cost: a server with several requests lets it draft nothing."""
     draft_share: ClassVar[float] = 0.0
     """Of a strategy that drafts with something else than the draft model: seconds of a draft step over those of a target pass over as many
     rows; a busy server's price of its drafts."""

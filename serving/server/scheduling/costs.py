@@ -88,11 +88,6 @@ class BatchCosts:
         seconds = self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps, share=share)
         return reading + seconds / sum(alpha**i for i in range(last + 1))
 
-    def relative_rounds(self, running: int) -> tuple[float, ...]:
-        """k → seconds of a round in which each of `running` requests verifies k tokens that cost nothing, over those of plain decoding."""
-        plain = self.round_seconds(running, 0)
-        return tuple(self.round_seconds(running, gamma, drafts=False) / plain for gamma in range(LONGEST + 1))
-
     def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0,
                    prompt: float = 0.0) -> int:
         """The draft length with the fewest seconds per token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""

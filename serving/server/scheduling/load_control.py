@@ -2,7 +2,7 @@
 
 Before each round every running request gets a limit on the length of its drafts (`Session.draft_limit`). It follows from the cost of
 forward passes (costs.py), the number of running requests, the acceptance of recent drafts and the prompt tokens per generated token of
-recent requests. Within the limit strategies decide as before. A strategy that weighs costs itself is told those of the next round instead.
+recent requests. Within the limit strategies decide as before.
 
 A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
 other traffic have none (`repeats`).
@@ -91,10 +91,12 @@ class LoadControl:
         Args:
             sampling: the request's; None: the answer may depend on the limit.
         """
-        if strategy.name == Autoregressive.name or strategy.weighs_costs or (sampling is not None and repeats(strategy, sampling)):
+        if strategy.name == Autoregressive.name or (sampling is not None and repeats(strategy, sampling)):
             return UNLIMITED
         limit = UNLIMITED
-        if running > 1:
+        if running > 1 and strategy.drafts_alone:
+            limit = 0
+        elif running > 1:
             alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
             kind = "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share
             limit = best_gamma(self.costs, running, alpha, *kind, round(self.prompts.rate, 1))
@@ -115,8 +117,6 @@ class LoadControl:
         for session, strategy in running:
             session.draft_limit = self.limit(strategy, len(running), session.sampling)
             session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
-            if strategy.weighs_costs and not repeats(strategy, session.sampling):
-                session.round_costs = rounds(self.costs, len(running)) if len(running) > 1 else None
             overlapping = overlapping or (strategy.overlaps and session.draft_limit > 0)
         # cores are divided only for models that run at the same time
         engine.split = None if overlapping else False
@@ -124,7 +124,7 @@ class LoadControl:
             unused = next((session for session, _ in running if session.predicted_limit == 0), None)
             if unused is not None:
                 unused.predicted_limit = 1
-            idle = [(session, strategy) for session, strategy in running if session.draft_limit == 0]
+            idle = [(session, strategy) for session, strategy in running if session.draft_limit == 0 and not strategy.drafts_alone]
             for number, (session, strategy) in enumerate(idle):
                 unread = session.recorded and "draft" in session.lanes and indifferent(strategy, session.sampling)
                 if number == 0 or unread:  # recording changes no answer
@@ -167,9 +167,3 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
 def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, share: float, prompt: float) -> int:
     """`BatchCosts.best_gamma`, cached, because every round asks for it."""
     return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, share=share, prompt=prompt)
-
-
-@lru_cache(4096)
-def rounds(costs: BatchCosts, running: int) -> tuple[float, ...]:
-    """`BatchCosts.relative_rounds`, cached."""
-    return costs.relative_rounds(running)

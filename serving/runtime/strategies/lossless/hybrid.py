@@ -41,7 +41,7 @@ class Hybrid(Strategy):
     paper = "none: the drafter with the largest expected gain, from counted acceptance and measured times"
     roles = ("target",)
     artifacts = ("hardware_profile",)
-    weighs_costs = True
+    drafts_alone = True
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
     search_space = space(drafter=("auto", "none"), max_draft=(3, 8))
 

@@ -79,7 +79,6 @@ class Spy:
     def __init__(self, ids):
         self.text = type("Text", (), {"ids": ids, "remaining": 100})()
         self.lanes = {"draft": Lane(len(ids))}
-        self.round_costs = None
         self.sampling = Sampling()
         self.stats = type("Stats", (), {"drafted": 0, "draft_calls": 0})()
 
@@ -157,17 +156,6 @@ def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
     assert drafter.chosen is None
     assert draft.tokens == [4, 5, 6, 1][: len(draft)]
     assert len(draft) >= 3
-
-
-def test_beside_other_requests_their_costs_count():
-    """Eight requests pay for every token that is verified: an n-gram that pays for one request does not pay there."""
-    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [600] * 20, ORIGIN), [], 4)
-    session = Spy([1, 2, 3, 4, 5, 6, 1, 2, 3])
-    assert len(next_value(drafter.propose(session, 4))) > 0
-    session.round_costs = (1.0, 1.9, 2.8)
-    assert len(next_value(drafter.propose(session, 4))) == 0
-    session.round_costs = None
-    assert len(next_value(drafter.propose(session, 4))) > 0
 
 
 def test_a_model_does_not_read_a_prompt_that_it_cannot_make_good():
