@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def main() -> int:
@@ -46,9 +47,20 @@ def grant(name: str, password: str) -> None:
     for pair in filter(None, os.environ.get("EDIT_PAIRS", "").split(",")):
         for model in client.search_registered_models(max_results=1000):
             if model.name.partition(".")[2] == pair or model.name.startswith(f"release.{pair}."):
-                users.grant_user_permission(name, "registered_model", model.name, "EDIT")
+                let_edit(users, name, "registered_model", model.name)
         if (experiment := client.get_experiment_by_name(f"draftwell/{pair}")) is not None:
-            users.grant_user_permission(name, "experiment", experiment.experiment_id, "EDIT")
+            let_edit(users, name, "experiment", experiment.experiment_id)
+
+
+def let_edit(users: Any, name: str, kind: str, resource: str) -> None:
+    """Give the user the permission, if it has none from an earlier run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        users.grant_user_permission(name, kind, resource, "EDIT")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 if __name__ == "__main__":
