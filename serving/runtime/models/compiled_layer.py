@@ -1,10 +1,8 @@
 """A decoder layer, and the head, as functions of tensors alone, in forms that torch's compiler makes fast for a few tokens.
 
-Up to `FEW` tokens of a row multiply by sums that become one pass over a weight in blocks of outputs (`in_blocks`). More tokens, and
-several rows, multiply by oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between
-two products are float32.
-All other tokens, such as parts of prompts and drafts of several requests, go through a layer in two halves, with attention between them:
-compiled for the rows of one token among them, eager for the others.
+Products are those of `packed_matmul`, which reads a weight once for all tokens; everything between two of them is compiled, in float32.
+What is neither one row of a few tokens nor rows of one token, such as parts of prompts and drafts of several requests, goes through a
+layer in two halves, with attention between them: compiled for the rows of one token among them, eager for the others.
 Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
 
@@ -16,18 +14,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from serving.runtime.models import quantised
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_layer import NORMS, Layer
+from serving.runtime.models.packed_matmul import packed, packed_matmul
 from serving.runtime.models.row_attention import weigh
 
-BLOCK = 16
-"""Outputs that lie side by side for every input: one vector of float32 with AVX-512, so that no sum runs across a vector."""
-FEW = 4
-"""Tokens that one pass over a weight serves well: products of four took three quarters of oneDNN's time, of eight nine tenths, of sixteen
-more than it (docs/log.md, "Two to four tokens in one pass")."""
+NO_WEIGHT = torch.empty(0)
+"""Of the other half of a layer."""
 
 
 class CompiledLayer(torch.nn.Module):
@@ -35,11 +32,10 @@ class CompiledLayer(torch.nn.Module):
 
     Args:
         layer: one of the wanted shape; its weights give way to the arguments of a call.
-        names: what each of those is (`in_blocks` of `lean_layer.layer_weights`, or where products are oneDNN's `packed_weights`).
+        names: what each of those is, of `packed_layer`.
         window: as in `Architecture.windows`.
     """
 
-    product: ClassVar[Callable[..., Tensor]]
     attend: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, layer: Layer, names: Sequence[str], window: int | None):
@@ -55,55 +51,39 @@ class CompiledLayer(torch.nn.Module):
             memory, place: as the form's way to attend takes them.
         """
         x, cos, sin = (one.float() for one in states)
-        layer = bound(self.layer, dict(zip(self.names, weights, strict=True)), self.product)
+        layer = bound(self.layer, dict(zip(self.names, weights, strict=True)))
         attended = self.attend(layer.shape, self.window, layer.before(x, (cos, sin)), memory, place)
         return layer.after(attended, x).to(states[0].dtype)
 
 
-def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Tensor]) -> Layer:
+def bound(layer: Layer, weights: Mapping[str, Tensor]) -> Layer:
     """A copy of a layer that computes with `weights`."""
     other = copy.copy(layer)
     for name in NORMS:
         setattr(other, name, weights[name].float() if name in weights else None)
 
-    def made(name: str) -> Any:
-        return partial(product, weight=weights.get(name), bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"))
+    def made(name: str) -> Any:  # half a layer has half of the weights
+        return partial(product, weight=weights.get(name, NO_WEIGHT), bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"))
 
     other.qkv, other.out = made("qkv"), made("out")
     other.feed_forwards = [(made(f"gate_up{i}"), made(f"down{i}")) for i in range(len(layer.feed_forwards))]
     return other
 
 
-def in_blocks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A layer's weights with those of products as `product` reads them fastest: `[out / BLOCK, in, BLOCK]` instead of `[out, in]`.
-
-    All stay as they are where some are int4, whose layout serves any number of tokens; so do outputs that fill no blocks.
-    """
-    if any(one.dtype == torch.uint8 for one in weights.values()):
-        return dict(weights)
-    return {name: one if "." in name or name in NORMS else blocked(one) for name, one in weights.items()}
-
-
-def blocked(weight: Tensor) -> Tensor:
-    """`[out, in]` → `[out / BLOCK, in, BLOCK]`, where that comes out even."""
-    outputs, inputs = weight.shape
-    return weight if outputs % BLOCK else weight.view(-1, BLOCK, inputs).transpose(1, 2).contiguous()
+def packed_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer's weights (`lean_layer.layer_weights`) with those of products as `product` reads them; int4 in torch's layout, as it is."""
+    return {name: one if "." in name or name in NORMS or one.dtype == torch.uint8 else packed(one) for name, one in weights.items()}
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
-    """`[n, in]` → `[n, out]`, float32, for a few tokens, by a weight of `in_blocks`; `scale` as in `quantised.Rounded.stored`.
-
-    A sum for each token, so that the compiler reads a weight once, for all of them. Each sum keeps a leading axis of 1, so that `cat` has
-    it written into its place instead of copied there.
-    """
+    """`[n, in]` → `[n, out]`, float32, by a weight of `packed_layer`; `scale` as in `quantised.Rounded.stored`."""
     if weight.dtype == torch.uint8:
-        return packed_product(x, weight, bias, scale)
-    x, whole = kept(x), weight.float()[None]
-    if weight.dim() == 3:
-        out = torch.cat([(whole * one[:, :, None]).sum(-2) for one in x[:, None].unbind()]).flatten(1)
+        assert scale is not None
+        out = quantised.product(x.to(scale.dtype), (weight, scale)).float()
     else:
-        out = torch.cat([(whole * one).sum(-1) for one in x[:, None].unbind()])
-    out = out if scale is None else out * scale.float()
+        x = x.to(torch.bfloat16 if scale is not None else weight.dtype)
+        out = packed_matmul(x.contiguous(), weight) if weight.dim() > 2 else F.linear(x.float(), weight.float())
+        out = out if scale is None else out * scale.float()
     return out if bias is None else out + bias.float()
 
 
@@ -111,15 +91,6 @@ def kept(x: Tensor) -> Tensor:
     """x as it is, for a compiler that would compute it again wherever it is read, for every row of a weight or position of a slot."""
     x = x.contiguous()  # of a part of something the compiler keeps that part alone, not with the strides that it had
     return x.as_strided(x.shape, x.stride())
-
-
-def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
-    """`[n, in]` → `[n, out]`, float32, by oneDNN with a weight in its layout, or by torch's int4 kernel with one in that's."""
-    if scale is None:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
-        return out.float()
-    out = quantised.product(x.to(scale.dtype), (weight, scale)).float()
-    return out if bias is None else out + bias.float()
 
 
 def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],
@@ -175,25 +146,19 @@ def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, 
 class OneToken(CompiledLayer):
     """One token of one row."""
 
-    product, attend = staticmethod(product), staticmethod(attend)
-
-
-class FewTokens(CompiledLayer):
-    """`FEW` tokens of one row."""
-
-    product, attend = staticmethod(product), staticmethod(attend_row)
+    attend = staticmethod(attend)
 
 
 class ManyRows(CompiledLayer):
     """Several rows of one token each."""
 
-    product, attend = staticmethod(packed_product), staticmethod(attend)
+    attend = staticmethod(attend)
 
 
 class OneRow(CompiledLayer):
-    """More tokens of one row; any number with int4 weights."""
+    """Several tokens of one row."""
 
-    product, attend = staticmethod(packed_product), staticmethod(attend_row)
+    attend = staticmethod(attend_row)
 
 
 class HalfLayer(torch.nn.Module):
@@ -212,7 +177,7 @@ class HalfLayer(torch.nn.Module):
 
     def bound(self, weights: Sequence[Tensor]) -> Layer:
         """The layer with the weights of a call, as far as this side needs them."""
-        return bound(self.layer, dict(zip(self.names, weights, strict=True)), packed_product)
+        return bound(self.layer, dict(zip(self.names, weights, strict=True)))
 
     @classmethod
     def share(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -260,8 +225,8 @@ class RowsAttention(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """The output head for a few tokens."""
+    """The output head."""
 
     def forward(self, states: Tensor, weight: Tensor) -> Tensor:
-        """States `[n, hidden]`, weight `[vocab, hidden]` or in blocks → logits `[n, vocab]` float32."""
+        """States `[n, hidden]`, weight `packed` → logits `[n, vocab]` float32."""
         return product(states.float(), weight, None)

@@ -11,8 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +22,10 @@ from torch import Tensor
 from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import cpu_flags
 from serving.errors import DraftwellError
-from serving.runtime.models import compiled_layer, lean_layer, quantised, row_attention
+from serving.runtime.models import compiled_layer, lean_layer, packed_matmul, quantised, row_attention
 from serving.runtime.models.compiled_layer import (
-    FEW,
     BeforeAttention,
     CompiledLayer,
-    FewTokens,
     HalfLayer,
     Head,
     ManyRows,
@@ -39,8 +36,8 @@ from serving.runtime.models.compiled_layer import (
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
 VARIES = torch.export.Dim.AUTO
-AHEAD = 2048
-"""Bytes between what is read of a weight and what is fetched meanwhile: of 512 to 8192 the fastest."""
+FEW = 4
+"""Tokens that a form for several is traced with."""
 
 
 class Runner(Protocol):
@@ -83,15 +80,15 @@ def attention_key(module: RowsAttention) -> str:
     return digest(type(module).__name__, replace(module.shape, windows=(module.window,), ropes=()))
 
 
-def head_key(weight: Tensor, tokens: int) -> str:
-    """What the library of a head over so many tokens depends on; `weight` as `Head` takes it."""
-    return digest(Head.__name__, tokens, tuple(weight.shape), str(weight.dtype))
+def head_key(weight: Tensor) -> str:
+    """What the library of a head depends on; `weight` as `Head` takes it."""
+    return digest(Head.__name__, tuple(weight.shape), str(weight.dtype))
 
 
 def digest(*parts: object) -> str:
     """A key of these parts, the processor's instructions, torch and the code."""
-    files = [__file__, *(str(part.__file__) for part in (compiled_layer, lean_layer, quantised, row_attention))]
-    code = [Path(file).read_bytes() for file in files]
+    files = [__file__, *(str(part.__file__) for part in (compiled_layer, lean_layer, packed_matmul, quantised, row_attention))]
+    code = [Path(file).read_bytes() for file in [*files, str(packed_matmul.SOURCE)]]
     text = repr((*parts, cpu_flags(), torch.__version__, sorted(OPTIONS.items())))
     return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
 
@@ -107,8 +104,8 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
     Sizes that vary are neither 0 nor 1, which would be taken as fixed, and all different, so that none is taken for another.
     """
     shape, dtype = module.layer.shape, torch.bfloat16
-    several, one_row = isinstance(module, OneRow | ManyRows), isinstance(module, OneRow | FewTokens)
-    tokens = FEW if several or one_row else 1
+    several, one_row = isinstance(module, OneRow | ManyRows), isinstance(module, OneRow)
+    tokens = FEW if several else 1
     rope = torch.zeros(tokens, 1, shape.head_dim, dtype=dtype)
     states = torch.zeros(tokens, len(weights["attention_norm"]), dtype=dtype), rope, rope.clone()
     by_token = {0: VARIES} if several else None
@@ -122,7 +119,7 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
         place, vary_place = (positions, torch.zeros(tokens, 9, dtype=dtype)), (by_token, {**(by_token or {}), 1: VARIES})
     else:
         place, vary_place = (torch.zeros_like(positions), positions, torch.arange(9)), (by_token, by_token, {0: VARIES})
-    dense = [torch.zeros(one.shape, dtype=one.dtype) for one in weights.values()]  # oneDNN's layout stays unknown to the tracer
+    dense = [torch.zeros(one.shape, dtype=one.dtype) for one in weights.values()]
     return (states, memory, place, dense), ((by_token,) * 3, (vary_memory,) * 2, vary_place, [None] * len(dense))
 
 
@@ -152,10 +149,11 @@ def build_attention(module: RowsAttention, file: Path) -> None:
     build_library(module, (heads, memory, place), ((by_token,) * 3, ({0: VARIES, 2: VARIES},) * 2, (by_token, by_token, {0: VARIES})), file)
 
 
-def build_head(weight: Tensor, tokens: int, file: Path) -> None:
-    """The same for a head over so many tokens."""
-    states = torch.zeros(tokens, weight.shape[1], dtype=weight.dtype)
-    build_library(Head(), (states, torch.zeros(weight.shape, dtype=weight.dtype)), (None, None), file)
+def build_head(weight: Tensor, file: Path) -> None:
+    """The same for a head; of `weight` the shape and dtype count."""
+    inputs = 2 * weight.shape[1] if weight.dim() > 2 else weight.shape[1]
+    states = torch.zeros(FEW, inputs, dtype=torch.bfloat16)
+    build_library(Head(), (states, torch.zeros(weight.shape, dtype=weight.dtype)), ({0: VARIES}, None), file)
 
 
 def build_library(module: torch.nn.Module, arguments: tuple[Any, ...], vary: tuple[Any, ...], file: Path) -> None:
@@ -172,56 +170,10 @@ def build_library(module: torch.nn.Module, arguments: tuple[Any, ...], vary: tup
         with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own, about itself
             traced = torch.export.export(module, arguments, dynamic_shapes=vary).module()
-            options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
-            with packed_as_arguments(), weights_prefetched():
-                made = torch._inductor.aot_compile(traced, arguments, options=options)
+            options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY),
+                       "aot_inductor.custom_ops_to_c_shims": packed_matmul.shims()}
+            made = torch._inductor.aot_compile(traced, arguments, options=options)
             Path(str(made)).replace(file)
     except Exception as error:  # tracer, compiler, linker and a folder that may not be written to have errors of their own
         raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
                              code="compile_failed") from error
-
-
-@contextmanager
-def packed_as_arguments() -> Iterator[None]:
-    """While this lasts, Inductor takes the weight of oneDNN's product as an argument of a library; by itself it insists on a constant."""
-    from torch._inductor import lowering, mkldnn_ir
-    from torch._inductor.ir import TensorBox
-
-    def call(*arguments: Any) -> Any:
-        return TensorBox.create(mkldnn_ir.LinearUnary.create(*arguments))
-
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    before = lowering.lowerings[operator]
-    lowering.lowerings[operator] = call
-    try:
-        yield
-    finally:
-        lowering.lowerings[operator] = before
-
-
-@contextmanager
-def weights_prefetched() -> Iterator[None]:
-    """While this lasts, Inductor's loops over bfloat16 and int8 tensors ask for what they read soon.
-
-    With several tokens the processor computes too long on what it has to look far ahead by itself: it would wait for the memory and
-    compute in turn, 16.5 ms instead of 11 for the products of eight tokens.
-    """
-    from torch._inductor.codegen.cpp import CppVecKernel, cexpr_index
-
-    loops: Any = CppVecKernel
-    before = getattr(loops, "_get_vec_load_line", None)
-    if before is None:  # of another torch: a hint that is missing makes nothing wrong
-        yield
-        return
-
-    def line(kernel: Any, var: str, index: Any, dtype: torch.dtype, *more: Any, **named: Any) -> str:
-        load: str = before(kernel, var, index, dtype, *more, **named)
-        if dtype not in (torch.bfloat16, torch.int8):
-            return load
-        return f"(__builtin_prefetch((const char*)({var} + {cexpr_index(index)}) + {AHEAD}), {load})"
-
-    loops._get_vec_load_line = line
-    try:
-        yield
-    finally:
-        loops._get_vec_load_line = before

@@ -1,13 +1,14 @@
 """Steps of decoding by compiled layers: one call a layer instead of some twenty.
 
 At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
-a few and more tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All
-else goes the way of `lean_llama`, with layers of which everything but the attention is compiled.
+several tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All else
+goes the way of `lean_llama`, with layers of which everything but the attention is compiled.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,20 +19,18 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from serving.device import has_matrix_unit
 from serving.errors import DraftwellError
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.compiled_layer import (
-    FEW,
     AfterAttention,
     BeforeAttention,
     CompiledLayer,
-    FewTokens,
     ManyRows,
     OneRow,
     OneToken,
     RowsAttention,
-    blocked,
-    in_blocks,
+    packed_layer,
 )
 from serving.runtime.models.compiled_library import (
     Runner,
@@ -46,8 +45,9 @@ from serving.runtime.models.compiled_library import (
     library,
     load,
 )
-from serving.runtime.models.lean_layer import Layer, Rope, dense_weights, packed_weights
+from serving.runtime.models.lean_layer import Layer, Rope
 from serving.runtime.models.linear import ROUNDED_ROWS
+from serving.runtime.models.packed_matmul import packed
 from serving.runtime.models.row_attention import MakePart, Placed, additive, wasted
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.visible import visible
@@ -59,19 +59,19 @@ Compile = Literal["auto", "try", "on", "off"]
 the eager way where that fails (try); all, or an error (on); none."""
 WORTH_COMPILING = 16 << 20
 """Bytes of the layers of a model that is large enough: a smaller one never makes good the minute that compiling takes."""
-Form = Literal["token", "few", "row", "rows"]
-FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "few": FewTokens, "row": OneRow, "rows": ManyRows}
+Form = Literal["token", "row", "rows"]
+FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "rows": ManyRows}
 """Forward passes that are compiled."""
 LONGEST_ROW = 16
 """Tokens of a row up to which it is compiled."""
-IN_BLOCKS = ("token", "few")
-"""Forms that read weights in blocks; the others read them in oneDNN's layout."""
-PADDED: dict[Form, dict[int, int]] = {"few": dict.fromkeys(range(2, FEW), FEW), "row": {2: 4, 7: 8}, "rows": {2: 4, 7: 8}}
-"""Tokens → how many are computed. A library for a few tokens takes `FEW`; oneDNN's products of a model took 24.9 ms over two rows, 18.8
-over four, 25 over seven, 23 over eight."""
 MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
+MOST_BY_KERNEL = 64
+"""Tokens up to which our kernel is used where the processor has a matrix unit (AMX), which oneDNN uses; elsewhere it is at least as fast as
+oneDNN for any number (64 tokens 34 against 41 ms, 512 tokens 265 against 263)."""
+
+
 class States(Protocol):
     """Takes note of hidden states on their way through the layers."""
 
@@ -135,7 +135,7 @@ class CompiledStep:
         halves: the layers for forward passes of no compiled form; None: the eager ones.
         rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way.
         windows: as in `Architecture`.
-        most: tokens of a forward pass up to which int4 weights are read, which need no padding; None for other weights.
+        most: tokens of a forward pass up to which int4 weights are read; None for other weights.
         files: the libraries.
     """
 
@@ -144,18 +144,15 @@ class CompiledStep:
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
         self.halves, self.rows = halves, rows
         self._columns = torch.arange(slots.max_context)
+        self._most_by_kernel = MOST_BY_KERNEL if has_matrix_unit() else sys.maxsize
         self.files = tuple(files)
-
-    def pads(self, form: Form) -> Mapping[int, int]:
-        """Tokens of a form → how many are computed; the same number where there is none."""
-        return PADDED.get(form, {}) if self._most is None else {}
 
     def form(self, rows: Sequence[Placed]) -> Form | None:
         """The form that packed rows have, or None where they are not compiled."""
         if self._most is not None and sum(count for _, _, count in rows) > self._most:
             return None
         if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
-            form: Form = "few" if rows[0][2] <= FEW and "few" in self._calls else "row"
+            form: Form = "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
             form = "token" if len(rows) == 1 else "rows"
             if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(rows))) > MOST_WASTED_WHOLE:
@@ -166,12 +163,12 @@ class CompiledStep:
 
     def layers(self, tokens: int) -> Sequence[CompiledHalves] | None:
         """The layers for so many tokens of no compiled form; None: the eager ones, which read int4 weights for a few."""
-        return self.halves if tokens > (self._most or 1) else None
+        return self.halves if (self._most or 1) < tokens <= self._most_by_kernel else None
 
     def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor,
                  rows: Sequence[Placed], parents: Sequence[int] | None = None, states: States | None = None,
                  other: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})) -> Tensor:
-        """States `[n, hidden]` of the `padded` tokens of packed rows before the first layer → after the last.
+        """States `[n, hidden]` of the tokens of packed rows before the first layer → after the last.
 
         Args:
             ropes: for each layer cosines and sines of their positions, `[n, 1, head_dim]`.
@@ -180,7 +177,7 @@ class CompiledStep:
             states: takes note of what enters each layer.
             other: layer → what computes it in the place of its library: states before it → after it.
         """
-        memories, places = self._rows(positions, rows) if form in ("token", "rows") else self._one_row(form, *rows[0], parents)
+        memories, places = self._one_row(*rows[0], parents) if form == "row" else self._rows(positions, rows)
         for number, ((runner, weights), rope, memory, place) in enumerate(zip(self._calls[form], ropes, memories, places, strict=True)):
             if states is not None:
                 states.enter(number, x)
@@ -190,29 +187,19 @@ class CompiledStep:
                 (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
 
-    def _one_row(self, form: Form, slot: int, start: int, count: int,
+    def _one_row(self, slot: int, start: int, count: int,
                  parents: Sequence[int] | None) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend_row`."""
-        windows, pads = self._windows, self.pads(form)
-        into = padded(torch.arange(start, start + count), pads)
-        masks = {window: padded(additive(visible(start, count, window, parents), self._slots.keys[0]), pads) for window in set(windows)}
+        windows = self._windows
+        into = torch.arange(start, start + count)
+        masks = {window: additive(visible(start, count, window, parents), self._slots.keys[0]) for window in set(windows)}
         return [self._slots.memory(layer, slot) for layer in range(len(windows))], [(into, masks[window]) for window in windows]
 
     def _rows(self, positions: Tensor, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend`."""
-        slots = padded(torch.tensor([slot for slot, _, _ in rows]), self.pads("rows"))
+        slots = torch.tensor([slot for slot, _, _ in rows])
         place = slots, positions, self._columns[: max(start for _, start, _ in rows) + 1]
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
-
-
-def padded(each: Tensor, pads: Mapping[int, int]) -> Tensor:
-    """What belongs to each of some tokens `[n, …]`, the last repeated up to `pads[n]`: it is computed again, into the same place.
-
-    >>> padded(torch.tensor([3, 7]), {2: 3}).tolist()
-    [3, 7, 7]
-    """
-    more = pads.get(len(each), len(each)) - len(each)
-    return torch.cat([each, each[-1:].expand(more, *each.shape[1:])]) if more else each
 
 
 def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], slots: Slots, wanted: Compile,
@@ -220,28 +207,24 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
 
     Args:
-        weights: of each layer, by name, as a few tokens read them (`compiled_layer.in_blocks`).
+        weights: of each layer, by name (`compiled_layer.packed_layer`).
         folders: where libraries may be; the last is where new ones are kept.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
     """
     if wanted == "off":
         return None
-    packed = [packed_weights(*pair) for pair in zip(layers, weights, strict=True)]
-    int4 = weights[0]["qkv"].dtype == torch.uint8
     calls: dict[Form, Calls] = {}
     files: list[Path] = []
     for form in FORMS:
-        if int4 and form == "few":
-            continue  # a row of any number reads the same weights
-        read = weights if form in IN_BLOCKS else [one for one in packed if one is not None]
-        found = compiled_calls(form, layers, read, wanted, folders) if len(read) == len(layers) else None
+        found = compiled_calls(form, layers, weights, wanted, folders)
         if found is not None:
             calls[form] = found[0]
             files += found[1]
     if not calls:
         return None
-    halves = compiled_halves(layers, weights, wanted, folders)
+    int4 = weights[0]["qkv"].dtype == torch.uint8
+    halves = None if int4 else compiled_halves(layers, weights, wanted, folders)
     rows = None if halves is None else compiled_rows(layers[0].shape, slots, wanted, folders)
     files += [file for found in (halves, rows) if found is not None for file in found[1]]
     most = ROUNDED_ROWS["int4"] if int4 else None
@@ -268,18 +251,14 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
 
 def compiled_halves(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile, folders: Sequence[Path]
                     ) -> tuple[list[CompiledHalves], list[Path]] | None:
-    """The layers in halves, with weights in oneDNN's layout, and the libraries' files; None where there are none."""
-    packed = [dense_weights(*pair) for pair in zip(layers, weights, strict=True)]
-    whole = [one for one in packed if one is not None]
-    if len(whole) < len(packed):
-        return None
+    """The layers in halves, and the libraries' files; None where there are none."""
     calls: list[list[tuple[Runner, list[Tensor]]]] = []
     files = []
     for half in (BeforeAttention, AfterAttention):
-        shares = [half.share(one) for one in whole]
+        shares = [half.share(one) for one in weights]
         module = half(layers[0], list(shares[0]))
         file = library(half_key(module, shares[0]), folders)
-        runner = loaded(file, wanted, partial(build_half, module, shares[0], len(whole[0]["attention_norm"]), file))
+        runner = loaded(file, wanted, partial(build_half, module, shares[0], len(weights[0]["attention_norm"]), file))
         if runner is None:
             return None
         calls.append([(runner, list(one.values())) for one in shares])
@@ -304,35 +283,19 @@ def compiled_rows(shape: Architecture, slots: Slots, wanted: Compile, folders: S
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]
                   ) -> tuple[Callable[[Tensor], Tensor], list[Path]]:
-    """A head that is compiled for one token, for `FEW`, or both, and its libraries; `eager` and none where there are none.
+    """A compiled head and its library; `eager` and none where there is none.
 
     Args:
-        weight: `[vocab, hidden]`, of which a copy in blocks is kept.
-        eager: for all else.
+        weight: `[vocab, hidden]`, of which a packed copy is kept.
     """
     weight = weight.detach()
-    shape = blocked(weight.to("meta"))
-    runners: dict[int, Runner] = {}
-    files = []
-    for tokens in (1, FEW):
-        file = library(head_key(shape, tokens), folders)
-        runner = loaded(file, wanted, partial(build_head, shape, tokens, file))
-        if runner is not None:
-            runners[tokens] = runner
-            files.append(file)
-    if not runners:
+    shape = packed(weight.to("meta"))
+    file = library(head_key(shape), folders)
+    runner = loaded(file, wanted, partial(build_head, shape, file))
+    if runner is None:
         return eager, []
-    weight, pads = blocked(weight), PADDED["few"]
-
-    def head(states: Tensor) -> Tensor:
-        count = len(states)
-        runner = runners.get(pads.get(count, count))
-        if runner is None:
-            return eager(states)
-        (logits,) = runner.run([padded(states, pads), weight])
-        return logits[:count]
-
-    return head, files
+    weight = packed(weight)
+    return lambda states: runner.run([states.contiguous(), weight])[0], [file]
 
 
 def loaded(file: Path, wanted: Compile, make: Callable[[], None]) -> Runner | None:
@@ -370,5 +333,5 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:
     """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
-    weights = in_blocks({name: one.to("meta") for name, one in weights.items()})  # the shapes will do
+    weights = packed_layer({name: one.to("meta") for name, one in weights.items()})  # the shapes will do
     return library(key(OneToken(layer, list(weights), layer.shape.windows[0]), weights), folders).is_file()

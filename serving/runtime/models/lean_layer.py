@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -97,20 +97,6 @@ def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
     """What a product over one token reads: its weight, or what that was rounded to and the scales."""
     rounded = getattr(product, "rounded", None)
     return {name: weight.detach()} if rounded is None else {name: rounded[0], f"{name}.scale": rounded[1]}
-
-
-def packed_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """`dense_weights` as some tokens read them; int4 as it is."""
-    return dict(weights) if weights["qkv"].dtype == torch.uint8 else dense_weights(own, weights)
-
-
-def dense_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """`layer_weights` with the weights of products as oneDNN keeps them, of rounded ones the wide copy; None where they are not packed."""
-    found = {name: getattr(product, "packed", None) for name, product in own.products().items()}
-    packed: dict[str, Tensor] = {name: one for name, one in found.items() if one is not None}
-    if len(packed) < len(found):
-        return None
-    return {name: packed.get(name, one) for name, one in weights.items() if not name.endswith(".scale")}
 
 
 def joined(holder: Any, whole: str, *parts: str) -> tuple[Tensor, Tensor | None]:

@@ -22,9 +22,9 @@ from serving.artifacts.compiled_libraries import libraries_folder
 from serving.number_format import Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_layer import in_blocks
+from serving.runtime.models.compiled_layer import packed_layer
 from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, CompiledHalves, compiled_head, compiled_step, is_compiled, padded
+from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, CompiledHalves, compiled_head, compiled_step, is_compiled
 from serving.runtime.models.features import Entered
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
@@ -94,7 +94,7 @@ class LeanLlama(TransformersModel):
             for layer in body.layers:  # once: a layer that was read may give up its weights (`released_as_read`)
                 self.layers.append(Layer(layer, make, shape))
                 if compiles:
-                    stored.append(in_blocks(layer_weights(self.layers[-1], layer)))
+                    stored.append(packed_layer(layer_weights(self.layers[-1], layer)))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
@@ -143,16 +143,13 @@ class LeanLlama(TransformersModel):
         for rows in passes(placed, CHUNK, trees):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
-            if skip and self.step is not None and form is not None and self.step.pads(form):
-                form = None  # what is skipped in part is computed by the eager layers, which know no padding
             entered = Entered(self.features, rows) if self.features else None
             if self.step is not None and form is not None:
-                pads = self.step.pads(form)
-                own = padded(positions[at:end], pads)
+                own = positions[at:end]
                 ropes = self._layer_ropes(own)
-                x = self.step(form, padded(self._embed(ids[at:end]), pads), ropes, own, rows, trees.get(rows[0][0]), entered,
+                x = self.step(form, self._embed(ids[at:end]), ropes, own, rows, trees.get(rows[0][0]), entered,
                               self._partly(skip, ropes, rows, trees))
-                states.append(norm(x[: end - at], self.final_norm, self.eps))
+                states.append(norm(x, self.final_norm, self.eps))
             else:
                 attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows, trees)
                 states.append(self.run_layers(ids[at:end], positions[at:end], attention, entered, skip))

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
-from serving.runtime.models.compiled_layer import CompiledLayer, FewTokens, OneRow, in_blocks
-from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, CompiledStep, Form
+from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, packed_layer
+from serving.runtime.models.compiled_step import FORMS, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 
@@ -22,21 +22,19 @@ class Uncompiled:
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.called()
-        end = 7 if isinstance(self.module, OneRow | FewTokens) else 8
+        end = 7 if isinstance(self.module, OneRow) else 8
         return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
 
 
 def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
     """Give a model the step of compiled layers, less the compiler; returns the calls of layers, by form."""
     called: Counter[Form] = Counter()
-    whole = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
-    blocks = [in_blocks(one) for one in whole]
+    whole = [packed_layer(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
 
     def runner(form: Form, number: int) -> Uncompiled:
         window = model.shape.windows[number] if form in ("token", "rows") else None
         return Uncompiled(FORMS[form](model.layers[number], list(whole[number]), window), partial(called.update, [form]))
 
-    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(blocks if form in IN_BLOCKS else whole)]
-             for form in forms}
+    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(whole)] for form in forms}
     model.step = CompiledStep(calls, model.shape.windows, model.slots, most)
     return called

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 from collections import Counter
@@ -21,23 +20,20 @@ from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_library, compiled_step, lean_llama, row_attention
 from serving.runtime.models.compiled_layer import (
-    BLOCK,
-    FEW,
     AfterAttention,
     BeforeAttention,
     CompiledLayer,
     Head,
     OneToken,
     RowsAttention,
-    blocked,
-    in_blocks,
-    packed_product,
+    packed_layer,
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
 from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledHalves, CompiledRows, Form
-from serving.runtime.models.lean_layer import layer_weights, packed_weights
+from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
 from serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.lean_families import CONFIGS, lean_family
@@ -100,7 +96,7 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
     # the first four tokens and the other row's one differ in length, hence are eager; a draft of three and the last two are one row
-    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("few", 2))}
+    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2))}
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
@@ -162,7 +158,7 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
         at += count
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
     # all but the last, which is longer than what is compiled
-    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("few", 2), ("row", 3))}
+    assert called == {"row": 5 * module.config.num_hidden_layers}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -207,8 +203,9 @@ def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batch
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
-def test_a_few_tokens_of_no_form_read_int4_weights() -> None:
+def test_a_few_tokens_of_no_form_read_int4_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The halves have them in full: two drafts of three tokens would read four times as many bytes."""
+    monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: False)
     model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights="int4", slots=2)
     with_step(model, forms=("token", "row"), most=8)
     assert model.step is not None
@@ -218,7 +215,16 @@ def test_a_few_tokens_of_no_form_read_int4_weights() -> None:
     with_step(full)
     assert full.step is not None
     full.step.halves = []
-    assert (full.step.layers(1), full.step.layers(2)) == (None, [])
+    assert (full.step.layers(1), full.step.layers(2), full.step.layers(512)) == (None, [], [])
+
+
+def test_many_tokens_are_left_to_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: True)
+    model = LeanLlama(llama(torch.bfloat16), slots=2)
+    with_step(model)
+    assert model.step is not None
+    model.step.halves = []
+    assert (model.step.layers(64), model.step.layers(65)) == ([], None)
 
 
 def test_rows_attend_compiled_only_between_compiled_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +234,7 @@ def test_rows_attend_compiled_only_between_compiled_halves(tmp_path: Path, monke
     monkeypatch.setattr(compiled_step, "compiled_calls", lambda *_: ([], []))
     monkeypatch.setattr(compiled_step, "loaded", lambda file, *_: made.append(file))  # None: it could not be compiled
     model = LeanLlama(llama(torch.bfloat16), slots=2)
-    weights = [in_blocks(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
+    weights = [packed_layer(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
     step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [tmp_path])
     assert step is not None
     assert (step.halves, step.rows) == (None, None)
@@ -247,22 +253,6 @@ def test_rows_of_alike_texts_stay_one_call_a_layer() -> None:
     assert (called["rows"], sum(parts.values())) == (model.module.config.num_hidden_layers, 0)
 
 
-def test_padding_writes_nowhere_else() -> None:
-    """A row may end where its slot ends, and what lies after a shorter one belongs to nobody yet."""
-    model = LeanLlama(lean_family("llama"), slots=2, max_context=9)
-    with_step(model)
-    slots = [model.open(), model.open()]
-    for slot, lengths in zip(slots, ((4, 3, 2), (2, 3)), strict=True):
-        for count in lengths:
-            model.forward([Forward("target", slot, random_tokens(count, count))])
-    model.rollback(slots[0], 8)
-    model.forward([Forward("target", slot, (7,)) for slot in slots])
-    for memory in (*model.slots.keys, *model.slots.values):
-        assert memory[slots[0]].any(-1).all()
-        assert memory[slots[1], :, :6].any(-1).all()
-        assert not memory[slots[1], :, 6:].any()
-
-
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
     """Branches are no part of the slots' tensors; a row of several reads its slot alone."""
     module = lean_family("llama")
@@ -277,20 +267,22 @@ def test_a_token_in_a_branch_goes_the_eager_way() -> None:
         one = each.forward([Forward("target", branch, (7,))])[0].logits
         outputs.append(torch.cat([one, each.forward([Forward("target", branch, (5, 6), 2)])[0].logits]))
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
-    assert called == dict.fromkeys(("row", "few"), module.config.num_hidden_layers)
+    assert called == {"row": 2 * module.config.num_hidden_layers}
 
 
-@pytest.mark.parametrize("tokens", [1, FEW])
-@pytest.mark.parametrize("outputs", [2 * BLOCK, BLOCK + 1])
-def test_a_product_by_blocks_is_that_by_rows(tokens: int, outputs: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("outputs", [2 * OUTPUTS, OUTPUTS + 1])
+def test_a_product_by_a_packed_weight_is_that_by_the_weight(tokens: int, outputs: int) -> None:
     """Of outputs that fill blocks and of those that do not, which stay as they are; with a bias, and with scales of an int8 weight."""
     random = torch.Generator().manual_seed(tokens)
     whole = torch.randint(-127, 128, (outputs, 24), generator=random, dtype=torch.int8)
     x, bias, scale = (torch.randn(*size, generator=random) for size in ((tokens, 24), (outputs,), (outputs,)))
-    weights = in_blocks({"down0": whole, "down0.bias": bias, "down0.scale": scale, "attention_norm": x[0]})
-    assert weights["down0"].shape == ((2, 24, BLOCK) if outputs % BLOCK == 0 else (outputs, 24))
+    x = x.bfloat16().float()
+    weights = packed_layer({"down0": whole, "down0.bias": bias, "down0.scale": scale, "attention_norm": x[0]})
+    assert (weights["down0"].dim() > 2) == (outputs % OUTPUTS == 0)
     assert torch.equal(weights["attention_norm"], x[0])
     torch.testing.assert_close(product(x, weights["down0"], bias, scale), (x @ whole.float().T) * scale + bias, rtol=1e-5, atol=1e-3)
+    assert outputs % OUTPUTS or torch.equal(unpacked(packed(whole)), whole)
 
 
 def test_nothing_is_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,67 +367,39 @@ def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(t
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
-def test_a_compiled_head_reads_a_few_tokens_and_the_eager_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library takes the number of tokens that it was made for: with more it would read the first only, or memory that is not there."""
-    weight = torch.randn(2 * BLOCK, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    states = torch.randn(FEW + 1, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+def test_a_compiled_head_says_what_the_eager_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(2 * OUTPUTS, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    states = torch.randn(6, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
 
     class Library:
         def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            ran.append(len(inputs[0]))
+            assert all(one.is_contiguous() for one in inputs)
             return [Head()(*inputs)]
 
     def eager(several: torch.Tensor) -> torch.Tensor:
         return several.float() @ weight.float().T
 
-    ran: list[int] = []
     assert compiled_step.compiled_head(weight, eager, "auto", [tmp_path]) == (eager, [])
-    files = [tmp_path / compiled_library.head_key(blocked(weight), tokens) / LIBRARY for tokens in (1, FEW)]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text("a library")
+    file = tmp_path / compiled_library.head_key(packed(weight)) / LIBRARY
+    file.parent.mkdir()
+    file.write_text("a library")
     monkeypatch.setattr(compiled_step, "load", lambda _: Library())
     head, found = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
-    assert found == files
-    for count in range(1, FEW + 2):
+    assert found == [file]
+    for count in (1, 6):
         torch.testing.assert_close(head(states[:count]), eager(states[:count]))
-    assert ran == [1, FEW, FEW, FEW]
-    files[1].unlink()
-    head, found = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
-    assert found == files[:1]
-    torch.testing.assert_close(head(states[:2]), eager(states[:2]))
-    assert len(head(states[:1])) == 1
-    assert ran[4:] == [1], "the library of one token serves though the other is missing"
+    torch.testing.assert_close(head(states[::2]), eager(states[::2]))
 
 
-def test_a_prefetch_is_written_into_loads_of_weights_alone() -> None:
-    """And the compiler is left as it was, also where compiling fails."""
-    from torch._inductor.codegen.cpp import CppVecKernel
-
-    before = CppVecKernel._get_vec_load_line
-
-    class Loops:
-        _get_vec_type = _get_num_vectors = lambda *_: "Vector"
-        num_elems = 16
-
-    with contextlib.suppress(ZeroDivisionError), compiled_library.weights_prefetched():
-        lines = {dtype: CppVecKernel._get_vec_load_line(Loops(), "weight", 0, dtype)
-                 for dtype in (torch.bfloat16, torch.int8, torch.float32)}
-        raise ZeroDivisionError
-    assert {dtype: "prefetch" in line for dtype, line in lines.items()} == {torch.bfloat16: True, torch.int8: True, torch.float32: False}
-    assert CppVecKernel._get_vec_load_line is before
-
-
-def test_int4_weights_with_an_int8_one_among_them_are_not_put_in_blocks() -> None:
-    """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model, and a row of several tokens reads it too."""
+def test_int4_weights_with_an_int8_one_among_them() -> None:
+    """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model."""
     model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=144), weights="int4", slots=2)
     weights = layer_weights(model.layers[0], model.module.model.layers[0])
-    assert {weights["qkv"].dtype, weights["down0"].dtype} == {torch.uint8, torch.int8}
-    read = packed_weights(model.layers[0], in_blocks(weights))
-    assert read is not None
+    read = packed_layer(weights)
+    assert (read["qkv"].dtype, read["down0"].dtype) == (torch.uint8, torch.int8)
     x = torch.randn(2, 144)
     expected = x @ (weights["down0"].float() * weights["down0.scale"].float()[:, None]).T
-    torch.testing.assert_close(packed_product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05)
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -447,7 +411,7 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
 
 def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(model: LeanLlama) -> str:
-        weights = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
+        weights = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
         return key(OneToken(model.layers[0], list(weights), model.shape.windows[0]), weights)
 
     def one(**changes: Any) -> LeanLlama:
@@ -461,7 +425,7 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
     assert len({same, of(model), *others}) == 5
 
 
-STEPS: dict[Form, list[int]] = {"token": [1], "few": [2, 3, FEW], "row": [5, 7, 8, LONGEST_ROW], "rows": [1, 1, 1]}
+STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 7, LONGEST_ROW], "rows": [1, 1, 1]}
 """Tokens of rows: of the row one pass after another, of rows at once."""
 
 
@@ -494,7 +458,7 @@ def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
         model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights)
-        found = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
+        found = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
         keys.add(key(OneToken(model.layers[0], list(found), None), found))
     assert len(keys) == 3
 
@@ -534,7 +498,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     exact, eager = LeanLlama(exactly(module, int8), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
-    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 3 * windows + 6, "rows' windows are in their masks; two halves, two heads"
+    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 3 * windows + 4, "a row's windows are in its mask; two halves, a head"
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
@@ -559,15 +523,15 @@ def resident() -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("form", ["token", "few"])
+@pytest.mark.parametrize("form", ["token", "row"])
 def test_a_library_touches_no_more_of_its_slots_than_it_needs(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a single key head, as Gemma 3's small models have, the compiler once copied all slots, there and back, in every layer."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     model = LeanLlama(llama(torch.bfloat16, num_key_value_heads=1))
     dim = model.shape.head_dim
-    weights = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
+    weights = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
     compiled_library.build(FORMS[form](model.layers[0], list(weights), None), weights, tmp_path / LIBRARY)
-    count, end = (1, 9) if form == "token" else (FEW, 9)
+    count, end = (1, 9) if form == "token" else (4, 9)
     positions = torch.arange(end - count, end)
     size = (64, 1, 1 << 17, dim) if form == "token" else (1, 1 << 23, dim)
     memory = [torch.empty(size, dtype=torch.bfloat16) for _ in range(2)]  # of which nothing is touched yet

@@ -1,0 +1,75 @@
+"""The kernel equals the product that it stands for, for any number of tokens, and treats each token alike whatever stands beside it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from serving.runtime.models.compiled_library import LIBRARY, VARIES, build_library, compiler, load
+from serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
+
+
+class Products(torch.nn.Module):
+    def forward(self, x: Tensor, whole: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
+        return packed_matmul(x, whole), packed_matmul(x, rounded)
+
+
+@pytest.fixture(scope="module", params=["native", "no-bfloat16"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernel as it is compiled for this processor, and for one without instructions for bfloat16."""
+    folder = tmp_path_factory.mktemp("kernel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        if request.param == "no-bfloat16":
+            wrapper = folder / "g++"
+            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mno-avx512bf16\n')
+            wrapper.chmod(0o755)
+            patch.setenv("CXX", str(wrapper))
+            patch.setattr(torch._inductor.config.cpp, "cxx", (None, str(wrapper)))
+        arguments = (torch.zeros(3, 48, dtype=torch.bfloat16), packed(torch.zeros(96, 48, dtype=torch.bfloat16)),
+                     packed(torch.zeros(96, 48, dtype=torch.int8)))
+        build_library(Products(), arguments, ({0: VARIES}, None, None), folder / LIBRARY)
+    return folder / LIBRARY
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_any_number_of_tokens_is_multiplied_as_torch_does(library: Path) -> None:
+    random = torch.Generator().manual_seed(3)
+    whole = torch.randn(96, 48, generator=random).bfloat16()
+    rounded = torch.randint(-127, 128, (96, 48), generator=random, dtype=torch.int8)
+    x = torch.randn(61, 48, generator=random).bfloat16()
+    runner = load(library)
+    alone = [runner.run([row[None].contiguous(), packed(whole), packed(rounded)]) for row in x]
+    for tokens in (1, 2, 7, 11, 12, 13, 24, 25, 61):
+        found = runner.run([x[:tokens].contiguous(), packed(whole), packed(rounded)])
+        for out, weight, number in zip(found, (whole, rounded), range(2), strict=True):
+            torch.testing.assert_close(out, x[:tokens].float() @ weight.float().T, rtol=1e-5, atol=1e-3)
+            assert torch.equal(out, torch.cat([one[number] for one in alone[:tokens]])), "a token is rounded alike in any company"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_no_thread_count_changes_a_result(library: Path) -> None:
+    random = torch.Generator().manual_seed(4)
+    arguments = [torch.randn(5, 48, generator=random).bfloat16(), packed(torch.randn(96, 48, generator=random).bfloat16()),
+                 packed(torch.randint(-127, 128, (96, 48), generator=random, dtype=torch.int8))]
+    runner, before = load(library), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.cat(runner.run(arguments)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_weights_that_fill_no_blocks_stay_as_they_are() -> None:
+    for shape in ((OUTPUTS + 1, 8), (OUTPUTS, 7)):
+        weight = torch.randn(shape).bfloat16()
+        assert packed(weight) is weight
