@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from serving.artifacts.eagle3_head import Eagle3Head
@@ -19,12 +18,15 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.beside import kept_beside
-from serving.runtime.models.lean_layer import Rope, norm
+from serving.runtime.models.compiled_step import LONGEST_ROW
+from serving.runtime.models.eagle3_layer import NORMS, Eagle3Layer, compiled_row
+from serving.runtime.models.lean_layer import Rope
 from serving.runtime.models.linear import Int8Linear, MakeLinear, linear
 from serving.runtime.models.module_model import ModuleModel, positions_of
-from serving.runtime.models.row_attention import RowAttention
+from serving.runtime.models.row_attention import Placed, RowAttention, additive
 from serving.runtime.models.seen_tokens import SeenTokens
 from serving.runtime.models.slots import Slots
+from serving.runtime.models.visible import visible
 from serving.runtime.output import Output
 
 
@@ -50,16 +52,16 @@ class Eagle3Model:
             self.embedding: Tensor = target.module.get_input_embeddings().weight
             self.head_tokens = head.head_tokens.to(self.device)
             rows = target.module.get_output_embeddings().weight
-            self._head = make(rows[self.head_tokens], None)
             self.seen = SeenTokens(self.head_tokens, rows)
             self._fc = make(weights["fc.weight"], None)
             layer = {name.removeprefix("midlayer."): one for name, one in weights.items() if name.startswith("midlayer.")}
-            self._qkv = make(torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]), None)
-            self._out = make(layer["self_attn.o_proj.weight"], None)
-            self._gate_up = make(torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]), None)
-            self._down = make(layer["mlp.down_proj.weight"], None)
-            self._norms = tuple(layer[f"{name}.weight"] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"))
-            self._final_norm = weights["norm.weight"]
+            whole = {"qkv": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]), "out": layer["self_attn.o_proj.weight"],
+                     "gate_up": torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
+                     "down": layer["mlp.down_proj.weight"], "head": rows[self.head_tokens]}
+            norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {"norm": weights["norm.weight"]}
+            self.layer = Eagle3Layer({name: make(one, None) for name, one in whole.items()}, norms, self.shape)
+            compiles = getattr(target, "libraries", None)
+            self._row = compiles and compiled_row(self.layer, whole, *compiles)
             self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
         self.hidden_size = int(config["hidden_size"])
 
@@ -88,40 +90,45 @@ class Eagle3Model:
         try:
             for row in rows:
                 placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
-            states = self._states(rows, placed)
+            found = self._row_by_library(rows, placed) or self._by_torch(rows, placed)
         except BaseException:
             for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
                 self.slots.rollback(slot, start)
             raise
-        ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
-        kept = torch.cat([states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
         counts = [row.keep for row in rows]
-        normed = norm(kept, self._final_norm, self.shape.eps)
         outputs = []
-        for row, logits, own, states in zip(rows, self._head(normed).float().split(counts), normed.split(counts), kept.split(counts),
-                                            strict=True):
+        for row, states, normed, logits in zip(rows, *(one.split(counts) for one in found), strict=True):
             self.seen.read(row.slot, row.tokens)
-            widened, support = self.seen.widened(row.slot, logits, own)
+            widened, support = self.seen.widened(row.slot, logits, normed)
             outputs.append(Output(widened, states, support, self.vocab_size))
         return outputs
 
-    def _states(self, rows: Sequence[Forward], placed: list[tuple[int, int, int]]) -> Tensor:
-        """Output `[total, hidden]` of the layer, before the norm, of packed pairs."""
+    def _row_by_library(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """As `_by_torch`, of one row of a few pairs; None where that is not compiled."""
+        (slot, start, count), row = placed[0], rows[0]
+        if self._row is None or len(rows) > 1 or count > LONGEST_ROW or slot >= self.slots.count:
+            return None
+        embedded, hidden, rope = self._inputs(rows, placed)
+        mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
+        run, _ = self._row
+        states, normed, logits = run([embedded, hidden, *rope, *self.slots.memory(0, slot), torch.arange(start, start + count), mask])
+        return states[-row.keep :], normed[-row.keep :], logits[-row.keep :]
+
+    def _by_torch(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all pairs whose rows are kept: states before and after the norm, `[kept, hidden]`, and logits `[kept, head]` float32."""
+        embedded, hidden, rope = self._inputs(rows, placed)
+        attend = RowAttention(self.slots, placed, self.shape, trees={row.slot: row.parents for row in rows if row.parents is not None})
+        states = self.layer.after(attend(0, *self.layer.before(embedded, hidden, rope)), hidden)
+        ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
+        kept = torch.cat([states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
+        return kept, *self.layer.predict(kept)
+
+    def _inputs(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Rope]:
+        """Embeddings and states, `[total, hidden]`, and cosines and sines of the positions, of packed pairs."""
         ids = torch.tensor([token for row in rows for token in row.tokens], device=self.device)
         positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
-        hidden = torch.cat([self._hidden(row) for row in rows])
-        before, beside, after = self._norms
-        eps, shape = self.shape.eps, self.shape
-        x = torch.cat([norm(self.embedding[ids], before, eps), norm(hidden, beside, eps)], -1)
-        heads = self._qkv(x).view(len(ids), -1, shape.head_dim)
-        rotated = shape.heads + shape.kv_heads
         cos, sin = (one[positions] for one in self._rope)
-        qk = heads[:, :rotated]
-        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin).to(self.dtype)
-        attend = RowAttention(self.slots, placed, shape, trees={row.slot: row.parents for row in rows if row.parents is not None})
-        hidden = hidden + self._out(attend(0, qk[:, : shape.heads], qk[:, shape.heads :], heads[:, rotated:]))
-        gate, up = self._gate_up(norm(hidden, after, eps)).chunk(2, -1)
-        return hidden + self._down(F.silu(gate).mul_(up))
+        return self.embedding[ids], torch.cat([self._hidden(row) for row in rows]), (cos, sin)
 
     def _hidden(self, row: Forward) -> Tensor:
         """What a row's tokens are paired with, `[tokens, hidden]`: the target's states brought to the head's width, or its own output."""

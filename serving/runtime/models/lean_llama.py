@@ -63,6 +63,8 @@ class LeanLlama(TransformersModel):
         compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice, and its head once more.
         libraries: folders of compiled layers besides this machine's own, such as a bundle's.
         weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
+    Attributes:
+        libraries: how and in which folders a head beside this model finds its own compiled layer; None where it shall not.
     """
 
     skips = True
@@ -97,6 +99,7 @@ class LeanLlama(TransformersModel):
                     stored.append(packed_layer(layer_weights(self.layers[-1], layer)))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
+        self.libraries = (compiled, folders) if compiles else None
         self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
         if self.step is not None:
             self._head, files = compiled_head(self.head_weight, self._head, compiled, folders)

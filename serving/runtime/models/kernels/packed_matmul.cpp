@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <utility>
-#ifdef __AVX512BF16__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -20,7 +20,6 @@ constexpr int64_t AHEAD = 2048;  // bytes between what is multiplied and what is
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Pairs __attribute__((vector_size(64)));    // two bfloat16 each, the first in the lower half
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 // Two inputs' weights of sixteen outputs.
 static inline Pairs load(const uint16_t* weight) {
@@ -29,12 +28,24 @@ static inline Pairs load(const uint16_t* weight) {
     return pairs;
 }
 
+static inline Floats floats(const int8_t* whole) {
+    Floats out;
+#if defined(__AVX512F__)
+    out = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)whole)));
+#elif defined(__AVX2__)
+    for (int half = 0; half < 2; half++) {
+        __m256 eight = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(whole + 8 * half))));
+        __builtin_memcpy((float*)&out + 8 * half, &eight, sizeof eight);
+    }
+#else
+    for (int lane = 0; lane < LANES; lane++) out[lane] = whole[lane];
+#endif
+    return out;
+}
+
 // The same of int8, where sixteen weights of the first input come before sixteen of the second. Whole numbers up to 127 are exact bfloat16.
 static inline Pairs load(const int8_t* weight) {
-    Bytes first, second;
-    __builtin_memcpy(&first, weight, sizeof first);
-    __builtin_memcpy(&second, weight + LANES, sizeof second);
-    return ((Pairs)__builtin_convertvector(first, Floats) >> 16) | (Pairs)__builtin_convertvector(second, Floats);
+    return ((Pairs)floats(weight) >> 16) | (Pairs)floats(weight + LANES);
 }
 
 static inline Floats plus_product(Floats sum, Pairs weights, uint32_t inputs) {
