@@ -68,7 +68,7 @@ def code_digest() -> str:
     root = Path(__file__).resolve().parents[2]
     found = hashlib.sha256()
     for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted(one for kind in ("*.py", "*.cpp") for one in (root / package).rglob(kind)):
             found.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,8 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     if padded_to is None:  # a padded target has layers of its own, and no bundle
         note_used(pair.fingerprint, [file for model in models.values() if isinstance(model, LeanLlama) and model.step
                                      for file in model.step.files])
+        if isinstance(target, LeanLlama):
+            target.note_libraries = partial(note_used, pair.fingerprint)
     return pair
 
 

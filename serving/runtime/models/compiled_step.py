@@ -76,7 +76,7 @@ class States(Protocol):
     """Takes note of hidden states on their way through the layers."""
 
     def enter(self, layer: int, x: Tensor) -> None:
-        """States `[n, hidden]` before a layer; those of padding come last."""
+        """States `[n, hidden]` before a layer."""
 
 
 Calls = list[tuple[Runner, list[Tensor]]]
@@ -144,7 +144,7 @@ class CompiledStep:
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
         self.halves, self.rows = halves, rows
         self._columns = torch.arange(slots.max_context)
-        self._most_by_kernel = MOST_BY_KERNEL if has_matrix_unit() else sys.maxsize
+        self._most_by_kernel = most_by_kernel()
         self.files = tuple(files)
 
     def form(self, rows: Sequence[Placed]) -> Form | None:
@@ -154,6 +154,8 @@ class CompiledStep:
         if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
             form: Form = "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
+            if len(rows) > self._most_by_kernel:
+                return None
             form = "token" if len(rows) == 1 else "rows"
             if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(rows))) > MOST_WASTED_WHOLE:
                 return None  # in batches of texts of about one length
@@ -202,6 +204,11 @@ class CompiledStep:
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
 
 
+def most_by_kernel() -> int:
+    """Tokens of a forward pass up to which products are our kernel's."""
+    return MOST_BY_KERNEL if has_matrix_unit() else sys.maxsize
+
+
 def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], slots: Slots, wanted: Compile,
                   folders: Sequence[Path]) -> CompiledStep | None:
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
@@ -223,7 +230,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
             files += found[1]
     if not calls:
         return None
-    int4 = weights[0]["qkv"].dtype == torch.uint8
+    int4 = any(one.dtype == torch.uint8 for one in weights[0].values())
     halves = None if int4 else compiled_halves(layers, weights, wanted, folders)
     rows = None if halves is None else compiled_rows(layers[0].shape, slots, wanted, folders)
     files += [file for found in (halves, rows) if found is not None for file in found[1]]
@@ -290,12 +297,14 @@ def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Com
     """
     weight = weight.detach()
     shape = packed(weight.to("meta"))
+    if shape.dim() == 2:
+        return eager, []  # outputs that fill no blocks
     file = library(head_key(shape), folders)
     runner = loaded(file, wanted, partial(build_head, shape, file))
     if runner is None:
         return eager, []
-    weight = packed(weight)
-    return lambda states: runner.run([states.contiguous(), weight])[0], [file]
+    weight, most = packed(weight), most_by_kernel()
+    return lambda states: runner.run([states.contiguous(), weight])[0] if len(states) <= most else eager(states), [file]
 
 
 def loaded(file: Path, wanted: Compile, make: Callable[[], None]) -> Runner | None:

@@ -93,6 +93,8 @@ def compiled_row(layer: Eagle3Layer, whole: Mapping[str, Tensor], wanted: Compil
     weights: dict[str, Tensor] = {}
     for name in PRODUCTS:
         weights |= packed_layer(stored(name, whole[name], layer.products[name]))
+    if any(one.dim() == 2 for one in weights.values()):
+        return None  # outputs that fill no blocks
     weights |= layer.norms
     shape, module = layer.shape, Eagle3Row(layer.shape, list(weights))
     file = library(digest(Eagle3Row.__name__, shape, Path(__file__).read_text(),

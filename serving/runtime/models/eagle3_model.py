@@ -61,7 +61,10 @@ class Eagle3Model:
             norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {"norm": weights["norm.weight"]}
             self.layer = Eagle3Layer({name: make(one, None) for name, one in whole.items()}, norms, self.shape)
             compiles = getattr(target, "libraries", None)
-            self._row = compiles and compiled_row(self.layer, whole, *compiles)
+            found = compiles and compiled_row(self.layer, whole, *compiles)
+            self._row = found and found[0]
+            if found:
+                target.note_libraries([found[1]])  # type: ignore[attr-defined]
             self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
         self.hidden_size = int(config["hidden_size"])
 
@@ -110,9 +113,9 @@ class Eagle3Model:
             return None
         embedded, hidden, rope = self._inputs(rows, placed)
         mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
-        run, _ = self._row
-        states, normed, logits = run([embedded, hidden, *rope, *self.slots.memory(0, slot), torch.arange(start, start + count), mask])
-        return states[-row.keep :], normed[-row.keep :], logits[-row.keep :]
+        states, normed, logits = self._row([embedded, hidden, *rope, *self.slots.memory(0, slot), torch.arange(start, start + count), mask])
+        first = count - row.keep
+        return states[first:], normed[first:], logits[first:]
 
     def _by_torch(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Tensor]:
         """Of all pairs whose rows are kept: states before and after the norm, `[kept, hidden]`, and logits `[kept, head]` float32."""

@@ -26,7 +26,7 @@ class Entered:
         self._states: list[Tensor] = []
 
     def enter(self, layer: int, x: Tensor) -> None:
-        """States `[n, hidden]` before a layer; those of padding come last."""
+        """States `[n, hidden]` before a layer."""
         self._states += [x] * self._layers.count(layer)
 
     def store(self, slots: Slots) -> None:

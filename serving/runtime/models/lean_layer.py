@@ -94,7 +94,7 @@ def layer_weights(own: Layer, layer: Any) -> dict[str, Tensor]:
 
 
 def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
-    """What a product over one token reads: its weight, or what that was rounded to and the scales."""
+    """What a product over a few tokens reads: its weight, or what that was rounded to and the scales."""
     rounded = getattr(product, "rounded", None)
     return {name: weight.detach()} if rounded is None else {name: rounded[0], f"{name}.scale": rounded[1]}
 

@@ -10,7 +10,7 @@ ragged rows and heads are inherited. Parity with transformers: tests/serving/run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,14 @@ class LeanLlama(TransformersModel):
     """A causal language model of a family in `architecture.FAMILIES` over slots; arguments as for `TransformersModel`.
 
     Args:
-        int8: forward passes of a token or two, compiled ones of up to four, read 8-bit weights (a draft's, which are stored in 8 bits
+        int8: forward passes of a token or two, and all compiled ones, read 8-bit weights (a draft's, which are stored in 8 bits
             anyway).
         compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice, and its head once more.
         libraries: folders of compiled layers besides this machine's own, such as a bundle's.
         weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
     Attributes:
         libraries: how and in which folders a head beside this model finds its own compiled layer; None where it shall not.
+        note_libraries: told of that one's file, so that a bundle can bring it along.
     """
 
     skips = True
@@ -99,11 +100,12 @@ class LeanLlama(TransformersModel):
                     stored.append(packed_layer(layer_weights(self.layers[-1], layer)))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
-        self.libraries = (compiled, folders) if compiles else None
         self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
         if self.step is not None:
             self._head, files = compiled_head(self.head_weight, self._head, compiled, folders)
             self.step.files += tuple(files)
+        self.libraries = None if self.step is None else (compiled, folders)
+        self.note_libraries: Callable[[Iterable[Path]], None] = lambda _: None
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half` folded into the sines."""

@@ -59,14 +59,12 @@ class Int8Linear:
 
     Attributes:
         rounded: the int8 weight `[out, in]` and its scales `[out]`.
-        packed: as in `PackedLinear`, of the rounded weight; None where `linear` packs nothing.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         whole, scale = quantise(weight)
         self._wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
         self.rounded = whole, scale.to(weight.dtype)
-        self.packed: Tensor | None = getattr(self._wide, "packed", None)
         self._plus = 0 if bias is None else bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -81,14 +79,12 @@ class RoundedLinear:
 
     Attributes:
         rounded: what a few rows read, `Rounded.stored`; None in other dtypes.
-        packed: as in `PackedLinear`, of the second copy; None where `linear` packs nothing.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, weights: Weights):
         whole = rounded(weight, weights)
         self._wide = linear(whole.dense().to(weight.dtype), bias)
-        self.packed: Tensor | None = getattr(self._wide, "packed", None)
-        self.rounded = None if self.packed is None else whole.stored()
+        self.rounded = None if not isinstance(self._wide, PackedLinear) else whole.stored()
         self._few, self._plus = ROUNDED_ROWS["int8" if whole.zero is None else "int4"], 0 if bias is None else bias
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ def test_the_digest_of_the_sources_changes_with_each_of_them_and_needs_no_git(mo
         return code_digest.__wrapped__()
 
     seen = {digest()}
-    for name, text in (("components/report/provenance.py", "a"), ("serving/a.py", "a"), ("serving/a.py", "b")):
+    for name, text in (("components/report/provenance.py", "a"), ("serving/a.py", "a"), ("serving/a.py", "b"), ("serving/a.cpp", "a")):
         (tmp_path / name).write_text(text)
         seen.add(digest())
     (tmp_path / "serving" / "a.py").rename(tmp_path / "serving" / "b.py")
     seen.add(digest())
-    assert len(seen) == 5
+    assert len(seen) == 6
     (tmp_path / "serving" / "a.pyc").write_text("compiled")
     (tmp_path / "tests.py").write_text("not installed")
     assert digest() in seen

@@ -13,6 +13,8 @@ from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
+from serving.runtime.models.compiled_library import compiler
+from serving.runtime.models.eagle3_layer import NORMS, PRODUCTS, Eagle3Row
 from serving.runtime.models.eagle3_model import Eagle3Model, head_of
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.unbatched_model import UnbatchedModel
@@ -167,3 +169,61 @@ def test_scaled_rotary_positions_are_refused():
     head.config["rope_scaling"] = {"rope_type": "yarn"}
     with raises_code("unsupported_architecture"):
         Eagle3Model(head, LeanLlama(llama(), slots=1))
+
+
+def compiled_head(tmp_path, monkeypatch):
+    """A head whose outputs fill blocks, beside a bfloat16 target, with its library."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    module = llama(torch.bfloat16, hidden_size=64, intermediate_size=64, head_dim=16)
+    _, head = random_eagle3(module, 32)
+    target = LeanLlama(module, slots=2)
+    target.libraries, noted = ("on", [tmp_path]), []
+    target.note_libraries = noted.extend
+    return head_of(target, head), noted
+
+
+def outputs_of(model, parts):
+    """States and logits of parts of a row, some of them trees: tokens and their parents."""
+    slot, found = model.open(), []
+    states = torch.randn(40, model.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    for tokens, parents, keep in parts:
+        features = states[: len(tokens)]
+        (one,) = model.forward([Forward("head", slot, tokens, keep, parents=parents, features=features)])
+        found.append((one.compact, one.hidden))
+    model.close(slot)
+    return [torch.cat(each).float() for each in zip(*found, strict=True)]
+
+
+PARTS = [((3, 4, 5), None, 1), ((6,), None, 1), ((7, 8), None, 2), ((9, 3, 5, 6), (-1, 0, 0, 1), 3)]
+
+
+def test_a_row_by_its_library_is_that_by_torch(tmp_path, monkeypatch):
+    """What a library is made from, run without the compiler."""
+    monkeypatch.setattr("serving.runtime.models.eagle3_layer.loaded", lambda *_: Uncompiled())
+
+    class Uncompiled:
+        def run(self, inputs):
+            calls.append(len(inputs[0]))
+            return list(row(tuple(inputs[:4]), tuple(inputs[4:6]), tuple(inputs[6:8]), inputs[8:]))
+
+    calls = []
+    model, noted = compiled_head(tmp_path, monkeypatch)
+    names = [part for name in PRODUCTS for part in (name, f"{name}.scale")] + list(NORMS)
+    row = Eagle3Row(model.shape, names)
+    found = outputs_of(model, PARTS)
+    assert calls == [3, 1, 2, 4]
+    assert len(noted) == 1
+    model._row = None
+    for mine, theirs in zip(found, outputs_of(model, PARTS), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_a_compiled_row_takes_any_number_of_pairs(tmp_path, monkeypatch):
+    model, noted = compiled_head(tmp_path, monkeypatch)
+    assert [file.is_file() for file in noted] == [True]
+    found = outputs_of(model, PARTS)
+    model._row = None
+    for mine, theirs in zip(found, outputs_of(model, PARTS), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05)
