@@ -189,9 +189,9 @@ def outputs_of(model, parts):
     for tokens, parents, keep in parts:
         features = states[: len(tokens)]
         (one,) = model.forward([Forward("head", slot, tokens, keep, parents=parents, features=features)])
-        found.append((one.compact, one.hidden))
+        found += [one.compact, one.hidden.float()]
     model.close(slot)
-    return [torch.cat(each).float() for each in zip(*found, strict=True)]
+    return found
 
 
 PARTS = [((3, 4, 5), None, 1), ((6,), None, 1), ((7, 8), None, 2), ((9, 3, 5, 6), (-1, 0, 0, 1), 3)]
