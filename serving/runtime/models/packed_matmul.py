@@ -1,7 +1,8 @@
 """Products of a few tokens with a weight in a layout of our own (`kernels/packed_matmul.cpp`).
 
 SmolLM2-135M's products take 6.4 ms for one token and as much for eight, where oneDNN takes 10 and 11 (docs/log.md, "A kernel for a few
-tokens"): a draft of seven tokens is verified in the time of one. Libraries of compiled layers contain the kernel.
+tokens"): a draft of seven tokens is verified in the time of one. Without AVX-512 up to six tokens take the time of one. Libraries of
+compiled layers contain the kernel.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from serving.device import cpu_flags
+
 SOURCE = Path(__file__).parent / "kernels" / "packed_matmul.cpp"
-LANES = 16
+LANES = 16 if "avx512f" in cpu_flags().split() else 8
+"""Outputs of a vector of this machine; the compiler is told of the same."""
 OUTPUTS = 2 * LANES
 """Outputs of a block."""
 SHIM = """
 AOTITorchError aoti_torch_cpu_packed_matmul(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* out) {
-    int64_t tokens, blocks, pairs;
+    int64_t tokens, blocks, pairs, numbers;
     int32_t dtype;
     void *from, *by, *into;
     aoti_torch_get_size(x, 0, &tokens);
     aoti_torch_get_size(weight, 0, &blocks);
     aoti_torch_get_size(weight, 1, &pairs);
     aoti_torch_get_dtype(weight, &dtype);
+    aoti_torch_get_numel(weight, &numbers);
+    if (numbers != blocks * pairs * draftwell::VECTORS * draftwell::LANES * 2) return AOTI_TORCH_FAILURE;  // of another machine
     const int64_t sizes[] = {tokens, blocks * draftwell::VECTORS * draftwell::LANES}, strides[] = {sizes[1], 1};
     AOTITorchError error = aoti_torch_empty_strided(2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, out);
     if (error != AOTI_TORCH_SUCCESS) return error;
@@ -31,9 +37,9 @@ AOTITorchError aoti_torch_cpu_packed_matmul(AtenTensorHandle x, AtenTensorHandle
     aoti_torch_get_data_ptr(weight, &by);
     aoti_torch_get_data_ptr(*out, &into);
     if (dtype == aoti_torch_dtype_int8())
-        draftwell::matmul((const uint32_t*)from, (const int8_t*)by, (float*)into, tokens, pairs, sizes[1]);
+        draftwell::matmul((const uint16_t*)from, (const int8_t*)by, (float*)into, tokens, pairs, sizes[1]);
     else
-        draftwell::matmul((const uint32_t*)from, (const uint16_t*)by, (float*)into, tokens, pairs, sizes[1]);
+        draftwell::matmul((const uint16_t*)from, (const uint16_t*)by, (float*)into, tokens, pairs, sizes[1]);
     return AOTI_TORCH_SUCCESS;
 }
 """

@@ -1,75 +1,111 @@
 // Products of a few tokens with a fixed weight: every weight is read from memory once, for all tokens, as fast as it comes.
 //
-// A weight [out, in] lies in blocks of 32 outputs (packed_matmul.py). Of a block, two inputs of all 32 outputs follow each other: two
-// vectors. Each vector is multiplied with the same two inputs of up to MOST tokens, whose sums stay in registers. All sums are float32 and
-// run over the inputs in one order, so a token's result does not depend on how many others there are.
+// A weight [out, in] lies in blocks of two vectors of outputs (packed_matmul.py). Of a block, two inputs of all its outputs follow each
+// other. Each vector is multiplied with the same inputs of up to MOST tokens, whose sums stay in registers. All sums are float32 and run
+// over the inputs in one order, so a token's result does not depend on how many others there are.
 
 #include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
+#pragma GCC push_options
+#pragma GCC optimize("O2")  // what surrounds it in a library is compiled with less
+
 namespace draftwell {
 
-constexpr int LANES = 16;        // outputs in a vector
 constexpr int VECTORS = 2;       // in a block
+#ifdef __AVX512F__
+constexpr int LANES = 16;        // outputs in a vector
 constexpr int MOST = 12;         // tokens whose 2 * 12 sums, two vectors of weights and one of inputs fill 27 of 32 registers
+#else
+constexpr int LANES = 8;
+constexpr int MOST = 6;          // 15 of 16 registers
+#endif
 constexpr int64_t AHEAD = 2048;  // bytes between what is multiplied and what is fetched: 1024 to 4096 were alike
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Pairs __attribute__((vector_size(64)));    // two bfloat16 each, the first in the lower half
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Pairs __attribute__((vector_size(4 * LANES)));  // two bfloat16 each, the first in the lower half
 
-// Two inputs' weights of sixteen outputs.
-static inline Pairs load(const uint16_t* weight) {
+static inline Pairs pairs_at(const uint16_t* weight) {
     Pairs pairs;
     __builtin_memcpy(&pairs, weight, sizeof pairs);
     return pairs;
 }
 
-static inline Floats floats(const int8_t* whole) {
+// Of int8, a vector's weights of the first input come before those of the second.
+static inline Floats floats_at(const int8_t* whole) {
     Floats out;
 #if defined(__AVX512F__)
     out = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)whole)));
 #elif defined(__AVX2__)
-    for (int half = 0; half < 2; half++) {
-        __m256 eight = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(whole + 8 * half))));
-        __builtin_memcpy((float*)&out + 8 * half, &eight, sizeof eight);
-    }
+    out = (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)whole)));
 #else
     for (int lane = 0; lane < LANES; lane++) out[lane] = whole[lane];
 #endif
     return out;
 }
 
-// The same of int8, where sixteen weights of the first input come before sixteen of the second. Whole numbers up to 127 are exact bfloat16.
-static inline Pairs load(const int8_t* weight) {
-    return ((Pairs)floats(weight) >> 16) | (Pairs)floats(weight + LANES);
-}
-
-static inline Floats plus_product(Floats sum, Pairs weights, uint32_t inputs) {
-    Pairs both = Pairs{} + inputs;
+// What is multiplied at once: two inputs where there is an instruction for it, otherwise one.
 #ifdef __AVX512BF16__
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)both);
-#else
-    sum += (Floats)(weights << 16) * (Floats)(both << 16);
-    return sum + (Floats)(weights & 0xffff0000u) * (Floats)(both & 0xffff0000u);
-#endif
+constexpr int AT_ONCE = 2;
+typedef uint32_t Input;  // two bfloat16
+typedef Pairs Weights;
+
+static inline Weights load(const uint16_t* weight, int) { return pairs_at(weight); }
+
+// Whole numbers up to 127 are exact bfloat16.
+static inline Weights load(const int8_t* weight, int) {
+    return ((Pairs)floats_at(weight) >> 16) | (Pairs)floats_at(weight + LANES);
 }
 
-// `tokens` tokens × one block. x: pairs of inputs, `pairs` a token. out: `outputs` a token.
+static inline Floats plus_product(Floats sum, Weights weights, Input both) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(Pairs{} + both));
+}
+#else
+constexpr int AT_ONCE = 1;
+typedef float Input;
+typedef Floats Weights;
+
+static inline Weights load(const uint16_t* weight, int second) {
+    return (Floats)(second ? pairs_at(weight) & 0xffff0000u : pairs_at(weight) << 16);
+}
+
+static inline Weights load(const int8_t* weight, int second) { return floats_at(weight + second * LANES); }
+
+static inline Floats plus_product(Floats sum, Weights weights, Input input) { return sum + weights * input; }
+#endif
+
+// bfloat16 [count] as they are multiplied; those that are made are kept in `made`.
+static inline const Input* as_inputs(const uint16_t* x, int64_t count, std::vector<Input>& made) {
+    if (AT_ONCE == 2) return (const Input*)x;
+    made.resize(count);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = (uint32_t)x[i] << 16;
+        __builtin_memcpy(&made[i], &bits, sizeof bits);
+    }
+    return made.data();
+}
+
+// `tokens` tokens × one block. x: `inputs` a token. out: `outputs` a token.
 template <int tokens, typename Weight>
-static void block(const uint32_t* x, const Weight* weight, float* out, int64_t pairs, int64_t outputs) {
+static void block(const Input* x, const Weight* weight, float* out, int64_t inputs, int64_t outputs) {
     Floats sums[tokens][VECTORS] = {};
-    for (int64_t pair = 0; pair < pairs; pair++, weight += VECTORS * LANES * 2) {
+    for (int64_t pair = 0; pair < inputs * AT_ONCE / 2; pair++, weight += VECTORS * LANES * 2) {
         for (int64_t byte = 0; byte < VECTORS * LANES * 2 * (int64_t)sizeof(Weight); byte += 64)
             __builtin_prefetch((const char*)weight + AHEAD + byte);
-        Pairs first = load(weight), second = load(weight + LANES * 2);
+#pragma GCC unroll 2
+        for (int step = 0; step < 2 / AT_ONCE; step++) {
+            const Weights first = load(weight, step), second = load(weight + LANES * 2, step);
+            const Input* input = x + pair * 2 / AT_ONCE + step;
 #pragma GCC unroll 12
-        for (int token = 0; token < tokens; token++) {
-            sums[token][0] = plus_product(sums[token][0], first, x[token * pairs + pair]);
-            sums[token][1] = plus_product(sums[token][1], second, x[token * pairs + pair]);
+            for (int token = 0; token < tokens; token++) {
+                sums[token][0] = plus_product(sums[token][0], first, input[token * inputs]);
+                sums[token][1] = plus_product(sums[token][1], second, input[token * inputs]);
+            }
         }
     }
 #pragma GCC unroll 12
@@ -84,15 +120,19 @@ static constexpr auto blocks(std::integer_sequence<int, less...>) {
 
 // x [tokens, 2 * pairs] bfloat16 → out [tokens, outputs] float32.
 template <typename Weight>
-static void matmul(const uint32_t* x, const Weight* weight, float* out, int64_t tokens, int64_t pairs, int64_t outputs) {
+static void matmul(const uint16_t* x, const Weight* weight, float* out, int64_t tokens, int64_t pairs, int64_t outputs) {
     static constexpr auto by_tokens = blocks<Weight>(std::make_integer_sequence<int, MOST>());
-    const int64_t width = VECTORS * LANES, parts = (tokens + MOST - 1) / MOST;
+    const int64_t width = VECTORS * LANES, parts = (tokens + MOST - 1) / MOST, inputs = 2 * pairs / AT_ONCE;
+    std::vector<Input> made;
+    const Input* input = as_inputs(x, tokens * 2 * pairs, made);
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < outputs / width; at++)
         for (int64_t part = 0; part < parts; part++) {  // the block's weights come from the cache after the first
             const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
-            by_tokens[end - start - 1](x + start * pairs, weight + at * width * pairs * 2, out + start * outputs + at * width, pairs, outputs);
+            by_tokens[end - start - 1](input + start * inputs, weight + at * width * pairs * 2, out + start * outputs + at * width, inputs, outputs);
         }
 }
 
 }  // namespace draftwell
+
+#pragma GCC pop_options

@@ -483,7 +483,7 @@ def test_compiled_layers_read_rounded_weights(weights: Weights, tmp_path: Path, 
     eager, model = LeanLlama(module, slots=3, weights=weights), LeanLlama(module, slots=3, weights=weights, compiled="on")
     assert model.step is not None
     for form in FORMS:
-        torch.testing.assert_close(say(model, form), say(eager, form), atol=0.02, rtol=0.05)
+        torch.testing.assert_close(say(model, form), say(eager, form), atol=0.04, rtol=0.05)
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from serving.runtime.models import packed_matmul as kernel
 from serving.runtime.models.compiled_library import LIBRARY, VARIES, build_library, compiler, load
 from serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
 
@@ -18,22 +21,25 @@ class Products(torch.nn.Module):
         return packed_matmul(x, whole), packed_matmul(x, rounded)
 
 
-@pytest.fixture(scope="module", params=["native", "no-bfloat16"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernel as it is compiled for this processor, and for one without instructions for bfloat16."""
+@pytest.fixture(scope="module", params=["native", "no-avx512bf16", "no-avx512f"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The kernel as it is compiled for this processor, for one without instructions for bfloat16, and for one with vectors of eight."""
     folder = tmp_path_factory.mktemp("kernel")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        if request.param == "no-bfloat16":
+        if request.param == "no-avx512f":
+            patch.setattr(kernel, "LANES", 8)
+            patch.setattr(kernel, "OUTPUTS", 16)
+        if request.param != "native":
             wrapper = folder / "g++"
-            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mno-avx512bf16\n')
+            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -m{request.param}\n')
             wrapper.chmod(0o755)
             patch.setenv("CXX", str(wrapper))
-            patch.setattr(torch._inductor.config.cpp, "cxx", (None, str(wrapper)))
+            stack.enter_context(torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}))
         arguments = (torch.zeros(3, 48, dtype=torch.bfloat16), packed(torch.zeros(96, 48, dtype=torch.bfloat16)),
                      packed(torch.zeros(96, 48, dtype=torch.int8)))
         build_library(Products(), arguments, ({0: VARIES}, None, None), folder / LIBRARY)
-    return folder / LIBRARY
+        yield folder / LIBRARY
 
 
 @pytest.mark.slow
@@ -67,6 +73,16 @@ def test_no_thread_count_changes_a_result(library: Path) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_a_weight_packed_for_another_machine_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, rounded = torch.ones(96, 48).bfloat16(), torch.ones(96, 48).to(torch.int8)
+    monkeypatch.setattr(kernel, "LANES", kernel.LANES * 3)
+    monkeypatch.setattr(kernel, "OUTPUTS", kernel.OUTPUTS * 3)
+    with pytest.raises(RuntimeError):
+        load(library).run([torch.ones(1, 48).bfloat16(), packed(whole), packed(rounded)])
 
 
 def test_weights_that_fill_no_blocks_stay_as_they_are() -> None:
