@@ -22,6 +22,7 @@ from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_layer import NORMS, Layer
 from serving.runtime.models.packed_matmul import packed, packed_matmul
 from serving.runtime.models.row_attention import weigh
+from serving.runtime.models.row_kernel import fits, row_attention
 
 NO_WEIGHT = torch.empty(0)
 """Of the other half of a layer."""
@@ -124,7 +125,7 @@ def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor,
 
 def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],
                place: tuple[Tensor, Tensor]) -> Tensor:
-    """Write keys and values into a slot, and attend over it by torch's kernel, as `row_attention.OneRow` does.
+    """Write keys and values into a slot, and attend over it by our kernel, or by torch's for heads of other sizes.
 
     Args:
         heads: as in `attend`.
@@ -137,6 +138,8 @@ def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, 
     positions, mask = place
     for old, new in zip(memory, (key, value), strict=True):
         old[:, positions] = new.to(old.dtype).transpose(0, 1)  # as in `attend`
+    if fits(shape.head_dim):
+        return row_attention(query.float().contiguous(), *memory, mask.contiguous(), shape.scale, shape.attention_softcap or 0.0)
     keys, values = (one[None, :, : mask.shape[1]] for one in memory)
     folded = query.to(keys.dtype).transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)
     out = weigh(folded, keys, values, mask.repeat(shape.groups, 1), shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import cpu_flags
 from serving.errors import DraftwellError
-from serving.runtime.models import compiled_layer, lean_layer, packed_matmul, quantised, row_attention
+from serving.runtime.models import compiled_layer, lean_layer, packed_matmul, quantised, row_attention, row_kernel
 from serving.runtime.models.compiled_layer import (
     BeforeAttention,
     CompiledLayer,
@@ -35,6 +35,8 @@ from serving.runtime.models.compiled_layer import (
 
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
+KERNELS = packed_matmul.SOURCE, row_kernel.SOURCE
+"""The second uses the first."""
 VARIES = torch.export.Dim.AUTO
 FEW = 4
 """Tokens that a form for several is traced with."""
@@ -87,10 +89,18 @@ def head_key(weight: Tensor) -> str:
 
 def digest(*parts: object) -> str:
     """A key of these parts, the processor's instructions, torch and the code."""
-    files = [__file__, *(str(part.__file__) for part in (compiled_layer, lean_layer, packed_matmul, quantised, row_attention))]
-    code = [Path(file).read_bytes() for file in [*files, str(packed_matmul.SOURCE)]]
+    parts_of_code = compiled_layer, lean_layer, packed_matmul, quantised, row_attention, row_kernel
+    files = [__file__, *(str(part.__file__) for part in parts_of_code), *map(str, KERNELS)]
+    code = [Path(file).read_bytes() for file in files]
     text = repr((*parts, cpu_flags(), torch.__version__, sorted(OPTIONS.items())))
     return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
+
+
+def shims() -> dict[torch._ops.OpOverload, list[str]]:
+    """Inductor's option `aot_inductor.custom_ops_to_c_shims`: it puts `extern` before each text, within `extern "C"`."""
+    kernels = '"C++" {\n' + "\n".join(file.read_text() for file in KERNELS) + "}"
+    return {torch.ops.draftwell.packed_matmul.default: [kernels, packed_matmul.SHIM.strip()],
+            torch.ops.draftwell.row_attention.default: [kernels, row_kernel.SHIM.strip()]}
 
 
 def compiler() -> str | None:
@@ -171,7 +181,7 @@ def build_library(module: torch.nn.Module, arguments: tuple[Any, ...], vary: tup
             warnings.simplefilter("ignore")  # the compiler's own, about itself
             traced = torch.export.export(module, arguments, dynamic_shapes=vary).module()
             options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY),
-                       "aot_inductor.custom_ops_to_c_shims": packed_matmul.shims()}
+                       "aot_inductor.custom_ops_to_c_shims": shims()}
             made = torch._inductor.aot_compile(traced, arguments, options=options)
             Path(str(made)).replace(file)
     except Exception as error:  # tracer, compiler, linker and a folder that may not be written to have errors of their own

@@ -43,7 +43,7 @@ AOTITorchError aoti_torch_cpu_packed_matmul(AtenTensorHandle x, AtenTensorHandle
     return AOTI_TORCH_SUCCESS;
 }
 """
-"""How torch's ahead-of-time compiler calls the kernel."""
+"""How torch's ahead-of-time compiler calls the kernel (`compiled_library.shims`)."""
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -72,9 +72,3 @@ def packed_matmul(x: Tensor, weight: Tensor) -> Tensor:
 @packed_matmul.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0] * OUTPUTS, dtype=torch.float32)
-
-
-def shims() -> dict[torch._ops.OpOverload, list[str]]:
-    """Inductor's option `aot_inductor.custom_ops_to_c_shims`: it puts `extern` before each text, within `extern "C"`."""
-    kernel = f'"C++" {{\n{SOURCE.read_text()}\n}}'
-    return {torch.ops.draftwell.packed_matmul.default: [kernel, SHIM.strip()]}

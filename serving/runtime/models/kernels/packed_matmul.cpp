@@ -4,6 +4,9 @@
 // other. Each vector is multiplied with the same inputs of up to MOST tokens, whose sums stay in registers. All sums are float32 and run
 // over the inputs in one order, so a token's result does not depend on how many others there are.
 
+#ifndef DRAFTWELL_PACKED_MATMUL
+#define DRAFTWELL_PACKED_MATMUL
+
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -118,21 +121,30 @@ static constexpr auto blocks(std::integer_sequence<int, less...>) {
     return std::array{block<less + 1, Weight>...};
 }
 
+// `tokens` tokens × one block, in parts of up to MOST tokens; all but the first find the block's weights in the cache.
+template <typename Weight>
+static void block_by_parts(const Input* x, const Weight* weight, float* out, int64_t tokens, int64_t inputs, int64_t outputs) {
+    static constexpr auto by_tokens = blocks<Weight>(std::make_integer_sequence<int, MOST>());
+    const int64_t parts = (tokens + MOST - 1) / MOST;
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
+        by_tokens[end - start - 1](x + start * inputs, weight, out + start * outputs, inputs, outputs);
+    }
+}
+
 // x [tokens, 2 * pairs] bfloat16 → out [tokens, outputs] float32.
 template <typename Weight>
 static void matmul(const uint16_t* x, const Weight* weight, float* out, int64_t tokens, int64_t pairs, int64_t outputs) {
-    static constexpr auto by_tokens = blocks<Weight>(std::make_integer_sequence<int, MOST>());
-    const int64_t width = VECTORS * LANES, parts = (tokens + MOST - 1) / MOST, inputs = 2 * pairs / AT_ONCE;
-    std::vector<Input> made;
+    const int64_t width = VECTORS * LANES, inputs = 2 * pairs / AT_ONCE;
+    static thread_local std::vector<Input> made;  // kept: given back, it would be mapped and cleared again for every product
     const Input* input = as_inputs(x, tokens * 2 * pairs, made);
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < outputs / width; at++)
-        for (int64_t part = 0; part < parts; part++) {  // the block's weights come from the cache after the first
-            const int64_t start = tokens * part / parts, end = tokens * (part + 1) / parts;
-            by_tokens[end - start - 1](input + start * inputs, weight + at * width * pairs * 2, out + start * outputs + at * width, inputs, outputs);
-        }
+        block_by_parts(input, weight + at * width * pairs * 2, out + at * width, tokens, inputs, outputs);
 }
 
 }  // namespace draftwell
 
 #pragma GCC pop_options
+
+#endif

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor
 from serving.runtime.models import packed_matmul as kernel
 from serving.runtime.models.compiled_library import LIBRARY, VARIES, build_library, compiler, load
 from serving.runtime.models.packed_matmul import OUTPUTS, packed, packed_matmul
+from tests.support.models.other_processors import PROCESSORS, compiled_for
 
 
 class Products(torch.nn.Module):
@@ -21,21 +20,11 @@ class Products(torch.nn.Module):
         return packed_matmul(x, whole), packed_matmul(x, rounded)
 
 
-@pytest.fixture(scope="module", params=["native", "no-avx512bf16", "no-avx512f"])
+@pytest.fixture(scope="module", params=PROCESSORS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The kernel as it is compiled for this processor, for one without instructions for bfloat16, and for one with vectors of eight."""
+    """The kernel as it is compiled for a kind of processor."""
     folder = tmp_path_factory.mktemp("kernel")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        if request.param == "no-avx512f":
-            patch.setattr(kernel, "LANES", 8)
-            patch.setattr(kernel, "OUTPUTS", 16)
-        if request.param != "native":
-            wrapper = folder / "g++"
-            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -m{request.param}\n')
-            wrapper.chmod(0o755)
-            patch.setenv("CXX", str(wrapper))
-            stack.enter_context(torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}))
+    with compiled_for(request.param, folder):
         arguments = (torch.zeros(3, 48, dtype=torch.bfloat16), packed(torch.zeros(96, 48, dtype=torch.bfloat16)),
                      packed(torch.zeros(96, 48, dtype=torch.int8)))
         build_library(Products(), arguments, ({0: VARIES}, None, None), folder / LIBRARY)

@@ -1,0 +1,37 @@
+"""Kernels compiled as for processors that lack instructions of this one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving.runtime.models import packed_matmul
+
+PROCESSORS = ("native", "no-avx512bf16", "no-avx512f")
+"""This one, one without instructions for bfloat16, and one with vectors of eight floats."""
+
+
+@contextmanager
+def compiled_for(processor: str, folder: Path) -> Iterator[None]:
+    """Within it libraries are compiled, and weights packed, for such a processor.
+
+    Args:
+        folder: an empty one, for the compiler's files.
+    """
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        if processor == "no-avx512f":
+            patch.setattr(packed_matmul, "LANES", 8)
+            patch.setattr(packed_matmul, "OUTPUTS", 16)
+        if processor != "native":
+            wrapper = folder / "g++"
+            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -m{processor}\n')
+            wrapper.chmod(0o755)
+            patch.setenv("CXX", str(wrapper))
+            stack.enter_context(torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}))
+        yield
