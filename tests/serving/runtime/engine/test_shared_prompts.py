@@ -223,7 +223,6 @@ def networks(adapter: Any, target: Any, names: tuple[str, ...] = ("target", "dra
     return {role: adapter(modules[role], slots=4) for role in names}
 
 
-SETTINGS: dict[str, dict[str, Any]] = {"plain": {}, "windows": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}}
 FEW = ("vanilla_sd", "spide", "duo_decoding", "eagle3")
 ADAPTED = [*[(name, LeanLlama) for name in LOSSLESS], *[(name, TransformersModel) for name in FEW],
            *[(name, StaticLlama) for name in FEW[:-1]]]
