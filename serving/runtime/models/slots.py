@@ -54,7 +54,7 @@ class Slots:
         self.texts.forget()  # of what was read before there are none
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
-        """Take a free slot: the one that holds most of a prompt's beginning, if what it holds goes on hardly otherwise; else an empty one,
+        """Take a free slot: the one that begins with most of a prompt, if at least half of what it holds is in common; else an empty one,
         or the one that has been free for longest.
 
         Args:
@@ -77,8 +77,8 @@ class Slots:
     def _choose(self, text: SlotText | None, prompt: Sequence[int]) -> tuple[int, int]:
         """A free slot, and how many of the prompt's tokens to go on from.
 
-        Of a slot whose text goes on otherwise for more than it has in common, what is common is copied where there is another slot: so a
-        system prompt that all conversations share costs none of them its slot.
+        Of a slot with less than half in common that part is copied later, where there is another slot: so a system prompt that all
+        conversations share costs none of them its slot.
         """
         other = next((slot for slot in reversed(self._free) if slot not in self.texts), self._free[0])
         if text is None or text.owner is None:

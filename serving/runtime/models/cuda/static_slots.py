@@ -15,7 +15,7 @@ from serving.runtime.models.slots import Slots
 class StaticSlots(Slots):
     """Slots in one tensor `[slots + 1 + branches, kv_heads, max_context, head_dim]` a layer; arguments as for `Slots`.
 
-    What a slot holds of an earlier request is zeroed when it is opened, but for what the next one goes on from. Masked positions count
+    What a slot holds of an earlier request is zeroed when it is opened, but for what the next one takes over. Masked positions count
     with weight 0, and 0 · NaN is NaN: what a request that went wrong left after must not reach the next one.
     """
 

@@ -13,6 +13,8 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.onnx.onnx_export import export_llama
+from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.models.slot_texts import SlotText, SlotTexts, common_prefix
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.table_model import TableModel
@@ -21,7 +23,6 @@ from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from tests.serving.runtime.models.onnx.test_onnx_model import both, tiny_llama
 from tests.support.models.heads import random_eagle3
 from tests.support.models.lean_families import lean_family
 from tests.support.models.tiny import llama
@@ -134,14 +135,22 @@ def one_after_another(model: Any, owner: str | None, strategy: str = "autoregres
     return found
 
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128}
-
-
 def compiled(**settings: Any) -> LeanLlama:
     """The step of compiled layers, less the compiler."""
     model = LeanLlama(llama(2), **settings)
     with_step(model)
     return model
+
+
+def in_onnx(**settings: Any) -> OnnxModel:
+    """A random Llama with heads of 16."""
+    import transformers as tf
+
+    torch.manual_seed(0)
+    config = tf.LlamaConfig(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                            num_key_value_heads=2, initializer_range=0.3)
+    module = tf.LlamaForCausalLM(config).float().eval()
+    return OnnxModel(export_llama(module, module.lm_head.weight.detach()).SerializeToString(), module, max_context=256, **settings)
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -154,7 +163,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "static, as for CUDA graphs": lambda: StaticLlama(llama(2), slots=3),
     "caches of its own with windows": lambda: UnbatchedModel(module_of("gpt_neo"), slots=3),
     "caches of its own": lambda: UnbatchedModel(module_of("bloom"), slots=3),
-    "ONNX Runtime": lambda: both(tiny_llama(initializer_range=0.3), slots=3)[1],
+    "ONNX Runtime": lambda: in_onnx(slots=3),
 }
 
 
