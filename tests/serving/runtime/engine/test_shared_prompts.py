@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.models.cuda.static_llama import StaticLlama
+from serving.runtime.models.eagle3_model import Eagle3Model, head_of
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.requests import Sampling
@@ -250,3 +253,52 @@ def test_networks_in_float32(name: str, adapter: Any) -> None:
     wanted = [fresh.generate([3, *PROMPT], one.session.sampling, build()) for one in several]
     assert [job.output for job in several] == [job.output for job in wanted]
     assert [job.session.stats.cached_tokens for job in several] == [0, *[len(PROMPT)] * 3]
+
+
+def check_contents(target: LeanLlama, head: Any, artifact: Any) -> None:
+    """What slots hold of the target's and the head's tokens is what fresh ones compute: keys, values, and the states for the head."""
+    heads = 0
+    for slot in range(target.slots.count):
+        tokens = tuple(target.slots.texts[slot].tokens) if slot in target.slots.texts else ()
+        if tokens:
+            fresh = LeanLlama(target.module, slots=1)
+            fresh.keep_hidden_states(target.features)
+            fresh.forward([Forward("target", fresh.open(), tokens)])
+            for held, wanted in zip([*target.slots.keys, *target.slots.values], [*fresh.slots.keys, *fresh.slots.values], strict=True):
+                assert torch.allclose(held[slot, :, : len(tokens)], wanted[0, :, : len(tokens)], atol=1e-4)
+            assert torch.allclose(target.hidden_states(slot, 0, len(tokens)), fresh.hidden_states(0, 0, len(tokens)), atol=1e-4)
+    for slot in range(head.slots.count):
+        if slot in head.slots.texts and (paired := tuple(head.slots.texts[slot].tokens)):
+            _, first = head.slots.texts[slot].owner
+            fresh = LeanLlama(target.module, slots=1)
+            fresh.keep_hidden_states(target.features)
+            fresh.forward([Forward("target", fresh.open(), (first, *paired))])
+            again = Eagle3Model(artifact, fresh)
+            again.forward([Forward("head", again.open(), paired, features=fresh.hidden_states(0, 0, len(paired)))])
+            for held, wanted in ((head.slots.keys[0], again.slots.keys[0]), (head.slots.values[0], again.slots.values[0])):
+                assert torch.allclose(held[slot, :, : len(paired)], wanted[0, :, : len(paired)], atol=1e-4)
+            heads += 1
+    assert heads, "some slot of the head holds something"
+
+
+@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "top_k": 2}], ids=["chain", "tree"])
+def test_a_head_keeps_pairs_of_the_targets_own_states_alone(parameters: dict[str, Any]) -> None:
+    """Not those that it made from its own output, whether its draft was accepted or the request was cancelled behind it."""
+    target = LeanLlama(near(llama(2), 0.0), slots=4)
+    _, artifact = random_eagle3(target.module, VOCAB - 4)
+    head = head_of(target, artifact)
+    engine = Engine({"target": target})
+
+    def build() -> Any:
+        return build_strategy("eagle3", parameters, table_resources(32, eagle3_head=artifact))
+
+    conversation(engine, build, "one")
+    check_contents(target, head, artifact)
+    for steps in range(2, 9):
+        jobs = [engine.submit([4, *PROMPT], Sampling(max_tokens=20, temperature=1.0, seed=seed), build(), owner="one")
+                for seed in range(steps, steps + 2)]
+        for _ in range(steps):
+            engine.step()
+        for job in jobs:
+            engine.cancel(job)
+        check_contents(target, head, artifact)
