@@ -294,7 +294,7 @@ def test_a_head_keeps_pairs_of_the_targets_own_states_alone(parameters: dict[str
 
     conversation(engine, build, "one")
     check_contents(target, head, artifact)
-    for steps in range(2, 9):
+    for steps in (2, 3, 5, 8):
         jobs = [engine.submit([4, *PROMPT], Sampling(max_tokens=20, temperature=1.0, seed=seed), build(), owner="one")
                 for seed in range(steps, steps + 2)]
         for _ in range(steps):
