@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from serving.runtime.engine.task import Task
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Model
 from serving.runtime.session.lane import Lane
-
-if TYPE_CHECKING:
-    from serving.runtime.engine.engine import Job
+from serving.runtime.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +23,14 @@ LEAST_COPIED = 8
 """Tokens from which on a copy is worth the trouble."""
 
 
-def lane_of(job: Job, task: Task) -> Lane:
+class Request(Protocol):
+    """What is asked of a job here."""
+
+    session: Session
+    task: Task
+
+
+def lane_of(job: Request, task: Task) -> Lane:
     """The lane that a task's forward pass reads into."""
     assert task.waiting is not None
     return job.session.lanes[task.waiting.model]
@@ -36,7 +41,7 @@ def begins(task: Task) -> bool:
     return task.waiting is not None and task.waiting.prefill and task.waiting.parents is None
 
 
-def waits_for_another(job: Job, task: Task, jobs: Sequence[Job]) -> bool:
+def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool:
     """Whether a request of the same owner is about to read the same prompt on the same model, or has begun to.
 
     Args:
@@ -57,14 +62,14 @@ def waits_for_another(job: Job, task: Task, jobs: Sequence[Job]) -> bool:
     return False
 
 
-def same_prompt(job: Job, other: Job) -> bool:
+def same_prompt(job: Request, other: Request) -> bool:
     """Whether two requests have the same prompt."""
     one, two = job.session.text, other.session.text
     length = one.prompt_length
     return length == two.prompt_length and one.ids[:length] == two.ids[:length]
 
 
-def copy_prompt(job: Job, task: Task) -> None:
+def copy_prompt(job: Request, task: Task) -> None:
     """Copy what another slot holds of the beginning of a task's forward pass, which then counts as run."""
     if not begins(task) or task.read:
         return
