@@ -16,10 +16,10 @@ from torch import Tensor
 
 from components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from serving.runtime.commands import Forward, Role
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.output import Output
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)

@@ -15,7 +15,7 @@ from serving.runtime.types import Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from serving.runtime.models.slot_texts import SlotText
+    from serving.runtime.slot_texts import SlotText
 
 
 class Output:

@@ -25,10 +25,10 @@ from serving.runtime.models.linear import Int8Linear, MakeLinear, linear
 from serving.runtime.models.module_model import ModuleModel, positions_of
 from serving.runtime.models.row_attention import Placed, RowAttention, additive
 from serving.runtime.models.seen_tokens import SeenTokens
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.visible import visible
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 
 
 class Eagle3Model:

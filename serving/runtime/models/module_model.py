@@ -17,9 +17,9 @@ from torch import Tensor
 
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import depths
 
 Placed = tuple[int, int, int]

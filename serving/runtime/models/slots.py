@@ -17,7 +17,7 @@ from torch import Tensor
 
 from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.failures import room_for
-from serving.runtime.models.slot_texts import SlotText, SlotTexts
+from serving.runtime.slot_texts import SlotText, SlotTexts
 
 
 class Slots:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from serving.runtime.commands import Forward
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree
 
 

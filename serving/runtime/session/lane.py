@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.runtime.commands import Forward, Role, Step
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Rows
 

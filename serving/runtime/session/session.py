@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 from serving.runtime.commands import Role, Step
 from serving.runtime.failures import check_request
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.output import Model, Recorder
 from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling, Text
@@ -16,6 +15,7 @@ from serving.runtime.sampling import rate
 from serving.runtime.session.lane import Lane
 from serving.runtime.session.row_view import RowView
 from serving.runtime.session.stats import Stats
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 

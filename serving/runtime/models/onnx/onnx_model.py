@@ -19,9 +19,9 @@ from torch import Tensor
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.failures import room_for
-from serving.runtime.models.slot_texts import SlotText
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 
 BRANCHES = 7
 """Branch slots for each slot: DuoDecoding drafts at most 8 sequences."""
