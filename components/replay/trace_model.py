@@ -19,6 +19,7 @@ from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Output
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
@@ -132,7 +133,7 @@ class TraceModel:
         """Tokens in the slot."""
         self._left: int | None = None  # position of the first fed token that is not in the text
 
-    def open(self) -> int:
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
         self.length, self._left = 0, None
         return 0
 

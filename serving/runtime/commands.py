@@ -30,7 +30,8 @@ class Forward:
         slot: the slot that the engine opened for this request.
         tokens: tokens after the slot's current end, at least one.
         keep: number of trailing positions whose logits are wanted, at most `len(tokens)`.
-        prefill: the slot was empty; such a forward pass is timed and counted apart.
+        prefill: the request's first on this model, which reads what its slot does not hold of the prompt; such a forward pass is timed and
+            counted apart.
         steps: rows to return, the last of `tokens` and so many less one tokens that follow it greedily, each chosen by the
             largest logit where the model computes; above 1 for models with `chains` alone, and with `keep` = 1.
         parents: the tokens are a tree: of each the place in `tokens` of the one that it follows, −1 for one that follows the slot's

@@ -15,6 +15,8 @@ from serving.runtime.types import Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from serving.runtime.slot_texts import SlotText
+
 
 class Output:
     """What a forward pass returns: distributions and last hidden states of the kept positions.
@@ -121,14 +123,15 @@ class Recorder(Protocol):
 class Model(Protocol):
     """A model over slots. `module_model.ModuleModel`, the ONNX and the table model implement it.
 
-    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones.
+    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones. Those whose slots keep their text for later
+    requests have `slots`, a `Slots`.
     """
 
     vocab_size: int
     max_context: int
 
-    def open(self) -> int:
-        """Take a free slot of length 0."""
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        """Take a free slot: of length 0, or, where a text with an owner is given, with a part of the prompt (`Slots.open`)."""
 
     def close(self, slot: int) -> None:
         """Give the slot back."""

@@ -12,6 +12,7 @@ from serving.runtime.engine.prompt_pieces import SMALLEST
 from serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
+PromptSharing = Literal["tenant", "request", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
 SLOTS = 8
 QUEUE = 256
@@ -69,6 +70,10 @@ class ServerSettings(BaseModel):
                                        "between tokens stay about below three times the usual one, or half a second longer than usual "
                                        "while several wait, more than one for every two that are being answered; 64 with "
                                        "--deterministic.")
+    prefix_caching: PromptSharing | None = Field(
+        None, description="Who need not read a prompt again as far as a slot holds it: requests with the same API key, or without keys all "
+                          "(tenant), the answers to one prompt of a request (request), or nobody (off). Default: tenant, and off with "
+                          "--deterministic.")
     deterministic: bool = Field(
         False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
                            "never change the number of threads: a seed then always gives the same answer.")
@@ -140,6 +145,11 @@ class ServerSettings(BaseModel):
             return None
         return FeedbackSettings(folder=self.feedback_dir, rate=self.feedback_rate, text=self.feedback_text,
                                 per_minute=self.feedback_per_minute, max_bytes=self.feedback_megabytes << 20)
+
+    @property
+    def prompt_sharing(self) -> PromptSharing:
+        """`prefix_caching`, or its default."""
+        return self.prefix_caching or ("off" if self.deterministic else "tenant")
 
     @property
     def offered(self) -> tuple[str, ...] | None:

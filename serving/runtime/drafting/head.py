@@ -24,7 +24,8 @@ class HeadPairs:
     def read(self, session: Session) -> Step[Rows]:
         """Feed the head all pairs that the target's states allow; the row that predicts the first draft token."""
         lane, text = session.head, session.text.ids
-        lane.rollback(min(self.known, len(text) - 2))  # the last pair again where nothing is new: its row is wanted
+        known = max(self.known, lane.reused)  # at first those that an earlier request left
+        lane.rollback(min(known, len(text) - 2))  # the last pair again where nothing is new: its row is wanted
         states = session.target.hidden_states(lane.length, len(text) - 1)
         row = yield from lane.read(text[1:], features=states)
         self.known = len(text) - 1
@@ -62,7 +63,7 @@ class HeadChain:
             if len(draft) == limit:
                 draft.cut = limit >= most  # else the budget ended it
                 break
-            row = yield from session.head.read(before + draft.tokens, features=row.hidden(0)[None])
+            row = yield from session.head.read(before + draft.tokens, features=row.hidden(0)[None], sure=False)
         session.stats.drafted += len(draft)
         return draft
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.engine.prompt_pieces import reads_prompt, share_room
+from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import Workers
@@ -124,11 +125,14 @@ class Engine:
         self._turns: Counter[int] = Counter()
         """Steps in which a model read prompts."""
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
+    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED,
+               owner: Hashable = None) -> Job:
         """Start a request; it waits for its first forward pass when this returns.
 
         Args:
             draft_limit: as in `Session`; it can be changed between steps.
+            owner: as in `Session`: whose prompts and answers it need not read again. None: it shares nothing, and no other request's time
+                depends on it.
         Raises:
             ContextTooLong: prompt and max_tokens exceed the target's context (that of a smaller model only ends its drafts).
             DraftwellError: an empty prompt, or no free slot.
@@ -142,7 +146,7 @@ class Engine:
             raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the target's context of "
                                  f"{context}: shorten one of them")
         try:
-            session = Session(prompt, sampling, models, draft_limit)
+            session = Session(prompt, sampling, models, draft_limit, owner)
         except Exception as error:  # a slot may have to be cleared on a device
             explained = self._explained(error)
             if explained is error:
@@ -239,7 +243,8 @@ class Engine:
                 if leaf.waiting is None or leaf.flying:
                     continue
                 model = job.session.lanes[leaf.waiting.model].model
-                if id(model) not in busy:
+                if id(model) not in busy and not waits_for_another(job, leaf, self.jobs):
+                    copy_prompt(job, leaf)
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
         self._share_budget(list(flights.values()))
         target = id(self.models["target"])
@@ -326,6 +331,8 @@ class Engine:
             return
         job.finished = True
         self.jobs.remove(job)
+        if error:
+            job.session.forget()
         try:
             with ExitStack() as ending:  # the last step first
                 ending.callback(job.session.close)

@@ -28,6 +28,7 @@ from serving.runtime.models.seen_tokens import SeenTokens
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.visible import visible
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 
 
 class Eagle3Model:
@@ -68,9 +69,10 @@ class Eagle3Model:
             self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
         self.hidden_size = int(config["hidden_size"])
 
-    def open(self) -> int:
-        slot = self.slots.open()
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        slot = self.slots.open(text, prompt)
         self.seen.clear(slot)
+        self.seen.read(slot, text.tokens if text else ())
         return slot
 
     def close(self, slot: int) -> None:
@@ -85,7 +87,12 @@ class Eagle3Model:
     @torch.inference_mode()
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         self.slots.fork(source, into, length, known)
-        self.seen.copy(source, into)
+        text = self.slots.texts[source].tokens if source in self.slots.texts else []
+        if length <= len(text):  # of another request, which has gone on otherwise
+            self.seen.clear(into)
+            self.seen.read(into, text[:length])
+        else:
+            self.seen.copy(source, into)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Forward]) -> list[Output]:

@@ -19,6 +19,7 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import depths
 
 Placed = tuple[int, int, int]
@@ -73,8 +74,8 @@ class ModuleModel(ABC):
         weight: Tensor = self.module.get_output_embeddings().weight
         return weight[tokens.to(weight.device)]
 
-    def open(self) -> int:
-        return self.slots.open()
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        return self.slots.open(text, prompt)
 
     def close(self, slot: int) -> None:
         self.slots.close(slot)

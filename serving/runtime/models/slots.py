@@ -4,6 +4,8 @@ A slot belongs to one request. Its length says how many positions are valid; rol
 request that drafts several sequences takes *branch* slots next to its own. They are made when first asked for and are never
 given to requests, so that sequences and requests cannot wait for each other; what exists never moves, because a forward pass of
 another request may be writing to it.
+
+A slot that was given back keeps its content until it is taken again: the next request may begin alike (`slot_texts.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.failures import room_for
+from serving.runtime.slot_texts import SlotText, SlotTexts
 
 
 class Slots:
@@ -36,6 +39,8 @@ class Slots:
         self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
         self._free_branches: list[int] = []
         self._free = list(range(count))[::-1]
+        """The one that was given back last comes last."""
+        self.texts = SlotTexts()
         self.features: Tensor | None = None
         """`[count, max_context, width]`, hidden states that a head drafts from (`features.py`)."""
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
@@ -46,23 +51,49 @@ class Slots:
         """Make room for `width` numbers for each position of a request's slot."""
         with room_for(f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"):
             self.features = torch.empty(self.count, self.max_context, width, dtype=self._dtype, device=self._device)
+        self.texts.forget()  # of what was read before there are none
 
-    def open(self) -> int:
-        """Take a free slot."""
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        """Take a free slot: the one that begins with most of a prompt, if at least half of what it holds is in common; else an empty one,
+        or the one that has been free for longest.
+
+        Args:
+            text: begins with the tokens that the slot holds already, as many as its length says, and is to be continued; None: whatever
+                it holds is not used.
+            prompt: tokens of the request; the last one is always read again, because its row is wanted.
+        """
         if not self._free:
             raise DraftwellError(f"all {self.count} slots are in use: wait for a request to end or start with more slots",
                                  code="no_free_slot")
-        slot = self._free.pop()
-        self.lengths[slot] = 0
-        self._wipe(slot)
+        slot, held = self._choose(text, prompt)
+        self._free.remove(slot)
+        if text is not None:
+            text.tokens = list(prompt[:held])
+        self.texts.take(slot, text)
+        self.lengths[slot] = held
+        self._wipe(slot, held)
         return slot
 
-    def _wipe(self, slot: int) -> None:
-        """Set what an earlier request wrote to 0: masked positions count with weight 0, and 0 · NaN is NaN."""
+    def _choose(self, text: SlotText | None, prompt: Sequence[int]) -> tuple[int, int]:
+        """A free slot, and how many of the prompt's tokens to go on from.
+
+        Of a slot with less than half in common that part is copied later, where there is another slot: so a system prompt that all
+        conversations share costs none of them its slot.
+        """
+        other = next((slot for slot in reversed(self._free) if slot not in self.texts), self._free[0])
+        if text is None or text.owner is None:
+            return other, 0
+        slot, common = self.texts.longest(text.owner, prompt[:-1], self._free)
+        if common and (slot == other or 2 * common >= len(self.texts[slot].tokens)):
+            return slot, common
+        return other, 0
+
+    def _wipe(self, slot: int, start: int = 0) -> None:
+        """Set what an earlier request wrote from `start` on to 0: masked positions count with weight 0, and 0 · NaN is NaN."""
         for layer in range(len(self._shapes)):
             for memory in self.memory(layer, slot):
-                memory[:, : self._written[slot]].zero_()
-        self._written[slot] = 0
+                memory[:, start : self._written[slot]].zero_()
+        self._written[slot] = start
 
     def open_branch(self) -> int:
         """Take a slot for a further sequence of a request that has a slot already."""
@@ -84,6 +115,7 @@ class Slots:
         free = self._free if slot < self.count else self._free_branches
         if slot in free:
             raise ValueError(f"slot {slot} is not open")
+        self.texts.leave(slot, self.lengths[slot])
         free.append(slot)
 
     def rollback(self, slot: int, length: int) -> None:
@@ -99,6 +131,12 @@ class Slots:
         for layer in range(len(self._shapes)):
             for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
+        if into < self.count:
+            self._written[into] = max(self._written[into], length)
+            if self.features is not None and source < self.count:
+                self.features[into, known:length] = self.features[source, known:length]
+            elif self.features is not None and into in self.texts:  # branches have none
+                self.texts[into].owner = None
         self.lengths[into] = length
 
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree
 
 
@@ -40,8 +41,8 @@ class TableModel:
         generator = torch.Generator().manual_seed(seed)
         return cls(torch.randn([vocab_size] * (order + 1), generator=generator) * sharpness, slots=slots)
 
-    def open(self) -> int:
-        return self.slots.open()
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        return self.slots.open(text, prompt)
 
     def close(self, slot: int) -> None:
         self.slots.close(slot)

@@ -69,17 +69,31 @@ class CacheSlots(Slots):
 
     def close(self, slot: int) -> None:
         super().close(slot)
-        self._caches.pop(slot, None)
+        if slot not in self.texts:
+            self._caches.pop(slot, None)
+
+    def _wipe(self, slot: int, start: int = 0) -> None:
+        """Keep the first `start` positions."""
+        if start:
+            self._crop(slot, start)
+        else:
+            self._caches.pop(slot, None)
 
     def rollback(self, slot: int, length: int) -> None:
         super().rollback(slot, length)
+        self._crop(slot, length)
+
+    def _crop(self, slot: int, length: int) -> None:
         for layer in self.cache(slot).layers:  # one by one: a forward pass that failed half-way has fed only some of them
             extra = layer.get_seq_length() - length
             if extra > 0:
                 layer.crop(-extra)
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        super().fork(source, into, length, known)
-        self._caches.pop(into, None)
+        from transformers import DynamicCache
+
+        copy = DynamicCache()
         for number, layer in enumerate(self.cache(source).layers):
-            self.cache(into).update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+            copy.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+        super().fork(source, into, length, known)
+        self._caches[into] = copy

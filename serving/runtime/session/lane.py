@@ -12,6 +12,7 @@ from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Rows
 
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """A model as one request sees it: a slot that holds the first `length` tokens of text and draft."""
+    """A model as one request sees it: a slot that holds the first `length` tokens of text and draft.
+
+    Args:
+        text: of the slot; what it holds was read by an earlier request.
+    """
 
     def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,
-                 prompt: Sequence[int] = ()):
+                 prompt: Sequence[int] = (), text: SlotText | None = None):
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
-        self.length = 0
+        self.text = text or SlotText()
+        self.length = self.reused = len(self.text.tokens)  # `reused`: until this request has read something itself
         self._skimmed = 0  # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
         self._skip: frozenset[int] = frozenset()
         self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
@@ -44,17 +50,26 @@ class Lane:
         altered = asked.penalises or asked.biases or asked.banned_token_ids
         return asked.greedy and not altered and getattr(self.model, "chains", False)
 
-    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1, features: Tensor | None = None) -> Step[Rows]:
+    @property
+    def fresh(self) -> bool:
+        """Whether this request has read nothing yet."""
+        return self.length <= self.reused
+
+    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1, features: Tensor | None = None, *,
+             sure: bool = True) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
 
         Args:
             features: of a head: what those unseen tokens are paired with, as in `Forward`.
             steps: continue greedily until there are so many rows; the slot has then seen the token of every row but the last.
+            sure: False: `features` are guesses, so that no later request may go on from what is read.
         """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
-        unseen = tuple(sequence[self.length :])
-        prefill = self.length == 0
+        start, prefill = self.length, self.fresh
+        unseen = tuple(sequence[start:])
+        self.reused = 0
         if self.role == "target":
+            self.stats.cached_tokens += start if prefill else 0
             self.stats.target_tokens += len(unseen)
             self.stats.prefill_calls += prefill
             self.stats.target_calls += not prefill
@@ -67,6 +82,8 @@ class Lane:
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
         output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, features=features)
         self.length = len(sequence) + steps - 1
+        if sure:
+            self.text.extend(start, unseen if steps == 1 else (*unseen, *output.top()[: steps - 1]))
         if self.recorder is not None:  # it may have come while the forward pass ran
             self.recorder.saw(self.role, sequence, output, steps)
         if kept > keep:
@@ -108,13 +125,15 @@ class Lane:
         `settle` must follow, which keeps one path of the tree.
         """
         self.rollback(len(sequence) - 1)
-        unseen = sequence[self.length :]
-        before = len(unseen)
+        start = self.length
+        unseen = sequence[start:]
+        before, self.reused = len(unseen), 0
         parents = (*range(-1, before - 1), *(before + parent for parent in tree.parents))
         self.stats.target_tokens += before + len(tree)
         self.stats.target_calls += 1
         output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
         self.length = len(sequence) + len(tree)
+        self.text.extend(start, unseen)
         self._tree_read = list(sequence), tree, output
         return output.rows(self.sampling)
 
@@ -138,6 +157,8 @@ class Lane:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
         self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
         self.length = length + len(path)
+        if self._tree_read is not None:
+            self.text.extend(length, [self._tree_read[1].tokens[place] for place in path])
         if self.recorder is not None and self._tree_read is not None:  # as though the path had been the draft
             sequence, tree, output = self._tree_read
             self.recorder.saw(self.role, sequence + [tree.tokens[i] for i in path], output.at([0, *(i + 1 for i in path)]), 1)
@@ -147,6 +168,7 @@ class Lane:
         """Forget everything after the first `length` tokens, if there is more."""
         for branch in self.branches:
             branch.shared = min(branch.shared, length)
+        self.text.cut(length)
         if length < self.length or self._skimmed:
             self.length, self._skimmed = min(length, self.length), 0
             self.model.rollback(self.slot, self.length)
@@ -156,11 +178,13 @@ class Lane:
         asked for, closed with the session."""
         while len(self.branches) <= number:
             slot, prompt = self.model.open_branch(), self.penalties.prompt
-            self.branches.append(Lane(self.role, self.model, slot, self.sampling, self.stats, self.prompt_length, prompt))
+            self.branches.append(Lane(self.role, self.model, slot, self.sampling, self.stats, self.prompt_length, prompt,
+                                      SlotText(self.text.owner)))
             self.branches[-1].recorder = self.recorder
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
         branch.length = branch.shared = length
+        branch.text.follow(self.text, length)
         branch._skimmed = 0
         return branch
 
@@ -169,6 +193,11 @@ class Lane:
         self.rollback(min(branch.shared, self.length))
         self.model.fork(branch.slot, self.slot, branch.length, self.length)
         self.length = branch.shared = branch.length
+        self.text.follow(branch.text, branch.length)
+
+    def forget(self) -> None:
+        """Let nobody go on from what the slot holds: something went wrong."""
+        self.text.owner = None
 
     def close(self) -> None:
         """Give back the slot and those of all branches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 
 from serving.runtime.commands import Role, Step
@@ -15,6 +15,7 @@ from serving.runtime.sampling import rate
 from serving.runtime.session.lane import Lane
 from serving.runtime.session.row_view import RowView
 from serving.runtime.session.stats import Stats
+from serving.runtime.slot_texts import SlotText
 from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
@@ -32,12 +33,14 @@ class Session:
         draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forward passes; schedules
             read it when a draft begins, so it never looks at the tokens that it cuts, and any strategy stays as exact as it is.
             What is drafted also has to fit into the context of every model but the target: a text that outgrows one is decoded plainly.
+        owner: requests of the same owner go on from what slots hold of each other's prompts and answers; None: nothing is shared.
     Raises:
         InvalidRequest: an empty prompt, or a token outside the vocabulary.
         VocabularyMismatch: the models' vocabularies differ.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED):
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED,
+                 owner: Hashable = None):
         self.draft_limit = draft_limit
         self.predicted_limit = UNLIMITED
         """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
@@ -55,11 +58,18 @@ class Session:
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
-                unpaired = role == "head"  # its first pair has the prompt's second token
-                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt) - unpaired, prompt)
+                self.lanes[role] = self._lane(role, model, owner)
         except BaseException:
             self.close()
             raise
+
+    def _lane(self, role: Role, model: Model, owner: Hashable) -> Lane:
+        """Take a slot on a model."""
+        prompt = self.text.ids
+        unpaired = role == "head"  # its first pair has the prompt's second token, and rests on the first
+        text = None if owner is None else SlotText((owner, prompt[0]) if unpaired else owner)
+        slot = model.open() if text is None else model.open(text, prompt[unpaired:])
+        return Lane(role, model, slot, self.sampling, self.stats, len(prompt) - unpaired, prompt[:], text)
 
     @property
     def target(self) -> Lane:
@@ -135,7 +145,7 @@ class Session:
 
     def verify(self, draft: Draft) -> Step[Rows]:
         """Target rows for every draft token and for the bonus token after them: `len(draft) + 1` rows."""
-        self.stats.target_calls += self.target.length == 0  # a prompt's forward pass that also verifies is a call
+        self.stats.target_calls += self.target.fresh  # a prompt's forward pass that also verifies is a call
         count, unrated = len(draft) + 1, self.unrated
         rows = yield from self.target.read(self.text.ids + draft.tokens, keep=unrated + count)
         if not unrated:
@@ -208,6 +218,11 @@ class Session:
             return
         for row, token in enumerate(self.text.ids[self.text.prompt_length + len(self.ratings) :]):
             self.ratings.append(rate(rows, row, token, self.sampling.logprobs))
+
+    def forget(self) -> None:
+        """Let no later request go on from what the slots hold."""
+        for lane in self.lanes.values():
+            lane.forget()
 
     def close(self) -> None:
         """Give all slots back, each of them even if another cannot be."""

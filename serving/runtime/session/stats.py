@@ -23,6 +23,7 @@ class Stats:
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
+    `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out.
     `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft.
     """
 
@@ -39,6 +40,7 @@ class Stats:
     rounds: int = 0
     target_calls: int = 0
     target_tokens: int = 0
+    cached_tokens: int = 0
     draft_calls: int = 0
     qualifier_calls: int = 0
     inner_rounds: int = 0

@@ -168,7 +168,7 @@ class Deployments:
             load = LoadControl(served.costs) if served.costs else None
             engine = served.pair.engine(budget=PromptBudget(self._prompt_tokens), governor=served.governor)
             scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
-                                  observers=self._observers, load=load)
+                                  observers=self._observers, load=load, prompt_sharing=served.prompt_sharing)
         return Deployment(served, scheduler)
 
     def _retire(self, leaving: list[Scheduler], served: weakref.ref[ServedModel]) -> None:

@@ -149,14 +149,16 @@ class Answer:
         return {"speculation": fields} if fields else {}
 
     def _usage(self) -> Usage:
-        choices = self.conversation.choices
-        prompts = sum(len(choice.prompt) for choice in choices) // (self.body.n or 1)
+        choices, count = self.conversation.choices, self.body.n or 1
+        prompts = sum(len(choice.prompt) for choice in choices) // count
+        together = [choices[first : first + count] for first in range(0, len(choices), count)]
+        cached = sum(min(choice.stats.cached_tokens for choice in same) for same in together)  # what one of them has read was read
         tokens = sum(choice.completion_tokens for choice in choices)
         if self.body.prediction is not None:  # of the client's prediction alone
             accepted = sum(min(choice.stats.predicted_accepted, choice.completion_tokens) for choice in choices)
-            return Usage.of(prompts, tokens, accepted, sum(choice.stats.predicted for choice in choices))
+            return Usage.of(prompts, tokens, accepted, sum(choice.stats.predicted for choice in choices), cached)
         accepted = sum(choice.text.accepted for choice in choices if choice.shows)
-        return Usage.of(prompts, tokens, accepted, sum(choice.stats.drafted for choice in choices))
+        return Usage.of(prompts, tokens, accepted, sum(choice.stats.drafted for choice in choices), cached)
 
 
 class EventStream(StreamingResponse):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +72,11 @@ class Conversation:
         deadline: `time.monotonic` seconds, None for none.
         own_deadline: whether the client set it; exceeding it is then not the server's error.
         client: name by which the queue is fair between clients.
+        owner: as in `Ticket`.
     """
 
     def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[AnswerChoice], *, deadline: float | None = None,
-                 own_deadline: bool = False, client: str = ""):
+                 own_deadline: bool = False, client: str = "", owner: Hashable = ""):
         self.choices = choices
         self._scheduler, self._request, self._own_deadline = scheduler, request, own_deadline
         self._loop = asyncio.get_running_loop()
@@ -84,6 +85,7 @@ class Conversation:
         for choice in choices:
             choice.ticket = Ticket(choice.prompt, choice.sampling, choice.text, self._deliver_to(choice.index), client=client,
                                    deadline=deadline, strategy=choice.strategy, body=choice.body)
+            choice.ticket.owner = owner
 
     def submit(self) -> None:
         """Queue all choices, or none.

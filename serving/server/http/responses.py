@@ -27,24 +27,33 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int = Field(description="draft tokens that are not")
 
 
+class PromptTokensDetails(BaseModel):
+    """What part of a prompt cost nothing."""
+
+    cached_tokens: int = Field(description="prompt tokens that a slot held of an earlier request, so that they were not read again")
+
+
 class Usage(BaseModel):
     """Tokens of a request; a prompt with several answers counts once."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, accepted: int, drafted: int) -> Usage:
+    def of(cls, prompt_tokens: int, completion_tokens: int, accepted: int, drafted: int, cached: int = 0) -> Usage:
         """
         Args:
+            cached: of the prompt's tokens, those that were not read again.
             accepted: of the answer's tokens, those that came from the draft.
             drafted: draft tokens proposed.
         """
         details = CompletionTokensDetails(accepted_prediction_tokens=accepted, rejected_prediction_tokens=max(0, drafted - accepted))
         return cls(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens,
-                   total_tokens=prompt_tokens + completion_tokens, completion_tokens_details=details)
+                   total_tokens=prompt_tokens + completion_tokens,
+                   prompt_tokens_details=PromptTokensDetails(cached_tokens=cached), completion_tokens_details=details)
 
 
 class Speculation(BaseModel):

@@ -203,7 +203,8 @@ class ResponseAnswer(Answer):
         assert end is not None
         status = "incomplete" if end.finish_reason == "length" else "completed"
         usage = self._usage()
-        counts = {"input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        cached = usage.prompt_tokens_details.cached_tokens
+        counts = {"input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                   "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": usage.total_tokens}
         why = {"incomplete_details": {"reason": "max_output_tokens"}} if status == "incomplete" else {}

@@ -17,7 +17,7 @@ from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "include_reasoning",
+    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "include_reasoning",
 })
 """Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
 
@@ -173,6 +173,9 @@ class Generation(OpenAIFields):
     prediction: PredictedContent | None = Field(
         None, description="text that much of the answer is expected to equal; it is drafted wherever it fits. Answers follow the same "
                           "distribution, and greedy ones are identical; sampled ones with a seed may be other ones")
+    cache_salt: Name | None = Field(
+        None, description="what only requests with the same salt have read before need not be read again (vLLM's): others then cannot tell "
+                          "from the time what was asked")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")

@@ -28,7 +28,7 @@ from serving.server.http.responses_api import ResponseAnswer, ResponseShape, Res
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
 from serving.server.model.served_model import ServedModel
-from serving.server.model.strategy_pool import PLAIN
+from serving.server.model.strategy_pool import EVERYBODY, PLAIN
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
 from serving.temperature import SERVED_TEMPERATURE
@@ -226,7 +226,8 @@ class Service:
         limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
         deadline = time.monotonic() + min(limits) if limits else None
         own = bool(limits) and body.timeout == min(limits)
-        conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request))
+        conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request),
+                                    owner=(tenant_of(request) or EVERYBODY, body.cache_salt or ""))
         conversation.submit()
         answer = kind(self.served, conversation, body, shape)
         if not body.stream:

@@ -16,6 +16,7 @@ from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import PLAIN, UnknownStrategy
 from serving.server.scheduling.costs import BatchCosts
+from serving.server.settings import PromptSharing
 from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 USABLE: dict[str, Callable[[float], bool]] = {
@@ -74,6 +75,7 @@ class ServedModel:
         origin: identity of the bundle; None without one.
         artifacts: the bundle's.
         model_defaults: requests get the sampling defaults of the model's generation config.
+        prompt_sharing: as in `Scheduler`.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ServedModel:
     origin: SnapshotOrigin | None = None
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     model_defaults: bool = True
+    prompt_sharing: PromptSharing = "tenant"
 
     def __post_init__(self) -> None:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)

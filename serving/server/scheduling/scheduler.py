@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRat
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer, Observers
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket, TicketGroup
-from serving.server.settings import QUEUE
+from serving.server.settings import QUEUE, PromptSharing
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,14 @@ class Scheduler:
         capacity: requests that may wait for a slot.
         observers: notified of every ticket (observer.py).
         load: shortens drafts while many requests run; None: no limit.
+        prompt_sharing: whose prompts and answers a request need not read again: those of tickets of the same owner (tenant), of tickets
+            that were submitted together (request), or nobody's (off).
     """
 
     def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE,
-                 observers: Sequence[Observer] = (), load: LoadControl | None = None):
+                 observers: Sequence[Observer] = (), load: LoadControl | None = None, prompt_sharing: PromptSharing = "tenant"):
         self.engine, self.strategy, self.slots, self.load = engine, strategy, slots, load
-        self._threads = threads
+        self._threads, self._prompt_sharing = threads, prompt_sharing
         self._observers = Observers(observers)
         self._rate = ServiceRate()
         self._changed = threading.Condition()  # guards the queue, the displaced tickets and `_closing`
@@ -224,13 +226,19 @@ class Scheduler:
             ticket.strategy = ticket.strategy or self.strategy
             try:
                 limit = self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling) if self.load else UNLIMITED
-                ticket.job = self.engine.submit(ticket.prompt, ticket.sampling, ticket.strategy, limit)
+                ticket.job = self.engine.submit(ticket.prompt, ticket.sampling, ticket.strategy, limit, self._owner(ticket))
             except Exception as error:
                 self._leave(ticket, Failure(error))
                 continue
             ticket.admitted_at = time.monotonic()
             self._running.append(ticket)
             self._observers.notify("admitted", ticket)
+
+    def _owner(self, ticket: Ticket) -> Hashable:
+        """Whose prompts and answers a ticket need not read again (`Engine.submit`); the server's own checks read all."""
+        if ticket.own or self._prompt_sharing == "off":
+            return None
+        return ticket.owner if self._prompt_sharing == "tenant" else ticket.together
 
     def _publish(self, ticket: Ticket) -> None:
         job = ticket.job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,8 @@ class Ticket:
         strategy: what decodes it; None: the scheduler's, which is filled in at admission.
         body: `messages` or `prompt` as the client sent them, for observers; None if it was not kept.
 
-    `own` is true of the server's own check, which no observer counts or records.
+    Tickets of the same `owner` need not read again what slots hold of each other's prompts and answers. `own` is true of the server's own
+    check, which no observer counts or records.
     `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
     """
 
@@ -95,6 +96,7 @@ class Ticket:
         self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.own = False
+        self.owner: Hashable = ""
         self.cancelled = False
         self.together = TicketGroup()
         self.job: Job | None = None

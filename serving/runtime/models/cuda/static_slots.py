@@ -15,8 +15,8 @@ from serving.runtime.models.slots import Slots
 class StaticSlots(Slots):
     """Slots in one tensor `[slots + 1 + branches, kv_heads, max_context, head_dim]` a layer; arguments as for `Slots`.
 
-    A slot is zeroed when it is opened. Masked positions count with weight 0, and 0 · NaN is NaN: what a request that went
-    wrong left after must not reach the next one.
+    What a slot holds of an earlier request is zeroed when it is opened, but for what the next one takes over. Masked positions count
+    with weight 0, and 0 · NaN is NaN: what a request that went wrong left after must not reach the next one.
     """
 
     def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
@@ -55,9 +55,9 @@ class StaticSlots(Slots):
         return self.keys[layer][:, :, :reach].index_select(0, slots), self.values[layer][:, :, :reach].index_select(0, slots)
 
     @torch.inference_mode()  # tensors that have grown were made in it
-    def _wipe(self, slot: int) -> None:
+    def _wipe(self, slot: int, start: int = 0) -> None:
         for layer in [*self.keys, *self.values]:
-            layer[slot].zero_()
+            layer[slot][:, start:].zero_()
 
     def memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer][slot], self.values[layer][slot]

@@ -21,6 +21,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.failures import room_for
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.slot_texts import SlotText
 
 BRANCHES = 7
 """Branch slots for each slot: DuoDecoding drafts at most 8 sequences."""
@@ -66,8 +67,8 @@ class OnnxModel:
             # zeros are promised, not written: memory that no sequence reaches is never taken from the machine
             self.memory = {f"{kind}_{i}": np.zeros(shape, np.float32) for i in range(self.layers) for kind in ("key", "value")}
 
-    def open(self) -> int:
-        return self.slots.open()
+    def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
+        return self.slots.open(text, prompt)
 
     def open_branch(self) -> int:
         slot = self.slots.open_branch()

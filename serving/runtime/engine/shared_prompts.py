@@ -1,0 +1,95 @@
+"""Prompts that begin alike are read once: what another slot of the same owner holds is copied instead of being read again.
+
+The answers to one prompt, for example, come together: the first reads the prompt, the others wait and copy it, so that each of them reads
+only the prompt's last token. Like pieces of prompts (prompt_pieces.py) this is an affair of the engine alone: a strategy is sent the
+rows of its forward pass, whoever read its first tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from serving.runtime.engine.task import Task
+from serving.runtime.models.slots import Slots
+from serving.runtime.output import Model
+from serving.runtime.session.lane import Lane
+from serving.runtime.session.session import Session
+
+log = logging.getLogger(__name__)
+
+LEAST_COPIED = 8
+"""Tokens from which on a copy is worth the trouble."""
+
+
+class Request(Protocol):
+    """What is asked of a job here."""
+
+    session: Session
+    task: Task
+
+
+def lane_of(job: Request, task: Task) -> Lane:
+    """The lane that a task's forward pass reads into."""
+    assert task.waiting is not None
+    return job.session.lanes[task.waiting.model]
+
+
+def begins(task: Task) -> bool:
+    """Whether a task waits for its request's first forward pass on a model."""
+    return task.waiting is not None and task.waiting.prefill and task.waiting.parents is None
+
+
+def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool:
+    """Whether a request of the same owner is about to read the same prompt on the same model, or has begun to.
+
+    Args:
+        jobs: all that run, in their order of arrival: of several that have not begun the first does not wait.
+    """
+    if not begins(task) or task.read or task.flying:
+        return False
+    lane, earlier = lane_of(job, task), True
+    for other in jobs:
+        if other is job:
+            earlier = False
+            continue
+        for leaf in other.task.leaves():
+            if begins(leaf) and (earlier or leaf.read or leaf.flying):
+                theirs = lane_of(other, leaf)
+                if theirs.model is lane.model and theirs.text.owner == lane.text.owner is not None and same_prompt(job, other):
+                    return True
+    return False
+
+
+def same_prompt(job: Request, other: Request) -> bool:
+    """Whether two requests have the same prompt."""
+    one, two = job.session.text, other.session.text
+    length = one.prompt_length
+    return length == two.prompt_length and one.ids[:length] == two.ids[:length]
+
+
+def copy_prompt(job: Request, task: Task) -> None:
+    """Copy what another slot holds of the beginning of a task's forward pass, which then counts as run."""
+    if not begins(task) or task.read:
+        return
+    command, lane = task.waiting, lane_of(job, task)
+    assert command is not None
+    if lane.text.owner is None:
+        return
+    model: Model = lane.model
+    slots: Slots = model.slots  # type: ignore[attr-defined]  # an owner's texts are in them
+    held = lane.length
+    source, common = slots.texts.longest(lane.text.owner, [*lane.text.tokens[:held], *command.tokens])
+    common = min(common, held + len(command.tokens) - command.keep)
+    if common - held < LEAST_COPIED:
+        return
+    try:
+        model.fork(source, lane.slot, common, held)
+    except Exception as error:  # what was copied lies after the slot's end; if the device has failed, the next forward pass says so
+        log.warning("a prompt could not be copied and is read again", exc_info=error)
+        return
+    task.read = common - held
+    if lane.role == "target":
+        lane.stats.cached_tokens += task.read
+        lane.stats.target_tokens -= task.read

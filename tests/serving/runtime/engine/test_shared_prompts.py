@@ -1,0 +1,304 @@
+"""Prompts that begin alike are read once, and nothing else changes: texts, drafts and seeds are those of requests that share nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from serving.runtime.commands import Forward
+from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.engine.prompt_budget import PromptBudget
+from serving.runtime.models.cuda.static_llama import StaticLlama
+from serving.runtime.models.eagle3_model import Eagle3Model, head_of
+from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.requests import Sampling
+from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.models.heads import random_eagle3
+from tests.support.models.resources import NEEDED, random_datastore, table_resources
+from tests.support.models.tiny import VOCAB, llama, near
+from tests.support.models.variants import VARIANTS
+from tests.support.models.whole_text import check_held, tokens_read, whole_text_pair
+
+LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
+LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
+PROMPT = [1 + i * i % 7 for i in range(30)]
+QUESTION = [5, 1, 4, 2, 6, 3]
+
+
+def plain() -> Any:
+    return build_strategy("autoregressive")
+
+
+def counted(job: Job) -> tuple[list[int], int, int]:
+    """What a request wrote, and what became of its drafts."""
+    return job.output, job.session.stats.drafted, job.session.stats.accepted
+
+
+def conversation(engine: Engine, build: Any, owner: str | None, temperature: float = 0.0) -> list[Job]:
+    """Two turns of a conversation, the second turn again, another question after the first turn's prompt, and another conversation."""
+    jobs: list[Job] = []
+
+    def ask(prompt: list[int]) -> list[int]:
+        job = engine.submit(prompt, Sampling(max_tokens=12, temperature=temperature, seed=len(jobs)), build(), owner=owner)
+        engine.run([job])
+        jobs.append(job)
+        return job.output
+
+    second = PROMPT + ask(PROMPT) + QUESTION
+    for prompt in (second, second, [*PROMPT, *QUESTION], [2, *second[1:]]):
+        ask(prompt)
+    return jobs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+def test_every_strategy_writes_and_drafts_what_it_does_without(name: str, parameters: dict[str, Any], temperature: float) -> None:
+    models = whole_text_pair()
+
+    def build() -> Any:
+        return build_strategy(name, parameters, table_resources(8))
+
+    alone = conversation(Engine(whole_text_pair()), build, None, temperature)
+    shared = conversation(Engine(models), build, "one", temperature)
+    if name == "hybrid":  # it weighs what is left to read of a prompt
+        assert [job.output for job in shared if not temperature] == [job.output for job in alone if not temperature]
+    else:
+        assert [counted(job) for job in shared] == [counted(job) for job in alone]
+    cached = [job.session.stats.cached_tokens for job in shared]
+    assert cached[0] == cached[4] == 0
+    assert cached[1] >= len(PROMPT) + 4, "the answer's tokens too, as far as the target has read them"
+    assert cached[2] == len(PROMPT) + len(shared[0].output) + len(QUESTION) - 1, "all but the last token"
+    assert cached[3] == len(PROMPT)
+    assert not any(job.session.stats.cached_tokens for job in alone)
+    check_held(models)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("budget", [None, 16])
+@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+def test_answers_to_one_prompt_read_it_once(name: str, parameters: dict[str, Any], budget: int | None, temperature: float) -> None:
+    """Each with a seed of its own, also where the prompt is read in pieces."""
+    sampling = [Sampling(max_tokens=10, temperature=temperature, seed=seed) for seed in range(4)]
+    models = whole_text_pair()
+    read = tokens_read(models, prompts_only=True)
+
+    def build() -> Any:
+        return build_strategy(name, parameters, table_resources(8))
+
+    engine = Engine(models, budget=None if budget is None else PromptBudget(budget))
+    jobs = [engine.submit(PROMPT, one, build(), owner="one") for one in sampling]
+    engine.run(jobs)
+    alone = [Engine(whole_text_pair()).generate(PROMPT, one, build()) for one in sampling]
+    assert [counted(job) for job in jobs] == [counted(job) for job in alone]
+    stats = [job.session.stats for job in jobs]
+    assert [one.cached_tokens for one in stats] == [0, *[len(PROMPT) - 1] * 3]
+    assert [one.prefill_calls for one in stats] == [one.session.stats.prefill_calls for one in alone]
+    for role, counts in read.items():
+        if counts:  # and what each wrote before that model was first asked
+            assert sum(counts) <= len(PROMPT) + 4 * 10, f"the {role} reads the prompt once"
+    check_held(models)
+
+
+def test_eight_answers_compute_their_prompt_once_and_a_second_turn_only_what_is_new() -> None:
+    """Counted in tokens that the models run; the draft is part of it."""
+    models = {role: model for role, model in whole_text_pair().items() if role in ("target", "draft")}
+    read = tokens_read(models)
+    engine = Engine(models)
+    first = engine.generate(PROMPT, Sampling(max_tokens=8), plain())
+    assert sum(read["target"]) == len(PROMPT) + 7
+    read["target"].clear()
+    engine.run([job := engine.submit(PROMPT, Sampling(max_tokens=8), plain(), owner="one")])
+    assert sum(read["target"]) == len(PROMPT) + 7, "what was nobody's is not taken over"
+    read["target"].clear()
+    engine.run([engine.submit(PROMPT + job.output + QUESTION, Sampling(max_tokens=1), plain(), owner="one")])
+    assert read["target"] == [1 + len(QUESTION)], "the answer's last token was never read"
+    assert first.output == job.output
+
+
+@pytest.mark.parametrize("other", ["two", None])
+def test_nobody_goes_on_from_what_another_owner_left(other: str | None) -> None:
+    """Neither from a slot that is free, nor from one in use, and nobody waits for another's prompt."""
+    models = whole_text_pair()
+    read = tokens_read(models)
+    engine = Engine(models)
+    engine.run([engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
+    running = engine.submit(PROMPT, Sampling(max_tokens=40), plain(), owner="one")
+    late = engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner=other)
+    read["target"].clear()
+    engine.step()
+    assert sorted(read["target"]) == [1, len(PROMPT)]
+    engine.run([running, late])
+    assert late.session.stats.cached_tokens == 0
+    assert late.output == running.output[:4]
+
+
+def test_a_system_prompt_is_copied_from_a_conversation_that_goes_on_otherwise() -> None:
+    """That keeps its slot, and what it says is taken up again later."""
+    engine = Engine(models := whole_text_pair())
+    system = PROMPT[:12]
+
+    def ask(prompt: list[int]) -> int:
+        engine.run([job := engine.submit(prompt, Sampling(max_tokens=4), plain(), owner="one")])
+        assert job.output == Engine(whole_text_pair()).generate(prompt, Sampling(max_tokens=4), plain()).output
+        return job.session.stats.cached_tokens
+
+    one, two = [*system, *[7] * 20], [*system, *[6] * 20]
+    assert [ask(one), ask(two), ask([*one, 5]), ask([*two, 5])] == [0, len(system), len(one), len(two)]
+    check_held(models)
+
+
+@pytest.mark.parametrize("place", [0, 10, 29])
+def test_a_token_that_differs_in_the_middle_ends_what_is_taken_over(place: int) -> None:
+    changed = [*PROMPT]
+    changed[place] = 3 if changed[place] != 3 else 4
+    engine = Engine(whole_text_pair())
+    engine.run([engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
+    engine.run([job := engine.submit([*changed, 1], Sampling(max_tokens=12), plain(), owner="one")])
+    assert job.session.stats.cached_tokens == (place if place >= 8 else 0)
+    assert job.output == Engine(whole_text_pair()).generate([*changed, 1], Sampling(max_tokens=12), plain()).output
+
+
+@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+def test_a_request_that_is_cancelled_leaves_what_was_really_read(name: str, parameters: dict[str, Any]) -> None:
+    """After any number of steps: within the prompt, a draft, a tree, or its verification."""
+    models = whole_text_pair()
+    engine = Engine(models, budget=PromptBudget(8))
+
+    def build() -> Any:
+        return build_strategy(name, parameters, table_resources(8))
+
+    other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
+    for steps in range(1, 16):
+        sampling = Sampling(max_tokens=30, temperature=1.0, seed=steps)
+        job = engine.submit([*PROMPT[:20], steps % 8], sampling, build(), owner="one")
+        for _ in range(steps):
+            engine.step()
+        engine.cancel(job)
+        check_held(models)
+    text = [*PROMPT[:20], *job.session.text.output]
+    engine.run([later := engine.submit([*text, 1], Sampling(max_tokens=12, seed=1), build(), owner="one")])
+    alone = Engine(whole_text_pair()).generate([*text, 1], Sampling(max_tokens=12, seed=1), build())
+    assert later.output == alone.output
+    engine.cancel(other)
+
+
+def test_what_a_failed_request_left_is_not_taken_over() -> None:
+    engine = Engine(models := whole_text_pair())
+    job = engine.submit(PROMPT, Sampling(max_tokens=40), plain(), owner="one")
+    engine.step()
+    run, models["target"].forward = models["target"].forward, lambda rows: 1 / 0
+    engine.step()
+    assert isinstance(job.error, ZeroDivisionError)
+    models["target"].forward = run
+    engine.run([later := engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one")])
+    assert later.session.stats.cached_tokens == 0
+
+
+def test_those_who_wait_for_a_prompt_read_it_themselves_if_its_reader_ends() -> None:
+    engine = Engine(whole_text_pair(), budget=PromptBudget(8))
+    busy = engine.submit([1, 2], Sampling(max_tokens=400), plain())
+    while not busy.output:
+        engine.step()
+    first, second, third = [engine.submit(PROMPT, Sampling(max_tokens=4, seed=i), plain(), owner="one") for i in range(3)]
+    engine.step()
+    assert [next(job.task.leaves()).read > 0 for job in (first, second, third)] == [True, False, False]
+    engine.cancel(first)
+    engine.run([second, third])
+    assert [second.session.stats.cached_tokens, third.session.stats.cached_tokens] == [0, len(PROMPT) - 1]
+    assert second.output == third.output
+
+
+def test_a_copy_that_fails_only_costs_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(models := whole_text_pair())
+    models["target"].fork = lambda *arguments: 1 / 0
+    jobs = [engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one") for _ in range(2)]
+    engine.run(jobs)
+    assert jobs[0].output == jobs[1].output
+    assert jobs[1].session.stats.cached_tokens == 0
+    assert "could not be copied" in caplog.text
+
+
+def networks(adapter: Any, target: Any, names: tuple[str, ...] = ("target", "draft", "qualifier")) -> dict[str, Any]:
+    modules = {"target": target, "draft": near(target, 0.06), "qualifier": near(target, 0.03, seed=2)}
+    return {role: adapter(modules[role], slots=4) for role in names}
+
+
+FEW = ("vanilla_sd", "spide", "duo_decoding", "eagle3")
+ADAPTED = [*[(name, LeanLlama) for name in LOSSLESS], *[(name, TransformersModel) for name in FEW],
+           *[(name, StaticLlama) for name in FEW[:-1]]]
+
+
+@pytest.mark.parametrize(("name", "adapter"), ADAPTED)
+def test_networks_in_float32(name: str, adapter: Any) -> None:
+    """Keys and values, hidden states, a head's pairs and candidates: acceptance would tell if any of it were another request's."""
+    target = near(llama(2), 0.0)
+    _, head = random_eagle3(target, VOCAB - 4)
+    resources = table_resources(32, datastore=random_datastore(VOCAB), eagle3_head=head)
+
+    def build() -> Any:
+        return build_strategy(name, NEEDED.get(name, {}), resources)
+
+    alone = conversation(Engine(networks(adapter, target)), build, None)
+    engine = Engine(networks(adapter, target))
+    shared = conversation(engine, build, "one")
+    compared = 1 if name == "hybrid" else 3  # it weighs what is left to read of a prompt
+    assert [counted(job)[:compared] for job in shared] == [counted(job)[:compared] for job in alone]
+    assert shared[2].session.stats.cached_tokens > shared[1].session.stats.cached_tokens >= len(PROMPT)
+    several = [engine.submit([3, *PROMPT], Sampling(max_tokens=12, temperature=1.0, seed=seed), build(), owner="one") for seed in range(4)]
+    engine.run(several)
+    fresh = Engine(networks(adapter, target))
+    wanted = [fresh.generate([3, *PROMPT], one.session.sampling, build()) for one in several]
+    assert [job.output for job in several] == [job.output for job in wanted]
+    assert [job.session.stats.cached_tokens for job in several] == [0, *[len(PROMPT)] * 3]
+
+
+def check_contents(target: LeanLlama, head: Any, artifact: Any) -> None:
+    """What slots hold of the target's and the head's tokens is what fresh ones compute: keys, values, and the states for the head."""
+    heads = 0
+    for slot in range(target.slots.count):
+        tokens = tuple(target.slots.texts[slot].tokens) if slot in target.slots.texts else ()
+        if tokens:
+            fresh = LeanLlama(target.module, slots=1)
+            fresh.keep_hidden_states(target.features)
+            fresh.forward([Forward("target", fresh.open(), tokens)])
+            for held, wanted in zip([*target.slots.keys, *target.slots.values], [*fresh.slots.keys, *fresh.slots.values], strict=True):
+                assert torch.allclose(held[slot, :, : len(tokens)], wanted[0, :, : len(tokens)], atol=1e-4)
+            assert torch.allclose(target.hidden_states(slot, 0, len(tokens)), fresh.hidden_states(0, 0, len(tokens)), atol=1e-4)
+    for slot in range(head.slots.count):
+        if slot in head.slots.texts and (paired := tuple(head.slots.texts[slot].tokens)):
+            _, first = head.slots.texts[slot].owner
+            fresh = LeanLlama(target.module, slots=1)
+            fresh.keep_hidden_states(target.features)
+            fresh.forward([Forward("target", fresh.open(), (first, *paired))])
+            again = Eagle3Model(artifact, fresh)
+            again.forward([Forward("head", again.open(), paired, features=fresh.hidden_states(0, 0, len(paired)))])
+            for held, wanted in ((head.slots.keys[0], again.slots.keys[0]), (head.slots.values[0], again.slots.values[0])):
+                assert torch.allclose(held[slot, :, : len(paired)], wanted[0, :, : len(paired)], atol=1e-4)
+            heads += 1
+    assert heads, "some slot of the head holds something"
+
+
+@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "top_k": 2}], ids=["chain", "tree"])
+def test_a_head_keeps_pairs_of_the_targets_own_states_alone(parameters: dict[str, Any]) -> None:
+    """Not those that it made from its own output, whether its draft was accepted or the request was cancelled behind it."""
+    target = LeanLlama(near(llama(2), 0.0), slots=4)
+    _, artifact = random_eagle3(target.module, VOCAB - 4)
+    head = head_of(target, artifact)
+    engine = Engine({"target": target})
+
+    def build() -> Any:
+        return build_strategy("eagle3", parameters, table_resources(32, eagle3_head=artifact))
+
+    conversation(engine, build, "one")
+    check_contents(target, head, artifact)
+    for steps in (2, 3, 5, 8):
+        jobs = [engine.submit([4, *PROMPT], Sampling(max_tokens=20, temperature=1.0, seed=seed), build(), owner="one")
+                for seed in range(steps, steps + 2)]
+        for _ in range(steps):
+            engine.step()
+        for job in jobs:
+            engine.cancel(job)
+        check_contents(target, head, artifact)
