@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models.compiled_library import LIBRARY, VARIES, build_library, compiler, load
+from serving.artifacts.compiled_libraries import LIBRARY
+from serving.runtime.models.compiled_library import VARIES, build_library, compiler, load
 from serving.runtime.models.row_attention import additive
 from serving.runtime.models.row_kernel import fits, row_attention
 from serving.runtime.models.visible import visible
