@@ -207,6 +207,6 @@ class EngineGateRecord(Message):
         for name, value in here.items():
             if getattr(self, name) != value:
                 raise DraftwellError(f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, and here it is {value!r}: run "
-                                     f"`draftwell gate --engine {self.engine}` here", code="gated_elsewhere")
+                                     f"`draftwell gate --engine {here.get('engine', self.engine)}` here", code="gated_elsewhere")
         if not self.passed:
             raise DraftwellError(f"the gate did not pass these settings of {self.engine}: tune again", code="gate_not_passed")

@@ -61,7 +61,7 @@ class VllmServing(Strict):
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
     port: int = Field(8000, ge=1, le=65535)
     image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
-                                                               "CUDA of that version. For CPUs it has to be named")
+                                                               "CUDA of that version; on CPUs no container is described then")
     plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
         (), description="file names of wheels in the bundle that are installed beside vLLM")
     requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
@@ -76,8 +76,6 @@ class VllmServing(Strict):
         for role, (model, revision) in self.models().items():
             if not model.startswith(BUNDLED) and not (isinstance(revision, str) and re.fullmatch(COMMIT, revision)):
                 raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
-        if self.gate.device == "cpu" and self.image is None:
-            raise ValueError("image: name an image with vLLM for CPUs, vLLM's own is for CUDA")
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
@@ -116,9 +114,9 @@ class VllmServing(Strict):
         return self.served_name or self.pair
 
     @property
-    def base_image(self) -> str:
-        """The image that the bundle's image is made from."""
-        return self.image or f"vllm/vllm-openai:v{self.gate.version}"
+    def base_image(self) -> str | None:
+        """The image that the bundle's image is made from; None where none is known: vLLM's own is for CUDA."""
+        return self.image or (f"vllm/vllm-openai:v{self.gate.version}" if self.gate.device == "cuda" else None)
 
     @property
     def image_name(self) -> str:
@@ -143,7 +141,8 @@ class VllmServing(Strict):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None, **serving: Any) -> VllmServing:
+def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None,
+                  ungated_reason: str | None = None, **serving: Any) -> VllmServing:
     """The settings that serve what an engine's gate judged, and nothing else.
 
     Args:
@@ -151,6 +150,7 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         device: cpu or cuda.
         fingerprint: of the release's models.
         draft: place of the draft or head in the bundle, where the judged config has one.
+        ungated_reason: why a record that did not pass is served.
         serving: other fields of `VllmServing`.
     Raises:
         DraftwellError: the record lacks a field or did not pass, or the settings are not what it judged (`bad_value`).
@@ -161,6 +161,6 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
-    gate = {**{name: record[name] for name in wanted}, "device": device}
+    gate = {**{name: record[name] for name in wanted}, "device": device, "ungated_reason": ungated_reason}
     return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
                                   **serving, "gate": gate}, where)
