@@ -191,6 +191,7 @@ class EngineGateRecord(Message):
     dtype: str
     fingerprint: str = Field(description="of the models")
     temperature: float = Field(0.0, description="of the requests that were judged")
+    plugin: str | None = Field(None, description="version of our plug-in, where the settings name a class of it")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
     passed: bool
     checks: list[dict[str, Any]]

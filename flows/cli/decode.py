@@ -169,10 +169,11 @@ def serve(
         from flows.cli.engine import serve_elsewhere
         from registry.bundles.vllm.build import bundles_of
 
-        found = bundle or bundles_of(Path("dist"), find_pair(pair).name) / "current"
+        name = find_pair(pair).name
+        found = bundle or bundles_of(Path("dist"), name) / "current"
         if not (found / "serve.sh").is_file():
             raise DraftwellError(f"no bundle at {found}: build one with `draftwell deploy --engine vllm --pair {pair}`", code="no_bundle")
-        serve_elsewhere(found, context.args)
+        serve_elsewhere(found, name, context.args)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair} --device DEVICE`",

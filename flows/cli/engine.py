@@ -16,6 +16,7 @@ from flows.cli.options import EngineName, check_output, pick_device, progress, s
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.drift.acceptance import AcceptanceReport
     from components.engines.vllm_methods import Method
     from components.gate.verdict import GateVerdict
     from components.prompts.overlap import TrainingPrompts
@@ -175,13 +176,33 @@ def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: P
     return bundle
 
 
-def serve_elsewhere(bundle: Path, options: Sequence[str]) -> NoReturn:
-    """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment."""
+def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool: Path | None, limits: Path | None,
+                      out: Path) -> AcceptanceReport:
+    """`draftwell monitor --engine vllm`; vLLM need not be installed here."""
+    from flows.steps.engine import EngineSpace
+    from flows.steps.monitor import load_limits, spool_of
+    from flows.steps.monitor_engine import check_engine
+    from flows.workspace import Workspace
+
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), 1)
+    found = check_engine(space, spool=spool_of(space.workspace, spool), out=out, limits=load_limits(limits))
+    for note in found.notes:
+        say(note)
+    return found
+
+
+def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn:
+    """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment.
+
+    Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL` names another or is empty.
+    """
     from components.engines.environments import interpreter
     from components.engines.process import FOREIGN
     from components.engines.vllm import NAME
+    from serving.artifacts.pair_files import draftwell_home
 
     variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
     script = str(bundle / "serve.sh")
     os.execve(script, [script, *options], {**variables, "PYTHON": str(interpreter(NAME))})
 

@@ -63,6 +63,7 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
             here (`gated_elsewhere`); files are missing (`missing_file`); an unknown option (`bad_setting`) or a bad value (`bad_value`).
     """
     from registry.bundles.vllm.build import build_vllm_bundle
+    from registry.bundles.vllm.plugin_wheel import plugin_wheel
     from registry.bundles.vllm.readme import ENGINE_LOCK
     from registry.bundles.vllm.requirements import engine_lock
     from registry.bundles.vllm.settings import gated_serving
@@ -72,20 +73,22 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
         raise DraftwellError(f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting")
     record = judged(space, temperature, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
-    placed = places(space, record, with_weights)
+    placed, wheel = places(space, record, with_weights), plugin_wheel()
 
     def settings(number: int) -> VllmServing:
         return gated_serving(record.model_dump(mode="json"), device=device, fingerprint=space.fingerprint, draft=placed.draft,
                              ungated_reason=None if record.passed else ungated, pair=pair, release=number, model=placed.model,
-                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), **chosen)
+                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), **chosen)
 
     lock = engine_lock(installed_packages(NAME), peers_root() / NAME / REPORTS)
-    return build_vllm_bundle(out, pair, device, settings, models=placed.folders, files={ENGINE_LOCK: lock.encode()})
+    return build_vllm_bundle(out, pair, device, settings, models=placed.folders,
+                             files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data})
 
 
 def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
     """The gate's record, which allows what is here; with a reason, one that did not pass or that was never made."""
     from components.gate.engine_checks import EngineGateRecord
+    from registry.bundles.vllm.plugin_wheel import plugin_version
 
     known = about(space)
     here = {name: known[name] for name in JUDGED}
@@ -98,7 +101,7 @@ def judged(space: EngineSpace, temperature: float, ungated: str | None) -> Engin
         return EngineGateRecord(**here, made=known["made"], temperature=temperature, passed=False, checks=[],
                                 settings=choice.chosen.speculative_config(space.files))
     try:
-        record.check(**here, temperature=temperature)
+        record.check(**here, temperature=temperature, **({"plugin": plugin_version()} if record.plugin is not None else {}))
     except DraftwellError as error:
         if error.code != "gate_not_passed" or ungated is None:
             raise

@@ -22,6 +22,8 @@ FILE = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 WHEEL = FILE.replace("*$", r"*\.whl$")
 COMMIT = r"^[0-9a-f]{40}$"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
+CUSTOM = "custom_class"
+"""vLLM's method whose `model` is the path of a class."""
 ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
 
@@ -78,6 +80,8 @@ class VllmServing(Strict):
                 raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
+        if self._in_plugin(self.speculative) and not self.plugins:
+            raise ValueError("speculative: its class is in a plug-in, and the bundle has none: name its wheel (plugins)")
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
             raise ValueError("speculative: it names neither a method nor a model")
         if self.gate.passed and (what := self._unlike()):
@@ -94,12 +98,18 @@ class VllmServing(Strict):
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
         judged, served = ({key: value for key, value in (config or {}).items() if key not in ("model", "revision")} | {
-            "model": "model" in (config or {})} for config in (gate.settings, self.speculative))
+            "model": config["model"] if config and self._in_plugin(config) else "model" in (config or {})}
+            for config in (gate.settings, self.speculative))
         return "speculative" if judged != served else None
+
+    @staticmethod
+    def _in_plugin(speculative: Mapping[str, Any] | None) -> bool:
+        """Whether a speculative config names a class instead of a model."""
+        return speculative is not None and speculative.get("method") == CUSTOM
 
     def models(self) -> dict[str, tuple[str, Any]]:
         """The models by the fields that name them, with their revisions."""
-        speculative = self.speculative or {}
+        speculative = {} if self._in_plugin(self.speculative) else self.speculative or {}
         draft = {"speculative": (speculative["model"], speculative.get("revision"))} if isinstance(speculative.get("model"), str) else {}
         return {"model": (self.model, self.revision), **draft}
 

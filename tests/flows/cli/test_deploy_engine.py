@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,48 @@ def test_a_draft_that_was_made_again_is_refused(deploy: Callable[..., Any], judg
     record = json.loads(judged.read_text())
     judged.write_text(json.dumps({**record, "settings": {**record["settings"], "model": "/peers/models/tiny-draft-000000000000"}}))
     assert "the draft was made again since the gate judged tiny-draft-000000000000" in line(deploy())
+
+
+def test_a_class_of_our_plug_in_comes_with_its_wheel(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
+                                                     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.bundles.vllm.plugin_wheel import plugin_wheel
+
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
+    assert vllm("tune", "--methods", "cascade", "--limit", 8).exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert deploy().exit_code == 0
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
+    wheel, settings = plugin_wheel(), json.loads((bundle / "manifest.json").read_text())["settings"]
+    assert settings["speculative"] == {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    assert settings["plugins"] == [wheel.name]
+    assert (bundle / wheel.name).read_bytes() == wheel.data
+    record = json.loads((folder / "gate.json").read_text())
+    assert record["plugin"] == wheel.version
+    (folder / "gate.json").write_text(json.dumps({**record, "plugin": "0.1+0"}))
+    assert "the gate judged plugin '0.1+0'" in line(deploy())
+
+
+def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., Any], run: Any, judged: Path, pair_file: Path,
+                                                         tmp_path: Path) -> None:
+    def monitor(*more: Any) -> Any:
+        return run("monitor", "--engine", "vllm", "--pair", pair_file, "--device", "cpu", "--out", tmp_path / "dist", "--spool",
+                   tmp_path / "spool", *more)
+
+    assert "draftwell deploy --engine vllm" in line(monitor())
+    assert deploy("--set", "max_num_seqs=2").exit_code == 0
+    assert "DRAFTWELL_SPOOL" in line(monitor())
+    config = json.loads(judged.read_text())["settings"]
+    about = {"version": 1, "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"], "rounds": 60}
+    (tmp_path / "spool").mkdir()
+    file = tmp_path / "spool" / "acceptance-20260101-here-1.ndjson"
+    for kept, code, verdict in ((60, 0, "steady"), (20, 3, "drift")):
+        rows = [{**about, "begun": time.time() - 60 * i, "accepted_at": [kept, 0]} for i in range(20)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        done = monitor("--json")
+        assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
+        assert json.loads((judged.parent / "drift.json").read_text())["verdict"] == verdict
+    assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
+    assert "--reference means nothing" in line(monitor("--reference", tmp_path))
 
 
 def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,

@@ -40,7 +40,7 @@ def test_the_fastest_sure_way_is_chosen_and_engines_end() -> None:
     assert "1.40" in found.reason
     assert found.left_out == {"eagle3": "the pair has no head that the engine can read"}
     assert {figure.label for figure in found.explored} == {
-        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
+        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", "cascade(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
     assert len(found.confirmed) == 3
     assert found.confirmed[0].groups == 10
     assert sorted(line for line in log if line.startswith("start")) == sorted(

@@ -125,6 +125,17 @@ def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: s
     serving(model="models/target", revision=None)
 
 
+def test_a_class_of_a_plug_in_needs_the_plug_in_and_is_the_one_that_was_judged() -> None:
+    config = {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    gate = {**GATE, "settings": config}
+    made = serving(speculative=config, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
+    assert made.engine_arguments("/bundle/")["speculative_config"] == config
+    with pytest.raises(ValidationError, match="has none: name its wheel"):
+        serving(speculative=config, gate=gate)
+    with pytest.raises(ValidationError, match="speculative is not what the gate judged"):
+        serving(speculative={**config, "model": "draftwell_vllm.proposers.Svip"}, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
+
+
 def test_the_gates_record_becomes_the_settings() -> None:
     record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
     made: dict[str, Any] = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1,
