@@ -77,8 +77,8 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
             except (ValueError, ValidationError):
                 continue
     if not found:
-        raise DraftwellError(f"{folder} holds no counts of acceptance: name the folder that vLLM is started with (DRAFTWELL_SPOOL), and see "
-                             "that the bundle has our plug-in", code="spool_empty")
+        raise DraftwellError(f"{folder} holds no counts of acceptance: name the folder that vLLM writes to (DRAFTWELL_SPOOL), and see that "
+                             "the bundle has our plug-in", code="spool_empty")
     return sorted(found, key=lambda line: line.begun)
 
 

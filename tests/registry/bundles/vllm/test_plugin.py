@@ -100,21 +100,21 @@ def test_what_is_behind_a_text_is_not_read() -> None:
     assert rows.tolist() == [[1, 2, 7, 9, 9]]
 
 
-@pytest.mark.parametrize(("rule", "goes_on", "stops"), [
+@pytest.mark.parametrize(("rule", "continues", "stops"), [
     (HFDynamicRule(0.4), (0.4, 5.0), (0.39, 0.0)), (SvipRule(0.3, 0.15), (0.1, 0.59), (0.9, 0.61)), (FixedRule(), (0.0, 9.0), None)])
-def test_rules_stop_by_their_papers(rule: Any, goes_on: tuple[float, float], stops: tuple[float, float] | None) -> None:
+def test_rules_stop_by_their_papers(rule: Any, continues: tuple[float, float], stops: tuple[float, float] | None) -> None:
     rule.start()
-    assert rule.goes_on(*goes_on)
+    assert rule.continues(*continues)
     if stops is not None:
-        assert not rule.goes_on(*stops)
+        assert not rule.continues(*stops)
 
 
 def test_spides_rule_multiplies_the_tables_chances_and_starts_again() -> None:
     rule = SpideRule(tau=0.5)
     for _ in range(2):
         rule.start()
-        assert [rule.goes_on(0.85, 0.0), rule.goes_on(0.85, 0.0), rule.goes_on(0.75, 0.0)] == [True, True, True]
-        assert not rule.goes_on(0.85, 0.0)  # .85 · .85 · .75 · .85 = .46
+        assert [rule.continues(0.85, 0.0), rule.continues(0.85, 0.0), rule.continues(0.75, 0.0)] == [True, True, True]
+        assert not rule.continues(0.85, 0.0)  # .85 · .85 · .75 · .85 = .46
 
 
 def test_the_table_counts_as_the_artifact_does(tmp_path: Path) -> None:

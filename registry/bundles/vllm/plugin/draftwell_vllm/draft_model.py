@@ -65,7 +65,7 @@ class DraftModel:
                 best = int(probs.argmax())
                 tokens.append(best)
                 confidences.append(float(probs[best]))
-                if not rule.goes_on(confidences[-1], float(-(probs * logs.clamp(min=-1e4)).sum())):
+                if not rule.continues(confidences[-1], float(-(probs * logs.clamp(min=-1e4)).sum())):
                     break
         return tokens, confidences
 

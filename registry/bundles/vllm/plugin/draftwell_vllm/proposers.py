@@ -113,7 +113,7 @@ class Fixed:
         self.rule.start()
         for length in range(len(ids), len(ids) + room):
             found = guess(text[:length], self.settings.longest_ngram, self.settings.shortest_ngram)
-            if found is None or not self.rule.goes_on(found.confidence, found.entropy):
+            if found is None or not self.rule.continues(found.confidence, found.entropy):
                 break
             text[length] = found.token
             tokens.append(found.token)

@@ -26,8 +26,8 @@ class StopRule(Protocol):
     def start(self) -> None:
         """A new draft begins."""
 
-    def goes_on(self, confidence: float, entropy: float) -> bool:
-        """Whether the draft goes on with a token of this confidence (0 to 1), from a distribution of this entropy (nats)."""
+    def continues(self, confidence: float, entropy: float) -> bool:
+        """Whether the draft continues with a token of this confidence (0 to 1), from a distribution of this entropy (nats)."""
 
     def learn(self, confidence: float, kept: bool) -> None:
         """What the target did with a drafted token."""
@@ -39,7 +39,7 @@ class FixedRule:
     def start(self) -> None:
         pass
 
-    def goes_on(self, confidence: float, entropy: float) -> bool:
+    def continues(self, confidence: float, entropy: float) -> bool:
         return True
 
     def learn(self, confidence: float, kept: bool) -> None:
@@ -52,7 +52,7 @@ class HFDynamicRule(FixedRule):
     def __init__(self, threshold: float = 0.4):
         self.threshold = threshold
 
-    def goes_on(self, confidence: float, entropy: float) -> bool:
+    def continues(self, confidence: float, entropy: float) -> bool:
         return confidence >= self.threshold
 
 
@@ -62,7 +62,7 @@ class SvipRule(FixedRule):
     def __init__(self, threshold: float = 0.3, entropy_scale: float = 0.15):
         self.threshold, self.scale = threshold, entropy_scale
 
-    def goes_on(self, confidence: float, entropy: float) -> bool:
+    def continues(self, confidence: float, entropy: float) -> bool:
         return math.sqrt(self.scale * entropy) <= self.threshold
 
 
@@ -97,7 +97,7 @@ class SpideRule(FixedRule):
         b = bisect.bisect_right(EDGES, confidence)
         return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (self.total[b] + self.prior_weight)
 
-    def goes_on(self, confidence: float, entropy: float) -> bool:
+    def continues(self, confidence: float, entropy: float) -> bool:
         self._chance *= self.alpha(confidence)
         return self._chance > self.tau
 
