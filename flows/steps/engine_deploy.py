@@ -86,26 +86,25 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
 
 
 def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
-    """The gate's record, which allows what is here; with a reason, one that did not pass or that was never made."""
+    """The gate's record, which allows what is here; with a reason, what was tuned, as a record that did not pass."""
     from components.gate.engine_checks import EngineGateRecord
     from registry.bundles.vllm.plugin_wheel import plugin_version
 
     known = about(space)
     here = {name: known[name] for name in JUDGED}
     record = read_record(space, temperature)
-    if record is None and ungated is None:
-        raise DraftwellError(f"the gate has not judged {space.workspace.spec.name} on {NAME}: {gate_command(space)}, or say why not with "
-                             "--ungated REASON", code="not_gated")
-    if record is None:
-        choice = tuned_choice(space, temperature)
-        return EngineGateRecord(**here, made=known["made"], temperature=temperature, passed=False, checks=[],
-                                settings=choice.chosen.speculative_config(space.files))
     try:
+        if record is None:
+            raise DraftwellError(f"the gate has not judged {space.workspace.spec.name} on {NAME}: {gate_command(space)}, or say why not "
+                                 "with --ungated REASON", code="not_gated")
         record.check(**here, temperature=temperature, **({"plugin": plugin_version()} if record.plugin is not None else {}))
-    except DraftwellError as error:
-        if error.code != "gate_not_passed" or ungated is None:
+        return record
+    except DraftwellError:
+        if ungated is None:
             raise
-    return record
+    choice = tuned_choice(space, temperature)
+    return EngineGateRecord(**here, made=known["made"], temperature=temperature, passed=False, checks=[],
+                            settings=choice.chosen.speculative_config(space.files))
 
 
 def read_record(space: EngineSpace, temperature: float) -> EngineGateRecord | None:

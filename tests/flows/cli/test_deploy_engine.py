@@ -109,6 +109,10 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Call
     gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
     assert (gate["passed"], gate["ungated_reason"]) == (False, "a trial")
     assert "deployed because: a trial" in (bundle / "README.md").read_text()
+    judged.write_text(json.dumps({**record, "version": "0.31.0"}))
+    assert deploy("--ungated", "another trial").exit_code == 0
+    gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
+    assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
 
 
 def test_a_draft_that_was_made_again_is_refused(deploy: Callable[..., Any], judged: Path) -> None:

@@ -114,9 +114,11 @@ def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, flo
 
 
 @pytest.mark.parametrize(("speeds", "method", "loads"), [
-    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
-def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
-    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
+    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", []),
+    ({"custom_class": 1.5}, "cascade", [1, 4]), ({"custom_class": 1.5, "custom_class:8@4": 0.8}, "off", [])])
+def test_suffixes_and_our_plug_in_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
+    tried = "suffix" if "suffix" in speeds else "cascade"
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=(tried,), levels=(1, 4)))
     assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
 
 
