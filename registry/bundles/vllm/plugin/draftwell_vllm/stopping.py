@@ -77,7 +77,7 @@ class SpideRule(FixedRule):
         prior_weight: judged tokens that a bin's midpoint counts for.
     """
 
-    def __init__(self, tau: float = 0.3, *, total: list[int] | None = None, accepted: list[int] | None = None,
+    def __init__(self, tau: float = 0.1, *, total: list[int] | None = None, accepted: list[int] | None = None,
                  prior_weight: float = PRIOR_WEIGHT):
         self.tau, self.prior_weight = tau, prior_weight
         self.total = list(total) if total is not None else [0] * len(MIDPOINTS)
