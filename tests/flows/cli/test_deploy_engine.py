@@ -43,7 +43,7 @@ def line(done: Any) -> str:
     return str(done.stderr.strip().splitlines()[-1])
 
 
-def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path) -> None:
     done = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
     assert done.exit_code == 0, (done.output, done.exception)
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
@@ -60,6 +60,11 @@ def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Pa
     again = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
     assert again.exit_code == 0
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["1-cpu", "current"]
+    for port in (9000, 9001):
+        assert deploy("--set", f"port={port}").exit_code == 0
+    pruned = run("prune", "--engine", "vllm", "--pair", pair_file, "--out", tmp_path / "dist", "--keep", 1)
+    assert f"removed {bundle}" in pruned.stdout
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
 
 
 def test_the_bundle_starts_what_was_judged(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
