@@ -19,6 +19,9 @@ TORCH_INDEX ?=
 # cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
 DEVICE ?=
 device = $(if $(DEVICE),--device $(DEVICE))
+# What `make deploy` and `make serve` are for: empty: our own engine; or vllm.
+ENGINE ?=
+engine = $(if $(ENGINE),--engine $(ENGINE))
 # The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/prompts/data/demo_prompts.jsonl
@@ -140,7 +143,8 @@ peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environ
 # Without dependencies, because the files name all of them but three that vLLM does not import with.
 $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
 	$(call step,1/2 virtual environment in $(@D),"$(PYTHON)" -m venv "$(@D)")
-	$(call step,2/2 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps -r $<)
+	@mkdir -p "$(@D)/share/draftwell/installed"
+	$(call step,2/2 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s).json" -r $<)
 	@touch "$@"
 
 bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= FLAGS="--rounds 3"
@@ -149,8 +153,8 @@ bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs 
 gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
 	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
 
-deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
-	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) $(device) $(FLAGS)
+deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights, or ENGINE=vllm
+	$(BIN)/draftwell deploy --pair $(PAIR) $(or $(engine),--alias $(ALIAS)) $(device) $(FLAGS)
 
 hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
 	mkdir -p $(REPORTS)
@@ -161,8 +165,8 @@ hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed withou
 	[ ! -s $(REPORTS)/.others ] || $(ask) -r $(REPORTS)/.others
 	rm -f $(REPORTS)/.unknown $(REPORTS)/.torch $(REPORTS)/.others
 
-serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
-	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)
+serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters, or ENGINE=vllm
+	$(BIN)/draftwell serve --pair $(PAIR) $(engine) $(FLAGS)
 
 ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from importlib.metadata import distributions
 from pathlib import Path
 
 from serving.artifacts.pair_files import draftwell_home
@@ -15,6 +17,8 @@ VLLM_COMMAND = Path(__file__).parent / "drivers" / "vllm_command.py"
 """The `vllm` command, for the interpreter of the environment `vllm`."""
 INSTALLED = ".stamp"
 """Written by `make peers` when an environment is complete."""
+REPORTS = Path("share") / "draftwell" / "installed"
+"""Where `make peers` keeps pip's reports in an environment."""
 
 
 def peers_root() -> Path:
@@ -41,3 +45,10 @@ def installed_version(name: str, *distributions: str) -> str | None:
         for folder in (peers_root() / name).glob(f"lib/python*/site-packages/{stem}-*.dist-info"):
             return folder.name.removesuffix(".dist-info").removeprefix(f"{stem}-")
     return None
+
+
+def installed_packages(name: str) -> dict[str, str]:
+    """Package → version of all that is installed in an environment, but pip; nothing of it is started."""
+    folders = [str(folder) for folder in (peers_root() / name).glob("lib/python*/site-packages")]
+    found = {re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version for one in distributions(path=folders)}
+    return {package: version for package, version in sorted(found.items()) if package != "pip"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from components.engines.environments import DRIVERS, installed_version, interpreter, peers_root
 from components.engines.port import About, EngineSettings
-from components.engines.process import ANSWER_SECONDS, START_SECONDS, EngineProcess
+from components.engines.process import EngineProcess
 from serving.errors import DraftwellError
 
 NAME = "vllm"
@@ -25,19 +25,20 @@ class VllmEngine(EngineProcess):
         dtype: float32, bfloat16 or float16.
         threads: compute threads.
         device: cpu or cuda, that it has to compute on; None: wherever it does.
+        plugins: folder that modules of proposers are imported from; None: none.
         logs: folder for its log; None takes that of all environments.
-        start_seconds, answer_seconds: as in `EngineProcess`.
+        limits: `start_seconds` and `answer_seconds`, as in `EngineProcess`.
     Raises:
         DraftwellError: what `EngineProcess` raises; the environment is missing (`peer_not_installed`); another version (`engine_version`);
             it computes on another device, or is another distribution, than what is installed says (`engine_device`).
     """
 
     def __init__(self, label: str, model: Path, *, dtype: str, threads: int, device: str | None = None, logs: Path | None = None,
-                 start_seconds: float = START_SECONDS, answer_seconds: float = ANSWER_SECONDS):
+                 plugins: Path | None = None, **limits: float):
         log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
         self.device = device
-        super().__init__(label, command(), log, threads=threads, fixed={"model": str(model), "dtype": dtype}, start_seconds=start_seconds,
-                         answer_seconds=answer_seconds)
+        super().__init__(label, command(), log, threads=threads, **limits,
+                         fixed={"model": str(model), "dtype": dtype, "plugins": None if plugins is None else str(plugins)})
 
     def start(self, settings: EngineSettings) -> About:
         check_version()

@@ -10,11 +10,16 @@ from typing import Any
 from serving.errors import DraftwellError
 
 OFF = "off"
-METHODS = (OFF, "ngram", "suffix", "draft_model", "eagle3")
-"""Names as vLLM has them, and `off`: plain decoding."""
+CASCADE = "cascade"
+METHODS = (OFF, "ngram", "suffix", CASCADE, "draft_model", "eagle3")
+"""Names as vLLM has them, `off`: plain decoding, and `cascade`: n-grams of all lengths with SPIDE's stop rule, from our plug-in."""
+ONE_LENGTH = ("suffix", CASCADE)
+"""Methods whose longest draft is the same at all loads."""
+CASCADE_CLASS = "draftwell_vllm.proposers.Spide"
 NEEDS = {"draft_model": "draft", "eagle3": "head"}
 """Method → what it reads besides the target."""
-DEFAULTS: dict[str, tuple[int, int]] = {OFF: (0, 0), "ngram": (5, 3), "suffix": (8, 0), "draft_model": (2, 0), "eagle3": (2, 0)}
+DEFAULTS: dict[str, tuple[int, int]] = {
+    OFF: (0, 0), "ngram": (5, 3), "suffix": (8, 0), CASCADE: (8, 0), "draft_model": (2, 0), "eagle3": (2, 0)}
 """Method → (k, n) where nothing else is named."""
 Schedule = tuple[tuple[int, int, int], ...]
 """(first, last, k): draft tokens by requests that are decoded at once, both ends included."""
@@ -80,6 +85,8 @@ class Method:
         if self.name == OFF:
             return None
         found: dict[str, Any] = {"method": self.name, "num_speculative_tokens": self.k}
+        if self.name == CASCADE:
+            found |= {"method": "custom_class", "model": CASCADE_CLASS}
         if self.name == "ngram":
             found |= {"prompt_lookup_min": 1, "prompt_lookup_max": self.n}
         if self.name == "suffix":

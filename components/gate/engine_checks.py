@@ -191,6 +191,7 @@ class EngineGateRecord(Message):
     dtype: str
     fingerprint: str = Field(description="of the models")
     temperature: float = Field(0.0, description="of the requests that were judged")
+    plugin: str | None = Field(None, description="version of our plug-in, where the settings name a class of it")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
     passed: bool
     checks: list[dict[str, Any]]
@@ -207,6 +208,6 @@ class EngineGateRecord(Message):
         for name, value in here.items():
             if getattr(self, name) != value:
                 raise DraftwellError(f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, and here it is {value!r}: run "
-                                     f"`draftwell gate --engine {self.engine}` here", code="gated_elsewhere")
+                                     f"`draftwell gate --engine {here.get('engine', self.engine)}` here", code="gated_elsewhere")
         if not self.passed:
             raise DraftwellError(f"the gate did not pass these settings of {self.engine}: tune again", code="gate_not_passed")

@@ -13,6 +13,8 @@ from flows.cli.options import (
     DeviceOption,
     DraftDevice,
     DtypeOption,
+    EngineName,
+    EngineOption,
     MaxTokens,
     PadTarget,
     Pair,
@@ -150,15 +152,28 @@ def generate(
 def serve(
     context: typer.Context,
     pair: Pair = "default",
-    bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder. Default: dist/<pair>/current.")] = None,
+    bundle: Annotated[Path | None, typer.Option(
+        "--bundle", help="Bundle folder. Default: dist/<pair>/current, for vLLM dist/vllm/<pair>/current.")] = None,
+    engine: EngineOption = EngineName.draftwell,
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve (see `draftwell-serve --help`): --host,
     --port, --slots, --threads, --queue, --allow-parameters, --state, --state-dir, --api-key-file, --feedback-dir and others.
+
+    With --engine vllm, vLLM serves the bundle that `draftwell deploy --engine vllm` built, and all other options are vLLM's.
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
     from registry.pairs import find_pair
 
+    if engine is EngineName.vllm:
+        from flows.cli.engine import serve_elsewhere
+        from registry.bundles.vllm.build import bundles_of
+
+        name = find_pair(pair).name
+        found = bundle or bundles_of(Path("dist"), name) / "current"
+        if not (found / "serve.sh").is_file():
+            raise DraftwellError(f"no bundle at {found}: build one with `draftwell deploy --engine vllm --pair {pair}`", code="no_bundle")
+        serve_elsewhere(found, name, context.args)
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair} --device DEVICE`",

@@ -1,13 +1,14 @@
-"""What collect, tune, gate and bench do with `--engine vllm`: each a few lines over `flows.steps.engine`."""
+"""What collect, tune, gate, bench, deploy and serve do with `--engine vllm`: each a few lines over `flows.steps.engine`."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -15,6 +16,7 @@ from flows.cli.options import EngineName, check_output, pick_device, progress, s
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.drift.acceptance import AcceptanceReport
     from components.engines.vllm_methods import Method
     from components.gate.verdict import GateVerdict
     from components.prompts.overlap import TrainingPrompts
@@ -157,6 +159,52 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
     drafts = "" if acceptance.rate is None else f", {acceptance.rate:.2f} of drafts accepted, {acceptance.length:.2f} tokens a round"
     speed = "" if made["tokens_per_second"] is None else f", {made['tokens_per_second']:.0f} tokens/s"
     typer.echo(f"{file}  {made['rows']} texts, {made['tokens']} tokens by {way.label}{speed}{drafts}")
+
+
+def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: Path, temperature: float, ungated: str | None,
+                     with_weights: bool, options: Sequence[str]) -> Path:
+    """`draftwell deploy --engine vllm`: the bundle's folder, after remarks."""
+    from flows.steps.engine_deploy import deploy_on_engine, unmeasured_loads
+    from flows.workspace import parse_settings
+    from registry.bundles.signing import signature_remark
+
+    with open_engine("deploy", pair, dtype, device, None) as space:
+        bundle = deploy_on_engine(space, out, temperature=temperature, ungated=ungated, with_weights=with_weights,
+                                  options=parse_settings(options))
+        for remark in filter(None, (unmeasured_loads(space, bundle, temperature), signature_remark(bundle))):
+            say(remark)
+    return bundle
+
+
+def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool: Path | None, limits: Path | None,
+                      out: Path) -> AcceptanceReport:
+    """`draftwell monitor --engine vllm`; vLLM need not be installed here."""
+    from flows.steps.engine import EngineSpace
+    from flows.steps.monitor import load_limits, spool_of
+    from flows.steps.monitor_engine import check_engine
+    from flows.workspace import Workspace
+
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), 1)
+    found = check_engine(space, spool=spool_of(space.workspace, spool), out=out, limits=load_limits(limits))
+    for note in found.notes:
+        say(note)
+    return found
+
+
+def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn:
+    """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment.
+
+    Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL` names another or is empty.
+    """
+    from components.engines.environments import interpreter
+    from components.engines.process import FOREIGN
+    from components.engines.vllm import NAME
+    from serving.artifacts.pair_files import draftwell_home
+
+    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
+    script = str(bundle / "serve.sh")
+    os.execve(script, [script, *options], {**variables, "PYTHON": str(interpreter(NAME))})
 
 
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:

@@ -251,16 +251,32 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
                f"its bundle is not in {out}: `draftwell deploy --pair {pair} --device {good.device}` builds it")
 
 
-def deploy(pair: Pair = "default", device: DeviceOption = None,
+def deploy(context: typer.Context, pair: Pair = "default", device: DeviceOption = None,
            alias: Annotated[str, typer.Option("--alias", help="Alias or number of the release to deploy.")] = "champion",
            out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
            ungated: Annotated[str | None, typer.Option(
                "--ungated", help="Deploy without a passed gate, for this reason, which is recorded.")] = None,
-           with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False) -> None:
+           with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False,
+           dtype: DtypeOption = None, engine: EngineOption = EngineName.draftwell,
+           temperature: Annotated[float, typer.Option(
+               "--temperature", min=0.0, help="With --engine vllm: of the requests that it was tuned for.")] = 0.0,
+           options: Annotated[list[str] | None, typer.Option(
+               "--set", help="With --engine vllm: a setting of what serves, such as image=NAME or replicas=3; may be repeated.")] = None
+           ) -> None:
     """Take the bundle that the gate judged, or build the release's bundle, and point `current` at it.
+
+    With --engine vllm, a bundle for vLLM is built of what `draftwell gate --engine vllm` judged, in OUT/vllm/PAIR.
 
     Example: draftwell deploy --pair default --alias champion
     """
+    from flows.cli.engine import deploy_elsewhere, refuse_options
+
+    if refuse_options(context, engine, ("out", "ungated", "with_weights", "temperature", "options"),
+                      only_elsewhere=("dtype", "temperature", "options")):
+        built = deploy_elsewhere(pair, dtype, device, out=out, temperature=temperature, ungated=ungated, with_weights=with_weights,
+                                 options=options or ())
+        typer.echo(f"{built}  (and {built.parent / 'current'})")
+        return
     from registry.bundles.build import build_bundle
     from registry.bundles.judged import deviation
     from registry.bundles.signing import hashes_remark, signature_remark
@@ -280,7 +296,7 @@ def deploy(pair: Pair = "default", device: DeviceOption = None,
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 
-def prune(pair: Pair = "default",
+def prune(pair: Pair = "default", engine: EngineOption = EngineName.draftwell,
           keep: Annotated[int, typer.Option("--keep", min=1, help="Bundles of each device that stay besides the one that is served.")] = 3,
           out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
     """Remove a pair's old bundles; what is served and the newest ones stay, and `deploy` builds any other again.
@@ -288,9 +304,11 @@ def prune(pair: Pair = "default",
     Example: draftwell prune --pair default --keep 3
     """
     from registry.bundles.retention import prune as run
+    from registry.bundles.vllm.build import bundles_of
     from registry.pairs import find_pair
 
-    removed = run(out / find_pair(pair).name, keep)
+    name = find_pair(pair).name
+    removed = run(out / name if engine is EngineName.draftwell else bundles_of(out, name), keep)
     typer.echo("\n".join(f"removed {path}" for path in removed) or f"nothing to remove: {keep} or fewer are not served")
 
 

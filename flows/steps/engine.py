@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import peers_root
 from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, lacks
-from components.engines.vllm_methods import OFF, Method, VllmFiles
+from components.engines.vllm_methods import CASCADE, OFF, Method, VllmFiles
 from flows.context import Bar, now, training_prompts
 from flows.workspace import Workspace
+from registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
 from serving.errors import DraftwellError
 from serving.files import json_digest, write_json
 from serving.number_format import dtype_of
@@ -122,7 +123,7 @@ class EngineSpace:
     def engine(self, label: str) -> VllmEngine:
         """An engine, not yet started."""
         return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads,
-                          device=self.workspace.device.partition(":")[0])
+                          device=self.workspace.device.partition(":")[0], plugins=PACKAGE.parent)
 
     def encoded(self, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
         """Token ids of the prompts, and positions that the longest needs.
@@ -147,7 +148,7 @@ class EngineSpace:
 
         return {"engine": NAME, "version": self.version, "device_class": device_class(self.workspace.device), "threads": self.threads,
                 "fingerprint": self.fingerprint, "dtype": self.workspace.dtype, "prompts": json_digest(list(ids)),
-                "head": str(self.files.head),
+                "head": str(self.files.head), "plugin": plugin_version(),
                 "sampling": [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed], **more}
 
     def file_of(self, what: str, temperature: float) -> Path:
@@ -225,7 +226,7 @@ def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
     found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
     if choice.levels and choice.method == "eagle3":
         found["sglang_adaptive"] = sglang_adaptive([(level.at_once, level.open) for level in choice.levels])
-    if choice.levels and choice.method != OFF:
+    if choice.levels and choice.method not in (OFF, CASCADE):
         found["tensorrt_llm"] = tensorrt_llm_schedule([(level.at_once, level.k) for level in choice.levels])
     return found
 
@@ -269,10 +270,10 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
         unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures and not temperature else (None, None)
         idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
         verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
-    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "distribution", "device_class", "dtype",
-                                                           "fingerprint", "made")},
-                              temperature=temperature, settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
-                              checks=[vars(check) for check in verdict.checks])
+    plugin = plugin_version() if choice.method == CASCADE else None
+    names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "made")
+    record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
+                              settings=choice.chosen.speculative_config(space.files), checks=[vars(check) for check in verdict.checks])
     if keep:
         write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
     return verdict, record

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from registry.bundles.judged import take_judged
+from registry.bundles.places import NAME, UNFINISHED, alone, copy_model, link_current, set_rights
 from registry.bundles.requirements import locked, requirements_name
 from registry.bundles.sbom import SBOM, bill_of_materials
 from registry.bundles.signing import sign
@@ -37,12 +36,6 @@ from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, o
 from serving.errors import DraftwellError
 from serving.files import file_lock, sha256_file
 from serving.number_format import FORMATS
-
-UNFINISHED = ".build."
-"""How names of folders begin that are still being built, or that a killed deployment left."""
-NAME = re.compile(r"(\d+)-(cpu|cuda)(?:\.(\d+))?")
-"""Names of bundles: release, device, and a number where the release has several."""
-MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
 def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: str = "champion", device: str = "cpu",
@@ -75,11 +68,11 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
                              code="not_deployable")
     home = out / pair_spec.name
     home.mkdir(parents=True, exist_ok=True)
-    with _alone(home):
+    with alone(home):
         place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
         try:
             if not why and not with_weights and take_judged(release, place):
-                _set_rights(place)
+                set_rights(place)
                 _link_models(pair_spec, files, place)
             else:
                 _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights)
@@ -110,7 +103,7 @@ def _make(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: Pai
     pinned = _download_pins(store, release, place)
     manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason, with_weights)
     (place / MANIFEST).write_text(manifest.to_json())
-    _set_rights(place)
+    set_rights(place)
 
 
 def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
@@ -121,15 +114,6 @@ def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
     for role, folder in files.roles().items():
         if not is_artifact(folder) and not (kept := models_root() / records[role].folder).exists():
             link(kept, folder)
-
-
-@contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """One deployment of a pair at a time, others wait; what a killed one left is removed."""
-    with file_lock(home):
-        for left in home.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
 
 
 def bundle_bytes(bundle: Path) -> int:
@@ -214,7 +198,7 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
         if is_artifact(folder) and role == "draft" and "distilled_draft" in pinned:
             continue
         if with_weights or is_artifact(folder):
-            _copy_model(folder, place / "models" / role)
+            copy_model(folder, place / "models" / role)
             if not is_artifact(folder):  # an artifact records its own origin
                 origins[role] = records[role].source
             records[role] = records[role].model_copy(update={"source": "bundled", "folder": f"models/{role}"})
@@ -262,20 +246,6 @@ def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRe
                          code="other_weights")
 
 
-def _copy_model(folder: Path, into: Path) -> None:
-    into.mkdir(parents=True)
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in MODEL_FILES and not path.name.startswith("."):
-            shutil.copyfile(path, into / path.name)
-
-
-def _set_rights(place: Path) -> None:
-    """The same rights whatever the user's umask: all may read, and `serve.sh` may run."""
-    place.chmod(0o755)
-    for path in place.rglob("*"):
-        path.chmod(0o755 if path.is_dir() or path.name == "serve.sh" else 0o644)
-
-
 def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
     """Rename the built folder to the place after the last, unless the same bundle is complete at an earlier one; returns which."""
     made, standing = (place / MANIFEST).read_bytes(), _standing(home, release)
@@ -288,11 +258,3 @@ def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
     final = first.with_name(f"{first.name}.{standing[-1][0] + 1}") if standing else first
     os.rename(place, final)
     return final
-
-
-def link_current(home: Path, bundle: Path) -> None:
-    """Let `home/current` lead to a bundle in the same folder, atomically."""
-    new = home / f".current.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    new.symlink_to(bundle.name, target_is_directory=True)
-    os.replace(new, home / "current")

@@ -31,9 +31,9 @@ def recorded_hashes(packages: Mapping[str, str], folder: Path | None = None) -> 
 
     Args:
         packages: canonical name → installed version; a record of another version does not count.
-        folder: pip's reports; None takes this environment's.
+        folder: pip's reports of another environment; None takes this one's.
     """
-    found = {name: sha for name in packages if (sha := _from_address(name))}
+    found = {name: sha for name in packages if (sha := _from_address(name))} if folder is None else {}
     for name, version, sha in _reported(folder or reports_folder()):
         if packages.get(name) == version:
             found[name] = sha  # the last report counts: a package may be installed again

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from registry.bundles.build import NAME, UNFINISHED
+from registry.bundles.places import NAME, UNFINISHED
 from serving.errors import DraftwellError
 from serving.files import file_lock
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import serving
 from registry.bundles.requirements import PROJECT, runtime_requirements
@@ -76,29 +77,36 @@ def build_wheel(package: Path) -> Wheel:
         DraftwellError: setuptools is missing or refuses.
     """
     with tempfile.TemporaryDirectory() as place:
-        staged, out = Path(place) / "staged", Path(place) / "out"
-        out.mkdir()
-        version = _stage(package, staged)
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
-        done = subprocess.run([sys.executable, "-I", "-c", BUILD, str(out)], cwd=staged, env=environment, umask=0o022,
-                              capture_output=True, text=True, check=False)
-        built = list(out.glob("*.whl"))
-        if done.returncode != 0 or len(built) != 1:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise DraftwellError(f"the runtime's wheel was not built ({last}): pip install 'setuptools>=77'",
-                                 code="wheel_not_built")
-        return Wheel(built[0].name, version, built[0].read_bytes())
+        staged = Path(place) / "staged"
+        return build_staged(staged, _stage(package, staged), "the runtime's wheel")
+
+
+def build_staged(staged: Path, version: str, what: str) -> Wheel:
+    """Build what was staged, next to its folder.
+
+    Args:
+        version: that its pyproject.toml states.
+        what: it is, for errors.
+    Raises:
+        DraftwellError: setuptools is missing or refuses (`wheel_not_built`).
+    """
+    out = staged.parent / "out"
+    out.mkdir()
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
+    done = subprocess.run([sys.executable, "-I", "-c", BUILD, str(out)], cwd=staged, env=environment, umask=0o022,
+                          capture_output=True, text=True, check=False)
+    built = list(out.glob("*.whl"))
+    if done.returncode != 0 or len(built) != 1:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise DraftwellError(f"{what} was not built ({last}): pip install 'setuptools>=77'", code="wheel_not_built")
+    return Wheel(built[0].name, version, built[0].read_bytes())
 
 
 def _stage(package: Path, staged: Path) -> str:
     """Copy the sources, write pyproject.toml next to them, and return the version that it states."""
-    digest = hashlib.sha256()
-    for file in sorted(_sources(package)):
-        name = (Path("serving") / file.relative_to(package)).as_posix()
-        _copy(file, staged / name)
-        digest.update(json.dumps([name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
-    for licence in _licences(package):
-        _copy(licence, staged / licence.name)
+    digest = stage_sources(package, staged)
+    for licence in licences(package.parent):
+        copy(licence, staged / licence.name)
     dependencies = json.dumps(runtime_requirements())
     digest.update(dependencies.encode())
     version = f"{importlib.metadata.version(PROJECT)}+{digest.hexdigest()[:12]}"
@@ -106,6 +114,16 @@ def _stage(package: Path, staged: Path) -> str:
     project.write_text(PYPROJECT.format(name=NAME, version=version, dependencies=dependencies))
     project.chmod(0o644)
     return version
+
+
+def stage_sources(package: Path, staged: Path) -> Any:
+    """Copy a package's sources, and return sha256 over their names and contents."""
+    digest = hashlib.sha256()
+    for file in sorted(_sources(package)):
+        name = (Path(package.name) / file.relative_to(package)).as_posix()
+        copy(file, staged / name)
+        digest.update(json.dumps([name, hashlib.sha256(file.read_bytes()).hexdigest()]).encode())
+    return digest
 
 
 def _sources(package: Path) -> Iterator[Path]:
@@ -116,15 +134,15 @@ def _sources(package: Path) -> Iterator[Path]:
             yield file
 
 
-def _licences(package: Path) -> list[Path]:
+def licences(root: Path) -> list[Path]:
     """The licence of a checkout, or the one that pip installed with the project."""
-    if (beside := package.parent / "LICENSE").is_file():
+    if (beside := root / "LICENSE").is_file():
         return [beside]
     installed = importlib.metadata.files(PROJECT) or []
     return [Path(str(file.locate())) for file in installed if file.name == "LICENSE"][:1]
 
 
-def _copy(file: Path, to: Path) -> None:
+def copy(file: Path, to: Path) -> None:
     """Copy a file's contents; without its date and permissions."""
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, to)

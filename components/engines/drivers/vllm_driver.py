@@ -1,10 +1,12 @@
 """vLLM, in this process: prompts sent at once are decoded in one batch.
 
-Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, and `speculation`: None, or vLLM's speculative config.
+Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, `plugins` (a folder of modules, or None), and
+`speculation`: None, or vLLM's speculative config.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,6 +16,8 @@ from vllm_environment import prepare
 
 def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     """Load the model."""
+    if settings.get("plugins"):
+        sys.path.insert(0, settings["plugins"])
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 

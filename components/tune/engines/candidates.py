@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from components.engines.vllm_methods import METHODS, NEEDS, OFF, Method, VllmFiles
+from components.engines.vllm_methods import CASCADE, METHODS, NEEDS, OFF, Method, VllmFiles
 from components.tune.engines.ngram_replay import Text, best_n
 from components.tune.engines.settings import EngineTuneSettings
 from serving.errors import DraftwellError
@@ -33,7 +33,8 @@ def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[st
 
 def lengths_of(name: str, settings: EngineTuneSettings) -> Sequence[int]:
     """Draft lengths that are tried."""
-    return {"ngram": settings.ngram_k, "suffix": settings.suffix_k, "draft_model": settings.draft_k, "eagle3": settings.head_k}[name]
+    return {"ngram": settings.ngram_k, "suffix": settings.suffix_k, CASCADE: settings.cascade_k,
+            "draft_model": settings.draft_k, "eagle3": settings.head_k}[name]
 
 
 def first_ngram(settings: EngineTuneSettings) -> Method:

@@ -19,6 +19,7 @@ class EngineTuneSettings(Settings):
     ngram_n: Lengths = Field((2, 3, 4), min_length=1, description="longest n-grams; texts decide which one is measured")
     ngram_k: Lengths = Field((3, 5, 8), min_length=1, description="draft tokens from n-grams")
     suffix_k: Lengths = Field((8,), min_length=1, description="draft tokens from suffixes, at most")
+    cascade_k: Lengths = Field((8,), min_length=1, description="draft tokens of the plug-in's n-grams, at most")
     draft_k: Lengths = Field((1, 2, 3, 5), min_length=1, description="draft tokens of a draft model")
     head_k: Lengths = Field((1, 2, 3, 5), min_length=1, description="draft tokens of an EAGLE-3 head")
     explore: int = Field(6, ge=2, description="prompts on which every way is measured")

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from components.bench.engines.figures import TAIL, Figure
 from components.engines.port import Message
-from components.engines.vllm_methods import OFF, Method
+from components.engines.vllm_methods import OFF, ONE_LENGTH, Method
 from components.report.intervals import FEWEST_PROMPTS
 from components.tune.engines.candidates import candidates, first_ngram, left_out, lengths_of
 from components.tune.engines.lab import DoesNotStart, Lab
@@ -115,7 +115,7 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     A load at which drafts then are not surely faster gets none, and what is left is measured again.
     """
     higher = settings.levels[1:]
-    lengths = (winner.k,) if winner.name == "suffix" else lengths_of(winner.name, settings)  # one length at all loads, or none
+    lengths = (winner.k,) if winner.name in ONE_LENGTH else lengths_of(winner.name, settings)  # one length at all loads, or none
     out, loads = dict(choice.left_out), dict[int, list[Figure]]()
     for k in lengths:
         with left_out_if_it_does_not_start(out, winner.with_k(k).label):
@@ -128,8 +128,8 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     while True:
         schedule = schedule_of(levels)
         longest = max(level.k for level in levels)
-        if longest == 0 or (winner.name == "suffix" and len(schedule) > 1):
-            where = "at any load" if longest == 0 else "at all loads, and suffix has one length for all of them"
+        if longest == 0 or (winner.name in ONE_LENGTH and len(schedule) > 1):
+            where = "at any load" if longest == 0 else f"at all loads, and {winner.name} has one length for all of them"
             return plain_instead(found, out, f"plain decoding, because nothing is surely faster {where}")
         found = found.model_copy(update={"levels": tuple(levels)})
         if len(schedule) == 1:

@@ -2,8 +2,8 @@
 
 `serve.sh` and `Dockerfile` for one machine, `compose.yaml` with a GPU reserved, `chart/` for Helm, `ray_serve.yaml` for Ray Serve. All
 start the same arguments. `serve.sh`, which the image runs too, first checks the manifest (`check.py`: digests, and that engine, version and
-device are those that the gate judged). YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same
-bytes.
+device are those that the gate judged). Plug-ins are imported from their wheels, whose digests are checked, and need not be installed.
+YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from registry.bundles.vllm.readme import readme
 from registry.bundles.vllm.settings import BUNDLED, VllmServing
+from serving.bundle.signature import SIGNATURE
 from serving.errors import DraftwellError
 from serving.files import json_digest, sha256_file
 
@@ -41,11 +43,12 @@ SERVE = Template("""\
 #!/bin/sh
 # Serves $pair, release $release, with vLLM $version on $device; options are passed to vLLM. $words
 set -eu
-cd "$$(dirname "$$0")"
+cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" -P check.py
-${environment}MODEL=$model
-exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" \\
+export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+${plugins}${environment}MODEL=$model
+exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 \\
   $arguments "$$@"
 """)
 DOCKERFILE = Template("""\
@@ -54,7 +57,7 @@ DOCKERFILE = Template("""\
 FROM $base
 USER root
 ${installs}COPY . $root
-ENV PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+ENV PYTHONUNBUFFERED=1
 WORKDIR $root
 # vLLM compiles into its user's home; a name, because libraries ask for the user's.
 ENV HOME=/tmp USER=draftwell
@@ -86,24 +89,32 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
     for source in sorted(HERE.rglob("*")):
-        if source.is_file() and "__pycache__" not in source.parts:
-            (folder / source.relative_to(HERE)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, folder / source.relative_to(HERE))
-    files = {name: {"sha256": sha256_file(path), "size": path.stat().st_size}
-             for path in sorted(folder.rglob("*"))
-             if path.is_file() and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, *FREE)}
-    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files,
-                            "free": list(FREE)}
+        within = source.relative_to(HERE)
+        if source.is_file() and "__pycache__" not in source.parts and (within.parts[0] != "chart" or settings.base_image):
+            (folder / within).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / within)
+    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"),
+                            "files": file_records(folder), "free": list(FREE)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return manifest
 
 
+def file_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Path in the bundle → sha256 and size of every file that the manifest lists."""
+    return {name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in sorted(folder.rglob("*"))
+            if path.is_file() and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, SIGNATURE, *FREE)}
+
+
 def rendered(settings: VllmServing) -> dict[str, str]:
-    """Path in the bundle → text of every file that depends on the settings."""
-    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
-            "ray_serve.yaml": _yaml(ray_serve(settings)), "chart/Chart.yaml": _yaml(chart(settings)),
-            "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS), ".dockerignore": ".env\n"}
+    """Path in the bundle → text of every file that depends on the settings; those of containers only where there is an image to make them
+    from."""
+    bare = {"serve.sh": serve_script(settings), "README.md": readme(settings), "ray_serve.yaml": _yaml(ray_serve(settings))}
+    if settings.base_image is None:
+        return bare
+    return {**bare, "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
+            "chart/Chart.yaml": _yaml(chart(settings)), "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS),
+            ".dockerignore": ".env\n"}
 
 
 def serve_script(settings: VllmServing) -> str:
@@ -113,20 +124,19 @@ def serve_script(settings: VllmServing) -> str:
         text = json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
         words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.environment.items()))
+    wheels = ":".join(f"$PWD/{name}" for name in settings.plugins)  # names of wheels hold nothing that a shell reads
+    plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, environment=environment, model=shlex.quote(settings.model), port=settings.port,
+                            words=WORDS, plugins=plugins, environment=environment, model=shlex.quote(settings.model), port=settings.port,
                             arguments=" ".join(words))
 
 
 def dockerfile(settings: VllmServing) -> str:
-    """`Dockerfile` on vLLM's image: the plug-ins with what they need, whose hashes pip checks, and the bundle."""
+    """`Dockerfile` on vLLM's image: what the plug-ins need, whose hashes pip checks, and the bundle."""
     installs = ""
     if settings.requirements:
         installs += (f"COPY {settings.requirements} /install/\n"
                      f"RUN pip install --no-cache-dir --require-hashes --no-deps -r /install/{settings.requirements}\n")
-    if settings.plugins:
-        wheels = " ".join(settings.plugins)
-        installs += f"COPY {wheels} /install/\nRUN cd /install && pip install --no-cache-dir --no-deps {wheels}\n"
     return DOCKERFILE.substitute(words=WORDS, image=settings.image_name, port=settings.port, base=settings.base_image, installs=installs,
                                  root=ROOT, user=USER, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
 
@@ -173,10 +183,12 @@ def ray_serve(settings: VllmServing) -> dict[str, Any]:
     """`ray_serve.yaml`: Ray Serve LLM with several replicas; the bundle is at /bundle on every node."""
     deployment: dict[str, Any] = {"num_replicas": settings.replicas, "max_ongoing_requests": 2 * settings.max_num_seqs}
     source = settings.place(settings.model, f"{ROOT}/")
+    plugins = {"PYTHONPATH": ":".join(f"{ROOT}/{name}" for name in settings.plugins)} if settings.plugins else {}
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": settings.model_name, "model_source": source}, "deployment_config": deployment,
         "engine_kwargs": settings.engine_arguments(f"{ROOT}/"),
-        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **settings.environment}}}
+        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **plugins,
+                                     **settings.environment}}}
     if settings.gate.device == "cpu":
         config["placement_group_config"] = {"bundles": [{"CPU": settings.cpus}]}
     application = {"name": settings.name, "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",

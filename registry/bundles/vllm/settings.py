@@ -22,6 +22,8 @@ FILE = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 WHEEL = FILE.replace("*$", r"*\.whl$")
 COMMIT = r"^[0-9a-f]{40}$"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
+CUSTOM = "custom_class"
+"""vLLM's method whose `model` is the path of a class."""
 ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
 
@@ -61,7 +63,7 @@ class VllmServing(Strict):
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
     port: int = Field(8000, ge=1, le=65535)
     image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
-                                                               "CUDA of that version. For CPUs it has to be named")
+                                                               "CUDA of that version; on CPUs no container is described then")
     plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
         (), description="file names of wheels in the bundle that are installed beside vLLM")
     requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
@@ -76,10 +78,10 @@ class VllmServing(Strict):
         for role, (model, revision) in self.models().items():
             if not model.startswith(BUNDLED) and not (isinstance(revision, str) and re.fullmatch(COMMIT, revision)):
                 raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
-        if self.gate.device == "cpu" and self.image is None:
-            raise ValueError("image: name an image with vLLM for CPUs, vLLM's own is for CUDA")
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
+        if self._in_plugin(self.speculative) and not self.plugins:
+            raise ValueError("speculative: its class is in a plug-in, and the bundle has none: name its wheel (plugins)")
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
             raise ValueError("speculative: it names neither a method nor a model")
         if self.gate.passed and (what := self._unlike()):
@@ -96,12 +98,18 @@ class VllmServing(Strict):
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
         judged, served = ({key: value for key, value in (config or {}).items() if key not in ("model", "revision")} | {
-            "model": "model" in (config or {})} for config in (gate.settings, self.speculative))
+            "model": config["model"] if config and self._in_plugin(config) else "model" in (config or {})}
+            for config in (gate.settings, self.speculative))
         return "speculative" if judged != served else None
+
+    @staticmethod
+    def _in_plugin(speculative: Mapping[str, Any] | None) -> bool:
+        """Whether a speculative config names a class instead of a model."""
+        return speculative is not None and speculative.get("method") == CUSTOM
 
     def models(self) -> dict[str, tuple[str, Any]]:
         """The models by the fields that name them, with their revisions."""
-        speculative = self.speculative or {}
+        speculative = {} if self._in_plugin(self.speculative) else self.speculative or {}
         draft = {"speculative": (speculative["model"], speculative.get("revision"))} if isinstance(speculative.get("model"), str) else {}
         return {"model": (self.model, self.revision), **draft}
 
@@ -116,9 +124,9 @@ class VllmServing(Strict):
         return self.served_name or self.pair
 
     @property
-    def base_image(self) -> str:
-        """The image that the bundle's image is made from."""
-        return self.image or f"vllm/vllm-openai:v{self.gate.version}"
+    def base_image(self) -> str | None:
+        """The image that the bundle's image is made from; None where none is known: vLLM's own is for CUDA."""
+        return self.image or (f"vllm/vllm-openai:v{self.gate.version}" if self.gate.device == "cuda" else None)
 
     @property
     def image_name(self) -> str:
@@ -143,7 +151,8 @@ class VllmServing(Strict):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None, **serving: Any) -> VllmServing:
+def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None,
+                  ungated_reason: str | None = None, **serving: Any) -> VllmServing:
     """The settings that serve what an engine's gate judged, and nothing else.
 
     Args:
@@ -151,6 +160,7 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         device: cpu or cuda.
         fingerprint: of the release's models.
         draft: place of the draft or head in the bundle, where the judged config has one.
+        ungated_reason: why a record that did not pass is served.
         serving: other fields of `VllmServing`.
     Raises:
         DraftwellError: the record lacks a field or did not pass, or the settings are not what it judged (`bad_value`).
@@ -161,6 +171,6 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
-    gate = {**{name: record[name] for name in wanted}, "device": device}
+    gate = {**{name: record[name] for name in wanted}, "device": device, "ungated_reason": ungated_reason}
     return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
                                   **serving, "gate": gate}, where)

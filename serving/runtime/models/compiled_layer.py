@@ -139,7 +139,8 @@ def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, 
     for old, new in zip(memory, (key, value), strict=True):
         old[:, positions] = new.to(old.dtype).transpose(0, 1)  # as in `attend`
     if fits(shape.head_dim):
-        attended: Tensor = row_attention(query.float().contiguous(), *memory, mask.contiguous(), shape.scale, shape.attention_softcap or 0.0)
+        softcap = shape.attention_softcap or 0.0
+        attended: Tensor = row_attention(query.float().contiguous(), *memory, mask.contiguous(), shape.scale, softcap)
         return attended
     keys, values = (one[None, :, : mask.shape[1]] for one in memory)
     folded = query.to(keys.dtype).transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)

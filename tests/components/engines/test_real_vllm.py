@@ -69,6 +69,45 @@ def test_it_decodes_counts_and_ends(peers: Path, method: Method) -> None:
         other.stop()
 
 
+@pytest.mark.slow
+def test_our_proposers_leave_outputs_as_they_are(peers: Path) -> None:
+    """float32, where near-ties are rare: greedy texts are plain decoding's, and drafts were made and kept."""
+    from components.bench.peers.model_files import model_folder
+    from registry.bundles.vllm.plugin_wheel import PACKAGE
+    from tests.support.models.default_pair import default_pair, generated
+
+    files = VllmFiles(model_folder(default_pair(), "target"))
+    prompts = [list(ids) for _, ids, _ in generated()[:3]]
+    plain, cascade = (VllmEngine(f"vllm/{label}", files.target, dtype="float32", threads=1, plugins=PACKAGE.parent)
+                      for label in ("off", "cascade"))
+    try:
+        plain.start(EngineSettings(slots=3, context=512))
+        expected = [answer.tokens for answer in plain.decode(prompts, Sampling(max_tokens=TOKENS)).answers]
+        plain.stop()
+        cascade.start(EngineSettings(speculation=Method("cascade", 8).speculative_config(files), slots=3, context=512))
+        found = cascade.decode(prompts, Sampling(max_tokens=TOKENS))
+        assert [answer.tokens for answer in found.answers] == expected
+        assert sum(answer.acceptance.accepted for answer in found.answers) > 0
+    finally:
+        plain.stop()
+        cascade.stop()
+
+
+def test_vllm_calls_proposers_and_loggers_as_the_stub_of_our_tests_does(peers: Path) -> None:
+    """Its sources are read, not run: the call of a custom proposer, the logger's methods, the counters that we read."""
+    root = next((peers / "vllm").glob("lib/python*/site-packages/vllm"))
+    runner = " ".join((root / "v1" / "worker" / "gpu_model_runner.py").read_text().split())
+    assert "propose( sampled_token_ids, self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu, slot_mappings=" in runner
+    loggers = (root / "v1" / "metrics" / "loggers.py").read_text()
+    base = loggers[loggers.index("class StatLoggerBase") : loggers.index("def load_stat_logger_plugin_factories")]
+    assert "__init__(self, vllm_config: VllmConfig, engine_index: int = 0)" in base
+    assert {name for name in ("record(", "log(", "log_engine_initialized(") if f"def {name}" in base} == {
+        "record(", "log(", "log_engine_initialized("}
+    counters = (root / "v1" / "spec_decode" / "metrics.py").read_text()
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"):
+        assert f"    {name}: " in counters
+
+
 def first_tokens(decoded: Decoded) -> list[list[int]]:
     """Before near-ties can matter."""
     return [answer.tokens[:4] for answer in decoded.answers]

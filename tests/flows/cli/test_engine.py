@@ -9,33 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.peers.environments import install
-
-SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
-
-
-@pytest.fixture
-def vllm(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, tmp_path: Path,
-         monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs a command with a fake vLLM that is faster with drafts."""
-    install(tmp_path / "peers", monkeypatch, ("vllm",))
-    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
-    return lambda command, *more: run(command, "--engine", "vllm", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 8, *more)
-
-
-@pytest.fixture
-def folder(own_stores: Path) -> Path:
-    return own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
-
-
-@pytest.fixture
-def more(tmp_path: Path) -> Path:
-    """Prompts for the gate."""
-    file = tmp_path / "more.jsonl"
-    words = ("apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "table")
-    file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
-    return file
-
 
 def line(done: Any) -> str:
     assert done.exit_code == 2, (done.output, done.exception)

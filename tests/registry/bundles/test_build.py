@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import registry.bundles.build
-from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
+from registry.bundles.build import build_bundle, bundle_bytes, relink
+from registry.bundles.places import link_current
 from registry.bundles.requirements import pinned_torch
 from registry.bundles.retention import prune
 from registry.bundles.wheel import Wheel, runtime_wheel

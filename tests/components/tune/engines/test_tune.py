@@ -40,7 +40,7 @@ def test_the_fastest_sure_way_is_chosen_and_engines_end() -> None:
     assert "1.40" in found.reason
     assert found.left_out == {"eagle3": "the pair has no head that the engine can read"}
     assert {figure.label for figure in found.explored} == {
-        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
+        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", "cascade(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
     assert len(found.confirmed) == 3
     assert found.confirmed[0].groups == 10
     assert sorted(line for line in log if line.startswith("start")) == sorted(
@@ -114,9 +114,11 @@ def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, flo
 
 
 @pytest.mark.parametrize(("speeds", "method", "loads"), [
-    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
-def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
-    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
+    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", []),
+    ({"custom_class": 1.5}, "cascade", [1, 4]), ({"custom_class": 1.5, "custom_class:8@4": 0.8}, "off", [])])
+def test_suffixes_and_our_plug_in_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
+    tried = "suffix" if "suffix" in speeds else "cascade"
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=(tried,), levels=(1, 4)))
     assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
 
 

@@ -65,7 +65,7 @@ def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": CPU["gate"]}, "name an image"),
+    ({"gate": {**GATE, "passed": False}}, "gate it there"),
     ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
     ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
 def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -125,6 +125,17 @@ def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: s
     serving(model="models/target", revision=None)
 
 
+def test_a_class_of_a_plug_in_needs_the_plug_in_and_is_the_one_that_was_judged() -> None:
+    config = {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    gate = {**GATE, "settings": config}
+    made = serving(speculative=config, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
+    assert made.engine_arguments("/bundle/")["speculative_config"] == config
+    with pytest.raises(ValidationError, match="has none: name its wheel"):
+        serving(speculative=config, gate=gate)
+    with pytest.raises(ValidationError, match="speculative is not what the gate judged"):
+        serving(speculative={**config, "model": "draftwell_vllm.proposers.Svip"}, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
+
+
 def test_the_gates_record_becomes_the_settings() -> None:
     record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
     made: dict[str, Any] = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1,
@@ -177,9 +188,27 @@ def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
 def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> None:
     text = (bundle / "Dockerfile").read_text()
     assert "FROM vllm/vllm-openai:v0.32.0\n" in text
-    assert text.index("--require-hashes") < text.index("plugin-1-py3-none-any.whl /install/") < text.index("COPY . /bundle")
+    assert text.index("--require-hashes") < text.index("COPY . /bundle")
     plain = rendered(serving())["Dockerfile"].splitlines()
     assert [line for line in plain if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
+
+
+def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how_to_get_one(tmp_path: Path) -> None:
+    bare = {**CPU, "image": None, "gate": {**CPU["gate"], "settings": None}, "speculative": None}
+    write_bundle(serving(**bare), tmp_path)
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"serve.sh", "check.py", "README.md", "ray_serve.yaml", "manifest.json"}
+    assert "--set image=NAME" in (tmp_path / "README.md").read_text()
+    assert "docker build" in rendered(serving())["README.md"]
+
+
+def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> None:
+    (wheel,) = bundle.glob("*.whl")
+    path = f'export PYTHONPATH="$PWD/{wheel.name}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    assert path in (bundle / "serve.sh").read_text().splitlines()
+    (config,) = ray_serve(serving(plugins=(wheel.name,)))["applications"][0]["args"]["llm_configs"]
+    assert config["runtime_env"]["env_vars"]["PYTHONPATH"] == f"/bundle/{wheel.name}"
+    assert "PYTHONPATH" not in serve_script(serving())
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
@@ -280,7 +309,7 @@ def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path
     done = run_bundle(bundle, tmp_path)
     assert done.returncode == 0, done.stderr
     words = json.loads(done.stdout)
-    assert words[:4] == ["--model", "some/target", "--port", "8000"]
+    assert words[:6] == ["--model", "some/target", "--port", "8000", "--host", "127.0.0.1"]
     assert words[-2:] == ["--host", "0.0.0.0"]
     assert json.loads(words[words.index("--speculative-config") + 1]) == DRAFTED
     assert run_bundle(bundle, tmp_path, version="0.32.0+cu130").returncode == 0

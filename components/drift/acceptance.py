@@ -1,0 +1,124 @@
+"""Whether drafts fare as they did when they were tuned, by counts alone: all that our plug-in of another engine can record.
+
+Looked at is the first token of drafts: how often the target keeps it does not depend on how long drafts are, which follows the load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY, DriftLimits, Record
+from components.engines.port import Acceptance
+from components.report.intervals import bootstrap_of_sums
+from serving.errors import DraftwellError
+
+FILES = "acceptance-*.ndjson"
+FEWEST_LINES = 12
+"""Lines, each of a minute or more, below which an interval over them says little."""
+
+
+class AcceptanceLine(BaseModel):
+    """A line of the spool: sums of a minute. Fields that are not read here may be there too."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: int = Field(ge=1, le=1)
+    begun: float = Field(ge=0, description="seconds since 1970")
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    rounds: int = Field(ge=0)
+    accepted_at: tuple[int, ...] = ()
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Drafts whose first token was kept, and all."""
+        return (self.accepted_at[0] if self.accepted_at else 0), self.rounds
+
+
+class AcceptanceReport(Record):
+    """What a check found."""
+
+    pair: str
+    engine: str
+    verdict: str = Field(description="one of steady, drift, not enough yet")
+    why: str
+    tuned: float | None = Field(description="share of drafts whose first token was kept when it was tuned")
+    served: float | None = Field(None, description="the same of what was served")
+    low: float | None = Field(None, description="of an interval of it, over lines")
+    high: float | None = None
+    limit: float = Field(description="difference that counts")
+    lines: int = 0
+    drafts: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def drifted(self) -> bool:
+        return self.verdict == DRIFTED
+
+
+def read_lines(folder: Path) -> list[AcceptanceLine]:
+    """All lines of a spool, the oldest first; those that are cut or foreign are passed over.
+
+    Raises:
+        DraftwellError: the folder holds none (`spool_empty`).
+    """
+    found: list[AcceptanceLine] = []
+    for file in sorted(folder.glob(FILES)):
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                found.append(AcceptanceLine.model_validate(json.loads(text)))
+            except (ValueError, ValidationError):
+                continue
+    if not found:
+        raise DraftwellError(f"{folder} holds no counts of acceptance: name the folder that vLLM writes to (DRAFTWELL_SPOOL), and see that "
+                             "the bundle has our plug-in", code="spool_empty")
+    return sorted(found, key=lambda line: line.begun)
+
+
+def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, served: Mapping[str, Any] | None, limits: DriftLimits, *,
+                       pair: str, engine: str, now: datetime) -> AcceptanceReport:
+    """Compare what was counted last with the tuning.
+
+    Args:
+        lines: the oldest first.
+        tuned: of what was chosen, when it was measured.
+        served: the speculative config that is served; lines of others are left out.
+        limits: `acceptance`, `window` (lines here), `min_positions` (drafts here), `false_alarm_rate`, `resamples`, `stale_after_hours`.
+        now: the age of the counts is measured from.
+    """
+    known = list(lines)
+    wanted = ((served or {}).get("method"), (served or {}).get("num_speculative_tokens"))
+    own = [line for line in known if (line.method, line.num_speculative_tokens) == wanted][-limits.window :]
+    others = sum((line.method, line.num_speculative_tokens) != wanted for line in known)
+    notes = (f"{others} lines of other settings than those that are served are left out",) if others else ()
+    table = np.array([line.first for line in own], dtype=np.float64).reshape(-1, 2)
+    kept, drafts = (int(one) for one in table.sum(axis=0))
+    before = tuned.accepted_at[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
+
+    def report(verdict: str, why: str, **more: Any) -> AcceptanceReport:
+        return AcceptanceReport(pair=pair, engine=engine, verdict=verdict, why=why, tuned=before, limit=limits.acceptance, lines=len(own),
+                                drafts=drafts, notes=notes, **more)
+
+    if before is None:
+        return report(NOT_ENOUGH, "nothing is drafted, or the tuning counted no drafts: there is nothing to compare")
+    if len(own) < FEWEST_LINES or drafts < limits.min_positions:
+        return report(NOT_ENOUGH, f"{len(own)} minutes with {drafts} drafts: {FEWEST_LINES} and {limits.min_positions} are needed")
+    newest = datetime.fromtimestamp(own[-1].begun, UTC)
+    if now - newest > timedelta(hours=limits.stale_after_hours):
+        return report(NOT_ENOUGH, f"the newest counts are of {newest:%Y-%m-%d at %H:%M} UTC, more than {limits.stale_after_hours:g} hours "
+                                  "ago")
+    low, high = bootstrap_of_sums(table, lambda sums: sums[:, :1] / np.maximum(sums[:, 1:], 1), resamples=limits.resamples,
+                                  tail=limits.false_alarm_rate / 2)
+    share, ends = kept / drafts, (float(low[0]), float(high[0]))
+    figures: dict[str, Any] = {"served": share, "low": ends[0], "high": ends[1]}
+    words = f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), and kept {before:.3f} when it was tuned"
+    if abs(share - before) >= limits.acceptance and not ends[0] <= before <= ends[1]:
+        return report(DRIFTED, f"{words}: tune and gate again on prompts like those that are served", **figures)
+    return report(STEADY, words, **figures)

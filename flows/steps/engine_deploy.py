@@ -1,0 +1,173 @@
+"""Deployment for another engine: from what its gate judged to a bundle that `current` points to.
+
+The gate's record in the workspace is the authority, as a release's gate record is for bundles of our own: another engine, version, device,
+number format or other models than it names are refused, and so is a draft or head that was made again since.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.engines.environments import REPORTS, installed_packages, peers_root
+from components.engines.vllm import NAME
+from components.engines.vllm_methods import NEEDS
+from flows.steps.engine import RECORD, EngineSpace, about, tuned_choice
+from serving.errors import DraftwellError
+from serving.number_format import dtype_of
+
+if TYPE_CHECKING:
+    from components.gate.engine_checks import EngineGateRecord
+    from registry.bundles.vllm.settings import VllmServing
+
+OPTIONS = ("image", "served_name", "max_model_len", "max_num_seqs", "memory", "gpus", "cpus", "replicas", "port")
+"""Fields of `VllmServing` that a person may set; all others follow from what was judged."""
+JUDGED = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint")
+"""Fields of the gate's record that have to be those of here and now."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where vLLM finds the models.
+
+    Args:
+        model, revision: the target, and its commit where it stays on the hub.
+        draft: place of the draft or head in the bundle; None where nothing is needed.
+        folders: place in the bundle → folder that is copied there.
+    """
+
+    model: str
+    revision: str | None = None
+    draft: str | None = None
+    folders: dict[str, Path] = field(default_factory=dict)
+
+
+def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0, ungated: str | None = None, with_weights: bool = False,
+                     options: Mapping[str, str] | None = None) -> Path:
+    """Build a bundle of what the engine's gate judged, and point `current` at it.
+
+    Args:
+        out: folder of all bundles.
+        temperature: of the requests that it was tuned and judged for.
+        ungated: reason to deploy what was tuned although no gate passed; recorded in the bundle, and said by its README.
+        with_weights: put the target into the bundle although it is a commit on the hub.
+        options: of `OPTIONS`, as a person writes them.
+    Returns:
+        the bundle's folder.
+    Raises:
+        DraftwellError: nothing was judged (`not_gated`), the gate did not pass (`gate_not_passed`), or judged something else than what is
+            here (`gated_elsewhere`); files are missing (`missing_file`); an unknown option (`bad_setting`) or a bad value (`bad_value`).
+    """
+    from registry.bundles.vllm.build import build_vllm_bundle
+    from registry.bundles.vllm.plugin_wheel import plugin_wheel
+    from registry.bundles.vllm.readme import ENGINE_LOCK
+    from registry.bundles.vllm.requirements import engine_lock
+    from registry.bundles.vllm.settings import gated_serving
+
+    chosen = dict(options or {})
+    if unknown := sorted(set(chosen) - set(OPTIONS)):
+        raise DraftwellError(f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting")
+    record = judged(space, temperature, ungated)
+    pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
+    placed, wheel = places(space, record, with_weights), plugin_wheel()
+
+    def settings(number: int) -> VllmServing:
+        return gated_serving(record.model_dump(mode="json"), device=device, fingerprint=space.fingerprint, draft=placed.draft,
+                             ungated_reason=None if record.passed else ungated, pair=pair, release=number, model=placed.model,
+                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), **chosen)
+
+    lock = engine_lock(installed_packages(NAME), peers_root() / NAME / REPORTS)
+    return build_vllm_bundle(out, pair, device, settings, models=placed.folders,
+                             files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data})
+
+
+def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
+    """The gate's record, which allows what is here; with a reason, what was tuned, as a record that did not pass."""
+    from components.gate.engine_checks import EngineGateRecord
+    from registry.bundles.vllm.plugin_wheel import plugin_version
+
+    known = about(space)
+    here = {name: known[name] for name in JUDGED}
+    record = read_record(space, temperature)
+    try:
+        if record is None:
+            raise DraftwellError(f"the gate has not judged {space.workspace.spec.name} on {NAME}: {gate_command(space)}, or say why not "
+                                 "with --ungated REASON", code="not_gated")
+        record.check(**here, temperature=temperature, **({"plugin": plugin_version()} if record.plugin is not None else {}))
+        return record
+    except DraftwellError:
+        if ungated is None:
+            raise
+    choice = tuned_choice(space, temperature)
+    return EngineGateRecord(**here, made=known["made"], temperature=temperature, passed=False, checks=[],
+                            settings=choice.chosen.speculative_config(space.files))
+
+
+def read_record(space: EngineSpace, temperature: float) -> EngineGateRecord | None:
+    """The gate's record for requests of this temperature; None where there is none.
+
+    Raises:
+        DraftwellError: it cannot be read (`bad_gate_record`).
+    """
+    from pydantic import ValidationError
+
+    from components.gate.engine_checks import EngineGateRecord
+
+    file = space.file_of(RECORD, temperature)
+    try:
+        return EngineGateRecord.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise DraftwellError(f"{file} is no gate record: {gate_command(space)}", code="bad_gate_record") from error
+
+
+def gate_command(space: EngineSpace) -> str:
+    """What to run where a record is missing."""
+    return f"run `draftwell gate --engine {NAME} --pair {space.workspace.name}`"
+
+
+def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> Placed:
+    """Where vLLM finds what was judged: a target on the hub stays there, by its commit; all else is copied into the bundle.
+
+    Raises:
+        DraftwellError: the draft or head is missing (`missing_file`), or another one than was judged (`gated_elsewhere`).
+    """
+    from registry.bundles.vllm.settings import BUNDLED, COMMIT
+    from registry.pairs.records import model_records
+
+    known = model_records(space.workspace.spec, space.workspace.files())["target"]
+    model, revision, folders = f"{BUNDLED}target", None, {f"{BUNDLED}target": space.files.target}
+    if known.source.startswith("hub:") and re.fullmatch(COMMIT, known.revision or "") and not with_weights:
+        model, revision, folders = known.source.removeprefix("hub:"), known.revision, {}
+    config = record.settings or {}
+    role = NEEDS.get(str(config.get("method")))
+    if role is None:
+        return Placed(model, revision, None, folders)
+    folder: Path | None = getattr(space.files, role)
+    if folder is None:
+        raise DraftwellError(f"the gate judged {config['method']} with a {role}, and this pair has none here: {gate_command(space)}",
+                             code="missing_file")
+    if folder.name != Path(str(config.get("model"))).name:  # names end with a digest
+        raise DraftwellError(f"the {role} was made again since the gate judged {Path(str(config.get('model'))).name}, and is {folder.name} "
+                             f"now: {gate_command(space)}", code="gated_elsewhere")
+    return Placed(model, revision, f"{BUNDLED}{role}", {**folders, f"{BUNDLED}{role}": folder})
+
+
+def unmeasured_loads(space: EngineSpace, bundle: Path, temperature: float) -> str | None:
+    """A line where a bundle serves more requests at once than were measured with drafts of a fixed length; None where it does not."""
+    from registry.bundles.vllm.settings import SCHEDULE
+
+    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
+    choice = space.choice(temperature)
+    if choice is None or not settings["speculative"] or SCHEDULE in settings["speculative"]:
+        return None
+    top = max((level.at_once for level in choice.levels), default=1)
+    if top >= settings["max_num_seqs"]:
+        return None
+    return (f"{choice.chosen.label} was measured with up to {top} at once and is served with up to {settings['max_num_seqs']}: tune with "
+            f"--levels, or deploy with --set max_num_seqs={top}")

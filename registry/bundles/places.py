@@ -1,0 +1,53 @@
+"""Where bundles are: a folder of a pair's bundles, one that is being built beside them, and the link `current` to the one that is served.
+
+Names of bundles are `<number>-<device>`, `.<n>` behind it where a release has several. A bundle appears by a rename and is never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.files import file_lock
+
+UNFINISHED = ".build."
+"""How names of folders begin that are still being built, or that a killed deployment left."""
+NAME = re.compile(r"(\d+)-(cpu|cuda)(?:\.(\d+))?")
+"""Names of bundles: release, device, and a number where the release has several."""
+MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
+
+
+@contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """One deployment of a pair at a time, others wait; what a killed one left is removed."""
+    with file_lock(home):
+        for left in home.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def copy_model(folder: Path, into: Path) -> None:
+    """Copy a model's weights, tokenizer and configuration into a new folder."""
+    into.mkdir(parents=True)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in MODEL_FILES and not path.name.startswith("."):
+            shutil.copyfile(path, into / path.name)
+
+
+def set_rights(place: Path) -> None:
+    """The same rights whatever the user's umask: all may read, and `serve.sh` may run."""
+    place.chmod(0o755)
+    for path in place.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.name == "serve.sh" else 0o644)
+
+
+def link_current(home: Path, bundle: Path) -> None:
+    """Let `home/current` lead to a bundle in the same folder, atomically."""
+    new = home / f".current.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(bundle.name, target_is_directory=True)
+    os.replace(new, home / "current")

@@ -1,0 +1,60 @@
+"""The stat logger (`vllm.stat_logger_plugins`): vLLM's counters of drafts go into the folder that `DRAFTWELL_SPOOL` names.
+
+vLLM loads it in the process of its API server. Without the variable it does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from . import installed_version
+from .spool import AcceptanceSpool
+
+FOLDER = "DRAFTWELL_SPOOL"
+
+
+class AcceptanceLogger(StatLoggerBase):
+    """Counts of one engine core."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0):
+        folder = os.environ.get(FOLDER)
+        self.spool = AcceptanceSpool(Path(folder), about(vllm_config, engine_index)) if folder else None
+        if self.spool is not None:
+            atexit.register(self.spool.write)
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        """What vLLM counted in a step; either may be None."""
+        if self.spool is None:
+            return
+        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
+        counted: dict[str, Any] = {} if drafts is None else {
+            "rounds": drafts.num_drafts, "drafted": drafts.num_draft_tokens, "accepted": drafts.num_accepted_tokens,
+            "accepted_at": drafts.num_accepted_tokens_per_pos}
+        if iteration_stats is not None:
+            counted |= {"tokens": iteration_stats.num_generation_tokens, "requests": len(iteration_stats.finished_requests)}
+        if counted.get("tokens") or counted.get("rounds"):
+            self.spool.add(**counted, running=getattr(scheduler_stats, "num_running_reqs", 0))
+            self.spool.write_if_due()
+
+    def log(self) -> None:
+        """vLLM calls this every few seconds."""
+        if self.spool is not None:
+            self.spool.write_if_due()
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
+def about(vllm_config: Any, engine_index: int) -> dict[str, Any]:
+    """What every line says of the engine: its version, and how it speculates."""
+    config = vllm_config.speculative_config
+    name = vllm_config.model_config.served_model_name
+    return {"engine": "vllm", "engine_version": installed_version(), "engine_index": engine_index,
+            "model": name[0] if isinstance(name, list) else name,
+            "method": None if config is None else config.method,
+            "num_speculative_tokens": None if config is None else config.num_speculative_tokens}

@@ -1,0 +1,62 @@
+"""The README.md of a bundle that vLLM serves."""
+
+from __future__ import annotations
+
+import json
+from string import Template
+
+from registry.bundles.vllm.settings import VllmServing
+
+ENGINE_LOCK = "requirements-engine.txt"
+"""File in a bundle with the exact versions of the environment that the gate measured vLLM in."""
+README = Template("""\
+# $pair, release $release, for vLLM $version on $device
+
+$how
+
+`manifest.json` names every file with its sha256, and the engine, version, device class, number format and models that the gate
+judged. `serve.sh` checks them all before vLLM starts (`check.py`) and refuses what differs, in one line, with exit code 2.
+
+Gate: $gate
+
+## Start it
+
+    PYTHON=/path/to/the/python/with/vllm ./serve.sh      # answers OpenAI's API on 127.0.0.1:$port
+    ./serve.sh --host 0.0.0.0 --port 9000                # options are passed to vLLM
+
+Without `PYTHON` it is `python3`. `$lock` has the exact version of every package of the environment that was measured:
+
+    pip install --no-deps -r $lock
+
+$containers
+Ray Serve takes `ray_serve.yaml`, with this folder at `/bundle` on every node. Ray starts vLLM itself: run `python3 /bundle/check.py` there
+first.
+$plugins""")
+CONTAINERS = Template("""\
+As a container, on one machine, or in a cluster:
+
+    docker build -t $image . && docker run --rm -p $port:$port$gpus $image
+    VLLM_API_KEY=… docker compose up --build
+    helm install $name ./chart
+""")
+NO_CONTAINERS = """\
+There is no Dockerfile, compose file or chart: deploy again with `--set image=NAME`, an image with this vLLM for CPUs.
+"""
+PLUGINS = """
+The wheels in this folder are plug-ins of vLLM. `serve.sh` lets vLLM import them from here; nothing is installed.
+With `DRAFTWELL_SPOOL=folder` vLLM counts there how its drafts fare, for `draftwell monitor --engine vllm`.
+"""
+
+
+def readme(settings: VllmServing) -> str:
+    """How a bundle is started, and what was judged."""
+    config = "Plain decoding: no way to speculate was surely faster." if settings.speculative is None else (
+        "vLLM's speculative decoding, as Draftwell tuned it by running vLLM:\n\n    " + json.dumps(settings.speculative, sort_keys=True))
+    gate = "passed" if settings.gate.passed else f"none; deployed because: {settings.gate.ungated_reason}"
+    image = CONTAINERS.substitute(image=settings.image_name, port=settings.port, name=settings.name,
+                                  gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+    return README.substitute(
+        pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device, how=config, gate=gate,
+        port=settings.port, lock=ENGINE_LOCK,
+        containers=image if settings.base_image else NO_CONTAINERS,
+        plugins=PLUGINS if settings.plugins else "")

@@ -1,0 +1,93 @@
+"""Drift of another engine, by counts of drafts alone."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.drift.acceptance import AcceptanceLine, compare_acceptance, read_lines
+from components.engines.port import Acceptance
+from flows.steps.monitor import load_limits
+from tests.support.errors import raises_code
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+SERVED = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}
+TUNED = Acceptance(rounds=100, drafted=500, accepted=150, accepted_at=(60, 40, 30, 15, 5))
+
+
+def line(minute: int, kept: int, drafts: int = 50, **changes: Any) -> dict[str, Any]:
+    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "method": "ngram", "num_speculative_tokens": 5, "rounds": drafts,
+            "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
+
+
+def check(rows: list[dict[str, Any]], *, hours: float = 1.0, tuned: Acceptance = TUNED, served: Any = SERVED) -> Any:
+    lines = [AcceptanceLine.model_validate(row) for row in rows]
+    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", now=BEGIN + timedelta(hours=hours))
+
+
+def traffic(share: float, minutes: int = 30, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [line(minute, int(rng.binomial(50, share))) for minute in range(minutes)]
+
+
+def test_traffic_that_fares_as_it_did_is_steady_and_other_traffic_is_drift() -> None:
+    for seed in range(20):
+        assert check(traffic(0.6, seed=seed)).verdict == "steady"
+    worse, better = check(traffic(0.4)), check(traffic(0.8))
+    assert (worse.verdict, better.verdict) == ("drift", "drift")
+    assert worse.tuned == 0.6
+    assert worse.low <= worse.served <= worse.high < 0.6
+    assert "kept 0.600 when it was tuned" in worse.why
+    assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", "a change below the limit does not count, however sure"
+
+
+def test_one_bad_minute_is_no_drift() -> None:
+    rows = traffic(0.6, minutes=14)
+    rows[3] = line(3, 0, 400)
+    assert check(rows).verdict == "steady"
+
+
+@pytest.mark.parametrize(("rows", "options", "why"), [
+    (traffic(0.3, minutes=11), {}, "11 minutes with 550 drafts"), ([line(i, 2, 20) for i in range(12)], {}, "12 minutes with 240 drafts"),
+    (traffic(0.3), {"hours": 30.0}, "more than 24 hours ago"), (traffic(0.3), {"tuned": Acceptance()}, "nothing to compare"),
+    (traffic(0.3), {"served": None}, "0 minutes")])
+def test_too_little_or_too_old_traffic_decides_nothing(rows: list[dict[str, Any]], options: dict[str, Any], why: str) -> None:
+    found = check(rows, **options)
+    assert (found.verdict, found.drifted) == ("not enough yet", False)
+    assert why in found.why
+
+
+def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
+    others = [{**row, "num_speculative_tokens": 3} for row in traffic(0.1)]
+    found = check([*others, *traffic(0.6)])
+    assert (found.verdict, found.lines) == ("steady", 30)
+    assert found.notes == ("30 lines of other settings than those that are served are left out",)
+    window = load_limits().window
+    old = [line(minute, 5) for minute in range(100)]
+    new = [line(100 + minute, 30) for minute in range(window)]
+    assert check([*old, *new], hours=6).served == 0.6
+
+
+def test_a_line_that_is_being_written_or_foreign_is_passed_over(tmp_path: Path) -> None:
+    with raises_code("spool_empty", "DRAFTWELL_SPOOL"):
+        read_lines(tmp_path)
+    (tmp_path / "acceptance-20260102-b-1.ndjson").write_text(json.dumps(line(9, 1)) + "\n" + json.dumps(line(10, 1))[:30])
+    newer = json.dumps({**line(1, 1), "version": 2})
+    (tmp_path / "acceptance-20260103-a-1.ndjson").write_text(f"{json.dumps(line(2, 1))}\n[]\n{newer}\n")
+    (tmp_path / "requests-1.jsonl").write_text(json.dumps(line(3, 1)))
+    assert [one.begun - BEGIN.timestamp() for one in read_lines(tmp_path)] == [120.0, 540.0]
+
+
+def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:
+    from registry.bundles.vllm.plugin.draftwell_vllm.spool import AcceptanceSpool
+
+    spool = AcceptanceSpool(tmp_path, {"engine": "vllm", "method": "ngram", "num_speculative_tokens": 5})
+    spool.add(rounds=2, drafted=8, accepted=3, accepted_at=[2, 1], tokens=5, running=1)
+    spool.write()
+    (found,) = read_lines(tmp_path)
+    assert (found.first, found.method, found.num_speculative_tokens) == ((2, 2), "ngram", 5)

