@@ -15,6 +15,9 @@ WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation. Small models that may write any amount of it
 often write nothing else any more."""
 LONGEST_MESSAGE = 300
+LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
+"""Characters of a definition, and rules or references in it. Compilers follow chains of rules by recursion: some thousands overflow their
+stack, which would end the process."""
 
 
 def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
@@ -25,25 +28,36 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
     """
     from llguidance import LLMatcher
 
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": whitespace}))
+    try:
+        text = json.dumps(schema)
+        check_size(text, text.count('"$ref"') + text.count('"$dynamicRef"'))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
+    except (ValueError, RecursionError) as error:
+        raise refused(f"a schema that is nested too deeply: {error}") from error
 
 
 def regex(pattern: str) -> str:
     """A grammar of the texts that a regular expression matches as a whole (Rust's syntax, without look-around)."""
     from llguidance import LLMatcher
 
+    check_size(pattern)
     return str(LLMatcher.grammar_from_regex(pattern))
 
 
 def choice(texts: Sequence[str]) -> str:
     """A grammar of some texts."""
-    return lark("start: " + " | ".join(json.dumps(text) for text in texts))
+    return lark("start: " + " | ".join(json.dumps(text) for text in texts), rules=1)
 
 
-def lark(text: str) -> str:
-    """A grammar in llguidance's variant of Lark."""
+def lark(text: str, rules: int | None = None) -> str:
+    """A grammar in llguidance's variant of Lark.
+
+    Args:
+        rules: how many it has, where that is known.
+    """
     from llguidance import LLMatcher
 
+    check_size(text, text.count(":") if rules is None else rules)
     return str(LLMatcher.grammar_from_lark(text))
 
 
@@ -53,6 +67,7 @@ def context_free(text: str) -> str:
     Raises:
         InvalidRequest: GBNF that cannot be read.
     """
+    check_size(text, text.count(":"))
     if "::=" not in text:
         return lark(text)
     from llguidance.gbnf_to_lark import any_to_lark
@@ -61,6 +76,18 @@ def context_free(text: str) -> str:
         return lark(any_to_lark(text))
     except Exception as error:
         raise refused(str(error)) from error
+
+
+def check_size(text: str, rules: int = 0) -> None:
+    """Refuse a definition that is too large.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    if len(text) > LONGEST_DEFINITION:
+        raise refused(f"it has {len(text)} characters, at most {LONGEST_DEFINITION} are read")
+    if rules > MOST_RULES:
+        raise refused(f"it has {rules} rules or references, at most {MOST_RULES} are read")
 
 
 class GuidanceTokenizer:
@@ -98,10 +125,10 @@ class GuidanceGrammar:
     """
 
     def __init__(self, tokenizer: GuidanceTokenizer, definition: str):
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         self.vocab_size = tokenizer.vocab_size
-        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0)
+        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if not self._beginning.is_error():
             self._beginning.compute_bitmask()  # some grammars turn out to allow nothing, or to be too complex
         if self._beginning.is_error():
@@ -125,7 +152,10 @@ class GuidanceMatcher:
         return mask if len(mask) == self._vocab_size else np.pad(mask, (0, self._vocab_size - len(mask)))
 
     def accept(self, token: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token]) == 1)
+        taken = bool(self._matcher.try_consume_tokens([token]) == 1)
+        if not taken and self._matcher.is_error():  # it has met a limit: whether the token may come is not known
+            raise refused(self._matcher.get_error())
+        return taken
 
     def rollback(self, count: int) -> None:
         if count and not self._matcher.rollback(count):
@@ -146,7 +176,7 @@ def one_line(message: str) -> str:
     >>> one_line("at 1(8): unknown name: \\"foo\\"\\n   1 | start: foo\\n              ^\\n\\n")
     'at 1(8): unknown name: "foo"'
     """
-    lines = [line.strip() for line in message.splitlines()]
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
     kept = [line for line in lines if line and set(line) != {"^"} and not line.partition(" | ")[0].isdigit()]
     text = " ".join(kept)
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"

@@ -13,11 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from serving.server.http.formats import Choices, Definition, Format, ResponseFormat, Schema, StructuredOutputs
 from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "include_reasoning",
+    "guided_decoding_backend",
 })
 """Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
 
@@ -26,8 +28,7 @@ VLLM_OFF: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (), "truncate_prompt_tokens": (),
     "logits_processors": ([],), "vllm_xargs": ({},), "kv_transfer_params": ({},), "documents": ([],), "chat_template": (),
-    "mm_processor_kwargs": ({},), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "thinking_token_budget": (), "priority": (0,),
+    "mm_processor_kwargs": ({},), "thinking_token_budget": (), "priority": (0,),
 }
 """vLLM's fields that this server lacks, with the values that change nothing; null always is one."""
 
@@ -173,11 +174,43 @@ class Generation(OpenAIFields):
     prediction: PredictedContent | None = Field(
         None, description="text that much of the answer is expected to equal; it is drafted wherever it fits. Answers follow the same "
                           "distribution, and greedy ones are identical; sampled ones with a seed may be other ones")
+    response_format: ResponseFormat | None = Field(
+        None, description="what the answer has to be: any text, a JSON object, or JSON by a schema")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's field for the same, with further kinds")
+    guided_json: Schema | None = Field(None, description="a JSON schema that the answer has to follow; vLLM's older name, as those below")
+    guided_regex: Definition | None = Field(None, description="a regular expression that has to match the whole answer")
+    guided_choice: Choices | None = Field(None, description="the possible answers")
+    guided_grammar: Definition | None = Field(None, description="a context-free grammar of the answer, in Lark or in GBNF")
+    guided_whitespace_pattern: Definition | None = Field(
+        None, description="with guided_json: regular expression of what may stand between the parts of a JSON text")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = VLLM_OFF
+
+    FORMATS: ClassVar[tuple[str, ...]] = (
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+    @model_validator(mode="after")
+    def check_format(self) -> Self:
+        asked = [name for name in self.FORMATS if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise contradiction(asked[1], f"cannot be combined with {asked[0]}: ask for one format")
+        return self
+
+    @property
+    def format(self) -> Format | None:
+        """What the answer has to be; None: any text."""
+        if self.response_format is not None:
+            return self.response_format.format("response_format")
+        if self.structured_outputs is not None:
+            return self.structured_outputs.format("structured_outputs")
+        kind = next((name for name in self.FORMATS if name.startswith("guided_") and getattr(self, name) is not None), None)
+        if kind is None:
+            return None
+        older = StructuredOutputs(**{kind.removeprefix("guided_"): getattr(self, kind)}, whitespace_pattern=self.guided_whitespace_pattern)
+        return older.format(kind, within=False)
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Self:
         """The same request, with the model's value wherever it names none."""
@@ -238,7 +271,7 @@ class CompletionRequest(Generation):
     echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if requested")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "suffix": ("",), "response_format": ({"type": "text"},), "add_special_tokens": (True,)}
+        "suffix": ("",), "add_special_tokens": (True,)}
 
     @model_validator(mode="after")
     def check_budget(self) -> Self:
@@ -324,7 +357,7 @@ class ChatRequest(Generation, Messages):
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
         "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
+        "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
         "web_search_options": (), "echo": (False,), "add_special_tokens": (False,),
     }
 
