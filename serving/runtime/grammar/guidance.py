@@ -103,16 +103,40 @@ class GuidanceTokenizer:
 
     def __init__(self, tokenizer: Any, vocab_size: int, stops: frozenset[int]):
         try:
+            from llguidance import LLTokenizer
             from llguidance.hf import from_tokenizer
         except ImportError as error:
             raise DraftwellError("structured output needs the package llguidance: pip install 'draftwell[server]'",
                                  code="missing_package") from error
         self.vocab_size = vocab_size
         try:
-            self.reader = from_tokenizer(tokenizer, eos_token=sorted(stops))
+            ends = sorted(stops)
+            self.reader = LLTokenizer(PlainSpelling(from_tokenizer(tokenizer, eos_token=ends), ends[0]), eos_token=ends)
         except Exception as error:
             raise DraftwellError(f"llguidance cannot read this model's tokenizer: {one_line(str(error))}",
                                  code="tokenizer_unsupported") from error
+
+
+class PlainSpelling:
+    """A vocabulary in which a special token is never a spelling of the text that is its name (llguidance's `TokenizerWrapper`).
+
+    A tokenizer reads the name of a special token in a text as that token. llguidance would force the token where a grammar has such a
+    text, and then refuse it.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, reader: Any, eos_token: int):
+        self.eos_token_id = eos_token
+        self.tokens = [reader.decode_bytes([token]) for token in range(reader.vocab_size)]
+        self.special_token_ids = [token for token in range(reader.vocab_size) if reader.is_special_token(token)]
+        self._reader, self._special = reader, frozenset(self.special_token_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        written = text.encode() if isinstance(text, str) else text
+        ids = list(self._reader.tokenize_bytes(written))
+        return ids if self._special.isdisjoint(ids) else list(self._reader.greedy_tokenize(written.decode(errors="replace")))
 
 
 class GuidanceGrammar:

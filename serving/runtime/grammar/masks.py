@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from serving.errors import InvalidRequest
 from serving.runtime.grammar.protocols import Grammar
 
 REMEMBERED = 128
@@ -110,8 +111,12 @@ class GrammarMasks:
             self._matcher.rollback(self._read - position)
             self._read = position
         while self._read < position:
-            token = self._tokens[self._read]
-            if token in self._stops or not self._matcher.accept(token):
+            token, known = self._tokens[self._read], self._known.get(self._read)
+            if token in self._stops or (known is not None and not known[token]):
+                return False
+            if not self._matcher.accept(token):
+                if known is not None:  # all that follows would be free
+                    raise InvalidRequest(f"the grammar allows token {token} and does not know how to go on", code="invalid_grammar")
                 return False
             self._read += 1
         return True

@@ -25,11 +25,12 @@ class Format:
 
     Args:
         field: the request field that asks for it.
-        define: returns the grammar's definition; raises InvalidRequest.
+        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text whether it is a token of its own, which
+            is written as text.
     """
 
     field: str
-    define: Callable[[], str]
+    define: Callable[[Callable[[str], bool]], str]
 
 
 class NamedSchema(BaseModel):
@@ -116,18 +117,18 @@ class StructuredOutputs(BaseModel):
             return json_format(place, self.json_ if kind == "json" else None, space)
         if self.regex is not None:
             pattern = self.regex
-            return Format(place, lambda: guidance.regex(pattern))
+            return Format(place, lambda _: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            return Format(place, lambda: guidance.choice(texts))
+            return Format(place, lambda _: guidance.choice(texts))
         assert self.grammar is not None
         rules = self.grammar
-        return Format(place, lambda: guidance.context_free(rules))
+        return Format(place, lambda _: guidance.context_free(rules))
 
 
 def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) -> Format:
     """JSON by a schema, as an object or as text; None: any JSON object."""
-    def define() -> str:
+    def define(_: object) -> str:
         wanted = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
             try:

@@ -198,6 +198,10 @@ class ChatShape(Shape):
         delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
+    def calls(self, index: int, calls: Sequence[dict[str, Any]], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A choice of a chunk with pieces of tool calls."""
+        return {"index": index, "delta": {"tool_calls": list(calls)}, "logprobs": logprobs, "finish_reason": None}
+
 
 class CompletionShape(Shape):
     """`text_completion`"""

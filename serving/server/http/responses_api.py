@@ -128,7 +128,7 @@ class ResponsesRequest(Generation):
         return {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it; instructions and a system message that begins the input are one."""
         turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.plain() for m in self.input]
         if not self.instructions:

@@ -29,6 +29,7 @@ from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
+from serving.server.http.tool_answer import ToolAnswer
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import PLAIN
 from serving.server.scheduling.detokenize import TextStream
@@ -72,7 +73,8 @@ class Service:
         body = body.with_defaults(self.served.sampling_defaults)
         prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
         choices = self._choices(body, request, [prompt], None, await self._given(body))
-        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint))
+        kind = ToolAnswer if body.offered else Answer
+        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint), kind)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
@@ -95,7 +97,7 @@ class Service:
         choices = self._choices(body, request, [prompt], None, await self._given(body))
         return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
 
-    async def chat_prompt(self, messages: list[dict[str, str]], options: Mapping[str, Any] | None = None,
+    async def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
                           field: str = "messages") -> Prompt:
         """A conversation as the prompt that the model's chat template makes of it.
 
@@ -108,7 +110,8 @@ class Service:
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
-        return Prompt(ids, field, body=None if options else {"messages": messages})
+        unlike = options or any(message.keys() != {"role", "content"} for message in messages)
+        return Prompt(ids, field, body=None if unlike else {"messages": messages})
 
     async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
         if isinstance(prompt, str):
@@ -123,8 +126,10 @@ class Service:
         self._check_length(len(prompt), "prompt")
         return self.served.encode(prompt, **options)
 
-    def _encode_chat(self, messages: list[dict[str, str]], options: Mapping[str, Any], field: str) -> list[int]:
-        self._check_length(sum(len(message["content"]) for message in messages), field)
+    def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ())))
+        self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
         return self.served.encode_chat(messages, **options)
 
     def check_tokens(self, tokens: Sequence[int], field: str) -> None:
@@ -160,7 +165,7 @@ class Service:
 
     def _grammar(self, asked: Format) -> Grammar:
         try:
-            return self.served.grammar(asked.define())
+            return self.served.grammar(asked.define(self.served.is_token))
         except DraftwellError as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
 

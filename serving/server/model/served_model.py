@@ -125,7 +125,7 @@ class ServedModel:
         with self._encoding:
             return self.pair.encode(prompt, **options)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options and errors as in
         `LoadedPair.encode_chat`."""
         with self._encoding:
@@ -149,6 +149,11 @@ class ServedModel:
                     del self._grammars[next(iter(self._grammars))]
                 self._grammars[definition] = GuidanceGrammar(self._guidance, definition)
             return self._grammars[definition]
+
+    def is_token(self, text: str) -> bool:
+        """Whether a text is a token that was added to the vocabulary, and is written as text when it is decoded."""
+        added = self.pair.tokenizer.added_tokens_encoder
+        return text in added and added[text] < self.vocab_size and not self.pair.tokenizer.added_tokens_decoder[added[text]].special
 
     @cached_property
     def _guidance(self) -> GuidanceTokenizer:

@@ -121,3 +121,14 @@ def test_models_that_know_other_tokens_than_the_tokenizer(pair: LoadedPair) -> N
         assert len(mask) == size
         assert mask[pair.encode("q")[0]]
         assert not mask[265:].any()
+
+
+def test_the_name_of_a_special_token_is_spelt_as_text(pair: LoadedPair, compiled: Any) -> None:
+    """As the token it would end the text, or be refused after it was forced; the mark of a special token names the token itself."""
+    words = ["a <|end|> b", "<|start|>"]
+    for seed in range(3):
+        text, reason, _ = written(pair, compiled(guidance.json_schema({"enum": words})), temperature=1.0, seed=seed)
+        assert json.loads(text) in words
+        assert reason == "stop"
+    token = pair.tokenizer.convert_tokens_to_ids("<|start|>")
+    assert compiled(guidance.lark('start: <|start|> "x"')).matcher().allowed().nonzero()[0].tolist() == [token]

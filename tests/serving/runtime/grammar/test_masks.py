@@ -163,6 +163,12 @@ def test_raw_distributions_know_of_the_grammar_as_they_do_of_bans() -> None:
     assert rows.probs(0).tolist() in ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
 
 
+def test_a_matcher_that_refuses_what_it_allowed_frees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FiniteMatcher, "accept", lambda self, token: False)
+    with pytest.raises(InvalidRequest, match="how to go on"):
+        Engine(table_pair()).generate([1], Sampling(max_tokens=5, grammar=PARITY, draft_forced=False), build_strategy("autoregressive"))
+
+
 class Refusing(FiniteMatcher):
     def allowed(self) -> Any:
         if len(self._path) > 4:
