@@ -111,7 +111,8 @@ class GuidanceTokenizer:
         self.vocab_size = vocab_size
         try:
             ends = sorted(stops)
-            self.reader = LLTokenizer(PlainSpelling(from_tokenizer(tokenizer, eos_token=ends), ends[0]), eos_token=ends)
+            spelling: Any = PlainSpelling(from_tokenizer(tokenizer, eos_token=ends), ends[0])
+            self.reader = LLTokenizer(spelling, eos_token=ends)
         except Exception as error:
             raise DraftwellError(f"llguidance cannot read this model's tokenizer: {one_line(str(error))}",
                                  code="tokenizer_unsupported") from error
