@@ -7,16 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
+from serving.server.http.characters import whole_characters, whole_values
 
 MOST_TEXTS = 1000
-Definition = Annotated[str, StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION)]
-Schema = dict[str, JsonValue] | bool | Definition
+Definition = Annotated[str, StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION), AfterValidator(whole_characters)]
+JsonObject = Annotated[dict[str, JsonValue], AfterValidator(whole_values)]
+Schema = JsonObject | bool | Definition
 ShortName = Annotated[str, StringConstraints(max_length=256)]
-Choices = Annotated[list[Annotated[str, StringConstraints(max_length=4096)]], Field(min_length=1, max_length=MOST_TEXTS)]
+ChoiceText = Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)]
+Choices = Annotated[list[ChoiceText], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class NamedSchema(BaseModel):
 
     name: ShortName = "answer"
     description: Annotated[str, StringConstraints(max_length=8192)] | None = None
-    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    json_schema: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from serving.server.http.characters import whole_characters
 from serving.server.http.formats import Choices, Definition, Format, ResponseFormat, Schema, StructuredOutputs
 from serving.server.http.tools import END, MOST_CALLS, ChosenTool, PastCall, Tool, ToolChoice, Tools, calls_grammar
 from serving.temperature import SERVED_TEMPERATURE
@@ -45,13 +46,6 @@ MOST_TOOL_CALLS = 256
 LONGEST_TEXT = 500_000
 """Characters of one prompt or message; encoding more takes seconds, and no context holds it."""
 LONGEST_TOKENS = 131_072
-
-
-def whole_characters(text: str) -> str:
-    """Refuse lone surrogates: JSON can write them, tokenizers cannot encode them."""
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character")
-    return text
 
 
 Name = Annotated[str, StringConstraints(max_length=256)]

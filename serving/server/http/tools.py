@@ -11,9 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from serving.runtime.grammar import guidance
+from serving.server.http.characters import whole_characters, whole_values
+from serving.server.http.formats import JsonObject
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MOST_TOOLS, MOST_CALLS = 128, 16
@@ -27,8 +29,8 @@ class FunctionSpec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
-    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of the arguments; default: it takes none")
+    description: Annotated[str, StringConstraints(max_length=65_536), AfterValidator(whole_characters)] | None = None
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments; default: it takes none")
     strict: bool | None = Field(None, description="true: calls follow the schema also where the model decides whether to call")
 
 
@@ -69,8 +71,8 @@ class CalledFunction(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    name: Annotated[str, StringConstraints(max_length=256)]
-    arguments: Annotated[str, StringConstraints(max_length=500_000)] = "{}"
+    name: Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)]
+    arguments: Annotated[str, StringConstraints(max_length=500_000), AfterValidator(whole_characters)] = "{}"
 
 
 class PastCall(BaseModel):
@@ -78,7 +80,7 @@ class PastCall(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    id: Annotated[str, StringConstraints(max_length=256)] = ""
+    id: Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)] = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -86,7 +88,7 @@ class PastCall(BaseModel):
         """As chat templates take it: with arguments as an object, where they are one."""
         arguments: Any = self.function.arguments
         try:
-            read = json.loads(arguments)
+            read = whole_values(json.loads(arguments))
         except (ValueError, RecursionError):
             read = None
         return {"id": self.id, "type": "function", "function": {"name": self.function.name,
