@@ -187,7 +187,7 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
     ({"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(9000)) + 'a9000: "x"'}, "guided_grammar", "rules"),
     ({"guided_json": {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4500)}, "$ref": "#/$defs/a0"}}, "guided_json",
      "references"),
-    ({"guided_regex": "a\ud800"}, "guided_regex", "surrogate"), ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "surrogate"),
+    ({"guided_regex": "a\ud800"}, "guided_regex", "unicode"), ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "unicode"),
     ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"), ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
@@ -204,11 +204,12 @@ def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str,
 
 
 def test_tools_of_texts_that_no_tokenizer_encodes_are_refused(http: httpx.Client) -> None:
-    for function in ({"name": "f", "parameters": {"title": "\ud800"}}, {"name": "f", "description": "\ud800"}):
+    for key, value, said in (("parameters", {"title": "\ud800"}, "surrogate"), ("description", "\ud800", "unicode")):
+        function = {"name": "f", key: value}
         body = CHAT | {"tools": [{"type": "function", "function": function}]}
         response = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
         assert response.status_code == 400
-        assert "surrogate" in response.json()["error"]["message"]
+        assert said in response.json()["error"]["message"]
 
 
 def test_a_schema_that_is_too_deep_is_refused(http: httpx.Client) -> None:
