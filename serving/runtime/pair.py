@@ -45,6 +45,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
+from serving.runtime.tool_prompt import knows_tools, told
 from serving.settings import Settings
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -106,14 +107,16 @@ class LoadedPair:
         """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a text."""
         return list((self.tokenizer(prompt) if special else self.tokenizer(prompt, add_special_tokens=False))["input_ids"])
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, open_turn: bool = True, continue_last: bool = False,
-                    values: Mapping[str, Any] | None = None) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, open_turn: bool = True, continue_last: bool = False,
+                    values: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a conversation under the chat template; plain text without a template.
 
         Args:
             open_turn: end with the beginning of the assistant's turn.
             continue_last: end within the last message instead, so that the answer continues it.
             values: further ones for the template; a name that means something to transformers is refused.
+            tools: functions that may be called, as in OpenAI's API. A template that has no place for them, nor for calls and results in
+                messages, gets them as text (tool_prompt.py).
         Raises:
             DraftwellError: the template refuses the conversation (roles out of order, say), or it does not end with the message that is to
                 be continued (`messages_refused`); a value may not be set (`template_value_refused`).
@@ -127,10 +130,14 @@ class LoadedPair:
         if reserved := sorted(values.keys() & own):
             raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
                                  code="template_value_refused")
+        if (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)) and not self._template_knows_tools(bool(tools)):
+            messages, tools = told(messages, tools), ()
         if not tokenizer.chat_template:
             return self.encode("\n\n".join(m["content"] for m in messages))
         if continue_last:
             values["continue_final_message"] = True
+        if tools:
+            values["tools"] = list(tools)
         try:
             return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=open_turn and not continue_last,
                                                       return_dict=False, **values))
@@ -142,6 +149,11 @@ class LoadedPair:
                 raise
             raise DraftwellError(f"the model's chat template cannot work with these values: {' '.join(str(error).split())}",
                                  code="template_value_refused") from error
+
+    def _template_knows_tools(self, offered: bool) -> bool:
+        """Whether the chat template, or the one of several that transformers takes where tools are offered, has a place for tools."""
+        tokenizer = self.tokenizer
+        return bool(tokenizer.chat_template) and knows_tools(tokenizer.get_chat_template(tools=[{}] if offered else None))
 
     @property
     def in_chat_template(self) -> bool:

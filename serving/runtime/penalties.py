@@ -1,5 +1,5 @@
-"""What the tokens before a position change in its logits: penalties, and stop tokens that may not come yet. Counts are kept from
-forward pass to forward pass."""
+"""What the tokens before a position change in its logits: penalties, stop tokens that may not come yet, and what a grammar rules out.
+Counts are kept from forward pass to forward pass."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from serving.runtime.grammar.masks import GrammarMasks
 from serving.runtime.requests import Sampling
 
 
@@ -18,7 +19,9 @@ class Penalties:
 
     1. repetition penalty: z(t) of a token of prompt or output is divided by it if positive, else multiplied;
     2. z(t) − presence·[count(t) > 0] − frequency·count(t), by counts of the output (OpenAI's formula);
-    3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens.
+    3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens, where a grammar allows anything else.
+
+    `rule_out` comes before all of these: what a grammar forbids is at −∞ in the raw distribution too, as bans are.
 
     A token is counted once, when it is first written, and uncounted if it was drafted and rejected. A forward pass then goes through what
     was written since the last one, and costs a few tensor operations over the vocabulary; of the whole text only that it still begins as
@@ -26,6 +29,8 @@ class Penalties:
 
     Args:
         prompt: its tokens, for the repetition penalty.
+        grammar: of the request, shared by its models; None where the output is free.
+        spare: as in `GrammarMasks.rule_out`.
 
     >>> import torch
     >>> penalties = Penalties(Sampling(frequency_penalty=1.0)).follow([2, 0, 2])
@@ -33,11 +38,13 @@ class Penalties:
     [[-1.0, 0.0, -1.0], [-1.0, 0.0, -2.0]]
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()):
+    def __init__(self, sampling: Sampling, prompt: Sequence[int] = (), grammar: GrammarMasks | None = None, *, spare: bool = False):
+        self._grammar, self._spare = grammar, spare
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._repetition, self.prompt = sampling.repetition_penalty, prompt
         self._prompt_tokens = frozenset(prompt) if self._repetition != 1.0 else frozenset()
         self._min_tokens, self._stops = sampling.min_tokens, sorted(sampling.stop_token_ids)
+        self._counting = self._presence != 0.0 or self._frequency != 0.0 or self._repetition != 1.0
         self.written: list[int] = []
         self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
@@ -56,12 +63,18 @@ class Penalties:
         self.written[same:] = written[same:]
         return self
 
+    def rule_out(self, logits: Tensor) -> Tensor:
+        """Logits `[rows, vocab]` as in `apply`, with −∞ for what the grammar forbids."""
+        return logits if self._grammar is None else self._grammar.rule_out(logits, self.written, spare=self._spare)
+
     def apply(self, logits: Tensor) -> Tensor:
         """Logits `[rows, vocab]` of consecutive positions as a request changes them; the last position predicts the token after all
         that is written.
 
         Row i of n counts all written tokens but the last n − 1 − i.
         """
+        if not self._counting:
+            return self._without_early_stops(logits)
         amounts = self._refreshed(logits)
         places, tokens, fewer = self._earlier_rows(len(logits))
         if self._repetition != 1.0:
@@ -70,10 +83,20 @@ class Penalties:
         if places:
             amount = logits.new_tensor([self._amount(count) for count in fewer])
             penalised[places, tokens] = logits[places, tokens] - amount
-        early = self._min_tokens - (len(self.written) - len(logits) + 1)  # so many of the first rows predict a token before `min_tokens`
-        if early > 0 and self._stops:
-            penalised[:early, self._stops] = -math.inf
-        return penalised
+        return self._without_early_stops(penalised)
+
+    def _without_early_stops(self, logits: Tensor) -> Tensor:
+        """Logits with stop tokens at −∞ in rows that predict a token before `min_tokens`."""
+        early = min(len(logits), self._min_tokens - (len(self.written) - len(logits) + 1))
+        if early <= 0 or not self._stops:
+            return logits
+        rows = list(range(early))
+        if self._grammar is not None:
+            must_end = self._grammar.must_end(self.written, len(logits))
+            rows = [row for row in rows if not must_end[row]]
+        held = logits.clone()
+        held[torch.tensor(rows, dtype=torch.long)[:, None], self._stops] = -math.inf
+        return held
 
     def _less_repetitive(self, logits: Tensor, places: list[int], tokens: list[int], counts: list[int]) -> Tensor:
         """Logits under the repetition penalty; the other arguments are what `_earlier_rows` gives."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from serving.runtime.grammar.protocols import Grammar
 
 FinishReason = Literal["stop", "length"]
 
@@ -34,6 +37,8 @@ class Sampling:
         repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
         prediction: tokens of the answer that the client expects, which are drafted where they fit (drafting/prediction.py); whatever they
             are, the output follows the same distribution.
+        grammar: what the output has to be; every token of target and drafts follows it. It ends with one of `stop_token_ids`.
+        draft_forced: draft what the grammar leaves no choice about; never changes the output's distribution.
         logprobs: rate every token by the target and name so many of the likeliest alongside it; None: rate nothing, which costs nothing.
     """
 
@@ -53,6 +58,8 @@ class Sampling:
     repeatable: bool = False
     logprobs: int | None = None
     prediction: tuple[int, ...] = field(default=(), repr=False)
+    grammar: Grammar | None = field(default=None, repr=False)
+    draft_forced: bool = True
 
     def __post_init__(self) -> None:
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
@@ -91,9 +98,10 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits of a position depend on the tokens before it: by a penalty, or because stop tokens may not come yet."""
+        """Whether the logits of a position depend on the tokens before it: by a penalty, because stop tokens may not come yet, or by a
+        grammar."""
         counts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-        return counts or bool(self.min_tokens and self.stop_token_ids)
+        return counts or self.grammar is not None or bool(self.min_tokens and self.stop_token_ids)
 
 
 class Text:

@@ -2,7 +2,8 @@
 
 Two pairs of distributions, never mixed (docs/methods.md): the *warped* one (penalties, biases, temperature, top-k, top-p, bans) is for
 sampling, acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
-divergences and learned features. At temperature 0 a warped row is one-hot, so everything dynamic must read the raw row.
+divergences and learned features. What a grammar rules out at a position counts as banned there. At temperature 0 a warped row is one-hot,
+so everything dynamic must read the raw row.
 """
 
 from __future__ import annotations
@@ -187,6 +188,8 @@ class LogitRows:
         if sampling.banned_token_ids:
             logits = logits.clone()
             logits[:, list(sampling.banned_token_ids)] = -math.inf
+        if isinstance(written, Penalties):
+            logits = written.rule_out(logits)
         self._logits = logits
         self._adjusted = adjusted(logits, sampling, written)
         self.sampling = sampling

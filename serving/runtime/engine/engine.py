@@ -30,7 +30,7 @@ from serving.runtime.output import Model, Output, share_top
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.strategies.prediction import predict
+from serving.runtime.strategies.given import draft_given
 from serving.runtime.types import Emitted
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Engine:
             if explained is error:
                 raise
             raise explained from error
-        predict(session)
+        draft_given(session)
         job = Job(session, Task(strategy.run(session)), strategy.overlaps)
         self.jobs.append(job)
         self._advance(job, job.task, None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.runtime.commands import Forward, Role, Step
+from serving.runtime.grammar.masks import GrammarMasks
 from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
@@ -28,7 +29,7 @@ class Lane:
     """
 
     def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,
-                 prompt: Sequence[int] = (), text: SlotText | None = None):
+                 prompt: Sequence[int] = (), text: SlotText | None = None, grammar: GrammarMasks | None = None):
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
         self.text = text or SlotText()
@@ -38,7 +39,8 @@ class Lane:
         self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
-        self.penalties = Penalties(sampling, prompt)
+        self.grammar = grammar
+        self.penalties = Penalties(sampling, prompt, grammar, spare=role != "target")
         self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
 
     @property
@@ -116,7 +118,7 @@ class Lane:
     @property
     def trees(self) -> bool:
         """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
-        written before them (penalties)."""
+        written before them (penalties, grammars)."""
         return getattr(self.model, "trees", False) and not self.sampling.penalises
 
     def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
@@ -179,7 +181,7 @@ class Lane:
         while len(self.branches) <= number:
             slot, prompt = self.model.open_branch(), self.penalties.prompt
             self.branches.append(Lane(self.role, self.model, slot, self.sampling, self.stats, self.prompt_length, prompt,
-                                      SlotText(self.text.owner)))
+                                      SlotText(self.text.owner), self.grammar))
             self.branches[-1].recorder = self.recorder
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))

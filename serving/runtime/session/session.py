@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from serving.runtime.commands import Role, Step
 from serving.runtime.failures import check_request
+from serving.runtime.grammar.masks import GrammarMasks
 from serving.runtime.output import Model, Recorder
 from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling, Text
@@ -51,10 +52,12 @@ class Session:
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.recorded = False
-        self.prediction: Callable[[Session, Follow | None], Step[bool]] | None = None
+        self.given: Callable[[Session, Follow | None], Step[bool]] | None = None
+        """Drafts that come with the request, before its strategy's own (strategies/given.py)."""
         self.origins: list[Origin] = []  # of the output's tokens
         self.ratings: list[Rating] = []  # theirs too, where asked for; after the output while a strategy trusts its draft
         self.prompt_ratings: list[Rating | None] = []  # None: the first token, which nothing predicts
+        self.grammar = GrammarMasks(sampling.grammar, sampling.stop_token_ids) if sampling.grammar else None
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
@@ -69,7 +72,7 @@ class Session:
         unpaired = role == "head"  # its first pair has the prompt's second token, and rests on the first
         text = None if owner is None else SlotText((owner, prompt[0]) if unpaired else owner)
         slot = model.open() if text is None else model.open(text, prompt[unpaired:])
-        return Lane(role, model, slot, self.sampling, self.stats, len(prompt) - unpaired, prompt[:], text)
+        return Lane(role, model, slot, self.sampling, self.stats, len(prompt) - unpaired, prompt[:], text, self.grammar)
 
     @property
     def target(self) -> Lane:
@@ -108,18 +111,24 @@ class Session:
         return max(0, min(min(self.text.remaining, room) - taken, self.draft_limit))
 
     def follow_prediction(self, follow: Follow | None = None) -> Step[bool]:
-        """One round whose draft is the client's prediction, where nothing is pending; False: there is none, or it says nothing here.
+        """One round whose draft is the client's prediction, or what the grammar leaves no choice about, where nothing is pending; False:
+        there is none, or nothing is known here.
 
         Args:
             follow: as in `serial_trees`.
         """
-        return False if self.prediction is None else (yield from self.prediction(self, follow))
+        return False if self.given is None else (yield from self.given(self, follow))
 
     @property
     def predicted_room(self) -> int:
-        """How long a draft of the prediction may be: what the budget and the target's context leave, at most `predicted_limit`."""
+        """How long a draft of the prediction may be: `verified_room`, at most `predicted_limit`."""
+        return min(self.verified_room, self.predicted_limit)
+
+    @property
+    def verified_room(self) -> int:
+        """How long a draft may be that no model makes, so that one more token fits: what the budget and the target's context leave."""
         context = self.target.model.max_context - len(self.text.ids)
-        return max(0, min(self.text.remaining - 1, context - 1, self.predicted_limit))
+        return max(0, min(self.text.remaining, context) - 1)
 
     def tree_room(self) -> int:
         """Tokens that a tree may have altogether: what `draft_limit` and the target's context leave, for each takes a position there."""

@@ -24,7 +24,8 @@ class Stats:
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
     `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out.
-    `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft.
+    `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft, `forced…`
+    those for which a grammar left no choice.
     """
 
     emitted: int = 0
@@ -37,6 +38,10 @@ class Stats:
     predicted_judged: int = 0
     predicted_accepted: int = 0
     predicted_rounds: int = 0
+    forced: int = 0
+    forced_judged: int = 0
+    forced_accepted: int = 0
+    forced_rounds: int = 0
     rounds: int = 0
     target_calls: int = 0
     target_tokens: int = 0
@@ -113,10 +118,12 @@ class Stats:
 
     @property
     def own(self) -> Stats:
-        """The same without the client's prediction: what the strategy itself drafted."""
-        return replace(self, drafted=self.drafted - self.predicted, judged=self.judged - self.predicted_judged,
-                       accepted=self.accepted - self.predicted_accepted, rounds=self.rounds - self.predicted_rounds, predicted=0,
-                       predicted_judged=0, predicted_accepted=0, predicted_rounds=0)
+        """The same without what came with the request (a prediction, what a grammar forces): what the strategy itself drafted."""
+        return replace(self, drafted=self.drafted - self.predicted - self.forced,
+                       judged=self.judged - self.predicted_judged - self.forced_judged,
+                       accepted=self.accepted - self.predicted_accepted - self.forced_accepted,
+                       rounds=self.rounds - self.predicted_rounds - self.forced_rounds, predicted=0, predicted_judged=0,
+                       predicted_accepted=0, predicted_rounds=0, forced=0, forced_judged=0, forced_accepted=0, forced_rounds=0)
 
     @property
     def acceptance_rate(self) -> float | None:

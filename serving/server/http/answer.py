@@ -73,10 +73,8 @@ class Answer:
         choices = self.conversation.choices
         done = []
         for choice in choices:
-            assert choice.end is not None
             rated = self._logprobs[choice.index].of(self._rated(choice, tokens[choice.index], first=True)) if self.rated else None
-            reason = choice.end.finish_reason if choice.shows else "length"
-            done.append(self.shape.whole(choice.index, choice.before + texts[choice.index], reason, rated))
+            done.append(self._whole(choice, choice.before + texts[choice.index], rated))
         trace = [entry for choice in choices for entry in trace_of(tokens[choice.index], choice.index)]
         fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
         return self.shape.answer(done, usage=self._usage().model_dump(), **fields)
@@ -123,12 +121,29 @@ class Answer:
         if text or rated or (tokens and self.traced):
             logprobs = self._logprobs[index].of(rated) if self.rated else None
             fields = self._extension({"tokens": trace_of(tokens, index)} if self.traced else {})
-            chunks.append(self.shape.chunk(self.shape.piece(index, text, logprobs=logprobs), **fields))
+            chunks += self._said(choice, text, logprobs, fields)
         if isinstance(event, End):
+            chunks += self._rest(choice)
             fields = self._extension(self._stats() if self.conversation.over else {})
-            reason = event.finish_reason if choice.shows else "length"
-            chunks.append(self.shape.chunk(self.shape.piece(index, None, reason), **fields))
+            chunks.append(self.shape.chunk(self.shape.piece(index, None, self._reason(choice)), **fields))
         return chunks
+
+    def _whole(self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """A choice of the complete answer."""
+        return self.shape.whole(choice.index, text, self._reason(choice), logprobs)
+
+    def _said(self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        """Chunks of more text."""
+        return [self.shape.chunk(self.shape.piece(choice.index, text, logprobs=logprobs), **fields)]
+
+    def _rest(self, choice: AnswerChoice) -> list[dict[str, Any]]:
+        """Chunks of what was held back until the end."""
+        return []
+
+    def _reason(self, choice: AnswerChoice) -> str:
+        """Why a choice has ended."""
+        assert choice.end is not None
+        return choice.end.finish_reason if choice.shows else "length"
 
     def _rated(self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
         """Tokens with ratings: those of the prompt first, if it is echoed, then the choice's own."""

@@ -66,6 +66,7 @@ class Speculation(BaseModel):
     rescued: int = Field(description="of these, tokens that the exact rule would have rejected")
     predicted: int = Field(description="tokens of the request's prediction that were proposed")
     predicted_accepted: int = Field(description="of these, accepted ones")
+    forced: int = Field(description="tokens proposed because the answer's format leaves no choice; not among those drafted")
     target_calls: int = Field(description="forward passes of the target after the prompt's, and the prompt's if it verifies too")
     acceptance_rate: float | None = Field(description="accepted / judged; null when nothing was judged")
     mean_acceptance_length: float = Field(description="1 + accepted / rounds that drafted")
@@ -81,7 +82,8 @@ class Speculation(BaseModel):
         total, seconds = Stats.total(parts), max(part.wall_seconds for part in parts)
         own = total.own
         return cls(strategy=strategy, drafted=own.drafted, judged=own.judged, accepted=own.accepted, rescued=own.rescued,
-                   predicted=total.predicted, predicted_accepted=total.predicted_accepted, target_calls=total.target_calls,
+                   predicted=total.predicted, predicted_accepted=total.predicted_accepted, forced=total.forced,
+                   target_calls=total.target_calls,
                    acceptance_rate=own.acceptance_rate, mean_acceptance_length=own.mean_acceptance_length,
                    first_token_seconds=round(total.first_token_seconds / len(parts), 6),
                    tokens_per_second=round(total.emitted / seconds, 3) if seconds else None)
@@ -204,6 +206,10 @@ class ChatShape(Shape):
               first: bool = False) -> dict[str, Any]:
         delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def calls(self, index: int, calls: Sequence[dict[str, Any]], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A choice of a chunk with pieces of tool calls."""
+        return {"index": index, "delta": {"tool_calls": list(calls)}, "logprobs": logprobs, "finish_reason": None}
 
 
 class CompletionShape(Shape):

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
 from serving.server.http.errors import APIError
+from serving.server.http.formats import Format, TextFormat
 from serving.server.http.responses import ChatShape
 from serving.server.http.schemas import Generation, TemplateValues, Text
 from serving.server.scheduling.detokenize import TokenInfo
@@ -63,6 +64,15 @@ class InputMessage(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
+class TextOptions(BaseModel):
+    """`text` of a request: its format, and how long-winded it is, which is not for this server to set."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
 class ResponsesRequest(Generation):
     """Body of `POST /v1/responses`."""
 
@@ -76,12 +86,12 @@ class ResponsesRequest(Generation):
     chat_template_kwargs: TemplateValues | None = Field(
         None, description="further values for the model's chat template, such as enable_thinking")
     metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(None, description="returned as it is")
+    text: TextOptions | None = Field(None, description="what the answer has to be: any text, a JSON object, or JSON by a schema")
     previous_response_id: str | None = None
     conversation: Any = None
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
         "tools": ([],), "tool_choice": ("none", "auto"), "truncation": ("disabled",), "background": (False,), "prompt": (),
-        "text": ({}, {"format": {"type": "text"}}, {"verbosity": "medium"}, {"format": {"type": "text"}, "verbosity": "medium"}),
     }
 
     @model_validator(mode="after")
@@ -94,7 +104,15 @@ class ResponsesRequest(Generation):
             name = "max_tokens" if self.max_tokens is not None else "n"
             raise PydanticCustomError("unsupported_field", "a response does not take {param}: it is one answer of max_output_tokens",
                                       {"param": name})
+        if self.response_format is not None:
+            raise PydanticCustomError("unsupported_field", "a response does not take {param}: its format is in text",
+                                      {"param": "response_format"})
         return self
+
+    @property
+    def format(self) -> Format | None:
+        own = self.text.format.format("text.format") if self.text is not None and self.text.format is not None else None
+        return own or super().format
 
     @property
     def token_limit(self) -> int | None:
@@ -110,7 +128,7 @@ class ResponsesRequest(Generation):
         return {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it; instructions and a system message that begins the input are one."""
         turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.plain() for m in self.input]
         if not self.instructions:
@@ -184,6 +202,14 @@ class ResponseAnswer(Answer):
         yield await self.apart(ending)
 
     @property
+    def _format(self) -> dict[str, Any]:
+        """The text's format, as OpenAI's clients read it."""
+        asked = self.body.text.format if self.body.text is not None else None
+        if asked is None or asked.type != "json_schema":
+            return {"type": "text" if asked is None else asked.type}
+        return {"type": asked.type, "name": asked.name, "schema": asked.json_schema or {}, "strict": asked.strict}
+
+    @property
     def _item_id(self) -> str:
         return f"msg_{uuid.uuid5(uuid.NAMESPACE_OID, self.shape.id).hex}"
 
@@ -221,7 +247,7 @@ class ResponseAnswer(Answer):
                 "output": output, "parallel_tool_calls": False, "temperature": body.used_temperature,
                 "top_p": 1.0 if body.top_p is None else body.top_p, "tool_choice": "none", "tools": [],
                 "max_output_tokens": body.max_output_tokens, "previous_response_id": None, "store": False, "background": False,
-                "text": {"format": {"type": "text"}}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None}
+                "text": {"format": self._format}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None}
 
 
 def failure_code(error: APIError) -> str:

@@ -13,21 +13,24 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from serving.server.http.characters import whole_characters
+from serving.server.http.formats import Choices, Definition, Format, ResponseFormat, Schema, StructuredOutputs
+from serving.server.http.tools import END, MOST_CALLS, ChosenTool, PastCall, Tool, ToolChoice, Tools, calls_grammar
 from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "include_reasoning",
+    "guided_decoding_backend",
 })
-"""Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
+"""Fields about billing, logging, caching, order and speed, and about reasoning that this server lacks. They change no answer."""
 
 VLLM_OFF: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,), "use_beam_search": (False,), "best_of": (1,), "bad_words": ([],), "allowed_token_ids": ([],),
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (), "truncate_prompt_tokens": (),
     "logits_processors": ([],), "vllm_xargs": ({},), "kv_transfer_params": ({},), "documents": ([],), "chat_template": (),
-    "mm_processor_kwargs": ({},), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "thinking_token_budget": (), "priority": (0,),
+    "mm_processor_kwargs": ({},), "thinking_token_budget": (), "priority": (0,),
 }
 """vLLM's fields that this server lacks, with the values that change nothing; null always is one."""
 
@@ -38,16 +41,11 @@ MOST_CHOICES = 128
 """Choices of one request: prompts × `n`."""
 MOST_STOP_TOKENS = 128
 MOST_TEMPLATE_VALUES = 32
+MOST_TOOL_CALLS = 256
+"""Calls of one message of a conversation."""
 LONGEST_TEXT = 500_000
 """Characters of one prompt or message; encoding more takes seconds, and no context holds it."""
 LONGEST_TOKENS = 131_072
-
-
-def whole_characters(text: str) -> str:
-    """Refuse lone surrogates: JSON can write them, tokenizers cannot encode them."""
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character")
-    return text
 
 
 Name = Annotated[str, StringConstraints(max_length=256)]
@@ -176,11 +174,43 @@ class Generation(OpenAIFields):
     cache_salt: Name | None = Field(
         None, description="what only requests with the same salt have read before need not be read again (vLLM's): others then cannot tell "
                           "from the time what was asked")
+    response_format: ResponseFormat | None = Field(
+        None, description="what the answer has to be: any text, a JSON object, or JSON by a schema")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's field for the same, with further kinds")
+    guided_json: Schema | None = Field(None, description="a JSON schema that the answer has to follow; vLLM's older name, as those below")
+    guided_regex: Definition | None = Field(None, description="a regular expression that has to match the whole answer")
+    guided_choice: Choices | None = Field(None, description="the possible answers")
+    guided_grammar: Definition | None = Field(None, description="a context-free grammar of the answer, in Lark or in GBNF")
+    guided_whitespace_pattern: Definition | None = Field(
+        None, description="with guided_json: regular expression of what may stand between the parts of a JSON text")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = VLLM_OFF
+
+    FORMATS: ClassVar[tuple[str, ...]] = (
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+    @model_validator(mode="after")
+    def check_format(self) -> Self:
+        asked = [name for name in self.FORMATS if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise contradiction(asked[1], f"cannot be combined with {asked[0]}: ask for one format")
+        return self
+
+    @property
+    def format(self) -> Format | None:
+        """What the answer has to be; None: any text."""
+        if self.response_format is not None:
+            return self.response_format.format("response_format")
+        if self.structured_outputs is not None:
+            return self.structured_outputs.format("structured_outputs")
+        kind = next((name for name in self.FORMATS if name.startswith("guided_") and getattr(self, name) is not None), None)
+        if kind is None:
+            return None
+        older = StructuredOutputs(**{kind.removeprefix("guided_"): getattr(self, kind)}, whitespace_pattern=self.guided_whitespace_pattern)
+        return older.format(kind, within=False)
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Self:
         """The same request, with the model's value wherever it names none."""
@@ -241,7 +271,7 @@ class CompletionRequest(Generation):
     echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if requested")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "suffix": ("",), "response_format": ({"type": "text"},), "add_special_tokens": (True,)}
+        "suffix": ("",), "add_special_tokens": (True,)}
 
     @model_validator(mode="after")
     def check_budget(self) -> Self:
@@ -264,12 +294,15 @@ class CompletionRequest(Generation):
 class Message(OpenAIFields):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=MOST_TOOL_CALLS)] | None = Field(
+        None, description="of an assistant: the calls that it has made")
+    tool_call_id: Name | None = Field(None, description="of a tool: the call that it answers")
 
     # Clients send these fields of an earlier answer back; empty ones are accepted. Chat templates use no names.
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tool_calls": ([],), "function_call": (), "audio": (), "refusal": ("",), "annotations": ([],),
+        "function_call": (), "audio": (), "refusal": ("",), "annotations": ([],),
     }
 
     name: Name | None = None
@@ -278,14 +311,19 @@ class Message(OpenAIFields):
     def check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("no_content", "a {role} message needs content", {"role": self.role})
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("no_calls", "only an assistant's message has tool_calls")
         return self
 
-    def plain(self) -> dict[str, str]:
-        """Role and text, as chat templates take them."""
-        role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, list):
-            return {"role": role, "content": "".join(part.text for part in self.content)}
-        return {"role": role, "content": self.content or ""}
+    def plain(self) -> dict[str, Any]:
+        """Role and text, as chat templates take them, and the calls of an assistant or the call that a tool answers."""
+        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        said: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            said["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool":
+            said |= {key: value for key, value in (("tool_call_id", self.tool_call_id), ("name", self.name)) if value}
+        return said
 
 
 class Messages(OpenAIFields):
@@ -326,16 +364,60 @@ class ChatRequest(Generation, Messages):
         None, ge=0, le=20, description="report this many of the most likely tokens at each position; needs logprobs")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
+        "functions": ([],), "function_call": ("none", "auto"),
+        "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
         "web_search_options": (), "echo": (False,), "add_special_tokens": (False,),
     }
+
+    tools: Tools | None = Field(None, description="functions that the answer may call")
+    tool_choice: ToolChoice | None = Field(
+        None, description="auto, the default: the model decides whether to call; required: it calls some; a function: that one; none")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call; default: several")
 
     @model_validator(mode="after")
     def check_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "needs logprobs: true")
         return self
+
+    @model_validator(mode="after")
+    def check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise contradiction("tools", "has two functions of one name")
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
+            raise contradiction("tool_choice", "names a function that is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise contradiction("tool_choice", "needs tools to choose from")
+        if self.offered and super().format is not None:
+            raise contradiction("tools", "cannot be combined with a format of the answer: set tool_choice to none, or leave one out")
+        return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if self.tool_choice == "none":
+            return []
+        chosen = self.tool_choice.function.name if isinstance(self.tool_choice, ChosenTool) else None
+        return [tool for tool in self.tools or () if chosen in (None, tool.function.name)]
+
+    @property
+    def format(self) -> Format | None:
+        tools, choice = self.offered, self.tool_choice or "auto"
+        if not tools or (choice == "auto" and not any(tool.function.strict for tool in tools)):
+            return super().format
+        most = 1 if self.parallel_tool_calls is False or isinstance(choice, ChosenTool) else MOST_CALLS
+        return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=choice == "auto"))
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """With a single call at most, its end ends the answer."""
+        own = super().stop_strings
+        return [*own, END] if self.offered and self.parallel_tool_calls is False else own
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return super().template_options | ({"tools": [tool.plain() for tool in self.tools or ()]} if self.offered else {})
 
     @property
     def token_limit(self) -> int | None:

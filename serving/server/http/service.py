@@ -17,16 +17,19 @@ from fastapi.responses import Response
 
 from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
+from serving.runtime.grammar.protocols import Grammar
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.server.http.answer import PING_SECONDS, Answer, EventStream
 from serving.server.http.capabilities import with_parameters
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError, without_paths
+from serving.server.http.formats import Format
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
+from serving.server.http.tool_answer import ToolAnswer
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import EVERYBODY, PLAIN
 from serving.server.scheduling.detokenize import TextStream
@@ -69,15 +72,16 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
-        choices = self._choices(body, request, [prompt], None, await self._prediction(body))
-        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint))
+        choices = self._choices(body, request, [prompt], None, await self._given(body))
+        kind = ToolAnswer if body.offered else Answer
+        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint), kind)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
-        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._prediction(body))
+        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body))
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
@@ -90,10 +94,10 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
-        choices = self._choices(body, request, [prompt], None, await self._prediction(body))
+        choices = self._choices(body, request, [prompt], None, await self._given(body))
         return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
 
-    async def chat_prompt(self, messages: list[dict[str, str]], options: Mapping[str, Any] | None = None,
+    async def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
                           field: str = "messages") -> Prompt:
         """A conversation as the prompt that the model's chat template makes of it.
 
@@ -106,7 +110,8 @@ class Service:
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
-        return Prompt(ids, field, body=None if options else {"messages": messages})
+        unlike = options or any(message.keys() != {"role", "content"} for message in messages)
+        return Prompt(ids, field, body=None if unlike else {"messages": messages})
 
     async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
         if isinstance(prompt, str):
@@ -121,8 +126,10 @@ class Service:
         self._check_length(len(prompt), "prompt")
         return self.served.encode(prompt, **options)
 
-    def _encode_chat(self, messages: list[dict[str, str]], options: Mapping[str, Any], field: str) -> list[int]:
-        self._check_length(sum(len(message["content"]) for message in messages), field)
+    def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ())))
+        self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
         return self.served.encode_chat(messages, **options)
 
     def check_tokens(self, tokens: Sequence[int], field: str) -> None:
@@ -150,6 +157,18 @@ class Service:
             raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
                            code="model_not_found")
 
+    async def _given(self, body: Generation) -> dict[str, Any]:
+        """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
+        asked = body.format
+        grammar = None if asked is None else await asyncio.to_thread(self._grammar, asked)
+        return {"prediction": await self._prediction(body), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
+
+    def _grammar(self, asked: Format) -> Grammar:
+        try:
+            return self.served.grammar(asked.define(self.served.is_token))
+        except DraftwellError as error:
+            raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
+
     async def _prediction(self, body: Generation) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""
         if body.prediction is None or body.decoding.enabled is False:
@@ -159,8 +178,12 @@ class Service:
         return tuple(ids[: self.served.max_context])
 
     def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
-                 prediction: tuple[int, ...] = ()) -> list[AnswerChoice]:
-        """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts."""
+                 given: Mapping[str, Any]) -> list[AnswerChoice]:
+        """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts.
+
+        Args:
+            given: as `_given` returns it.
+        """
         count = body.n or 1
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
             raise APIError(400, f"{len(prompts)} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
@@ -176,7 +199,7 @@ class Service:
                 listed = MOST_LISTED // (1 + body.alternatives) // (len(prompts) * count)
                 budget = max(1, min(budget, listed - (len(prompt.ids) if prompt.echoed else 0)))
             for number in range(count):
-                sampling = replace(self._sampling(body, budget, derived_seed(seed, number)), prediction=prediction)
+                sampling = replace(self._sampling(body, budget, derived_seed(seed, number), ends=given["grammar"] is not None), **given)
                 text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)
                 choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
         rated = sum(choice.sampling.max_tokens + (len(choice.prompt) if choice.before else 0) for choice in choices)
@@ -210,7 +233,12 @@ class Service:
             raise self._too_long(wanted, prompt.field)
         return budget
 
-    def _sampling(self, body: Generation, budget: int, seed: int) -> Sampling:
+    def _sampling(self, body: Generation, budget: int, seed: int, *, ends: bool = False) -> Sampling:
+        """How a choice's tokens are drawn.
+
+        Args:
+            ends: the model's end-of-text tokens end the answer in any case: a grammar has nothing after its end.
+        """
         settings = body.sampling_settings()
         for param, tokens in (("logit_bias", settings["logit_bias"]), ("stop_token_ids", body.stop_token_ids or ())):
             wrong = next((token for token in tokens if token >= self.served.vocab_size), None)
@@ -218,7 +246,7 @@ class Service:
                 raise APIError(400, f"token {wrong} is not in the vocabulary: the largest id is {self.served.vocab_size - 1}", param=param)
         if settings["min_tokens"] > budget:
             raise APIError(400, f"min_tokens must be at most the tokens to generate, which are {budget} here", param="min_tokens")
-        stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else self.served.stop_tokens)
+        stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos and not ends else self.served.stop_tokens)
         return self.served.pair.sampling(max_tokens=budget, seed=seed, stop_token_ids=stops, **settings)
 
     async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape,

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from serving.artifacts.base import Artifact
 from serving.runtime.engine.thread_governor import ThreadGovernor
+from serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
+from serving.runtime.grammar.protocols import Grammar
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.model.snapshot import SnapshotOrigin
@@ -23,6 +25,8 @@ USABLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2, "top_p": lambda value: 0 < value <= 1, "top_k": lambda value: 0 <= value <= 10**6,
     "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0.01 <= value <= 10}
 """Which values of a model's generation config are used as defaults."""
+
+GRAMMARS_KEPT = 64
 
 
 class StrategySource(Protocol):
@@ -97,6 +101,8 @@ class ServedModel:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)
         self._spelt: dict[int, str] = {}  # at most the vocabulary
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
+        self._compiling = threading.Lock()
+        self._grammars: dict[str, GuidanceGrammar] = {}
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
         for one in tuned:
@@ -122,7 +128,7 @@ class ServedModel:
         with self._encoding:
             return self.pair.encode(prompt, **options)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options and errors as in
         `LoadedPair.encode_chat`."""
         with self._encoding:
@@ -131,6 +137,30 @@ class ServedModel:
     def decode(self, ids: Sequence[int], stops: frozenset[int] = frozenset()) -> str:
         """Text of generated ids, without special tokens, the model's stop tokens and `stops`."""
         return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
+
+    def grammar(self, definition: str) -> Grammar:
+        """A grammar of this model's tokens, compiled; any thread may call it. Those asked for last are kept.
+
+        Args:
+            definition: as `runtime.grammar.guidance` makes it.
+        Raises:
+            DraftwellError: it is no grammar, or the model's tokenizer cannot be read for it.
+        """
+        with self._compiling:
+            if definition not in self._grammars:
+                while len(self._grammars) >= GRAMMARS_KEPT:
+                    del self._grammars[next(iter(self._grammars))]
+                self._grammars[definition] = GuidanceGrammar(self._guidance, definition)
+            return self._grammars[definition]
+
+    def is_token(self, text: str) -> bool:
+        """Whether a text is a token that was added to the vocabulary, and is written as text when it is decoded."""
+        added = self.pair.tokenizer.added_tokens_encoder
+        return text in added and added[text] < self.vocab_size and not self.pair.tokenizer.added_tokens_decoder[added[text]].special
+
+    @cached_property
+    def _guidance(self) -> GuidanceTokenizer:
+        return GuidanceTokenizer(self.pair.tokenizer, self.vocab_size, self.stop_tokens)
 
     def token_text(self, token: int) -> str:
         """One token as it appears within a text, with its space; special tokens by name, "\ufffd" for a part of a character. Each is

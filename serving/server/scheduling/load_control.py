@@ -138,9 +138,10 @@ class LoadControl:
     def _learn(self, running: Sequence[tuple[Session, Strategy]]) -> None:
         seen = {}
         for session, strategy in running:
-            stats = session.stats  # a prediction's acceptance says nothing of the strategy's
+            stats = session.stats  # the acceptance of a prediction, or of what a grammar forces, says nothing of the strategy's
             predicted, fitted = stats.predicted_judged, stats.predicted_accepted
-            judged, accepted = stats.judged - predicted, stats.accepted - fitted
+            judged = stats.judged - predicted - stats.forced_judged
+            accepted = stats.accepted - fitted - stats.forced_accepted
             before, kept, predicted_before, fitted_before, _ = self._seen.get(session, (0, 0, 0, 0, False))
             if judged > before:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)

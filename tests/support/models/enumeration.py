@@ -20,7 +20,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.strategies.prediction import predict
+from serving.runtime.strategies.given import draft_given
 
 
 class Oracle:
@@ -68,7 +68,7 @@ def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], s
     """Run one request under an oracle, without the engine's batching."""
     session = Session(prompt, sampling, strategy.choose_models(models))
     session.rng = oracle
-    predict(session)
+    draft_given(session)
     job = Job(session, Task(strategy.run(session)))
     job.task.resume()
     while not job.task.done:
@@ -111,6 +111,13 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
     if len(text) < sampling.min_tokens:
         for token in sampling.stop_token_ids:
             logits[token] = -math.inf
+    if sampling.grammar is not None:
+        matcher = sampling.grammar.matcher()
+        assert all(matcher.accept(token) for token in text), "the text breaks the grammar"
+        allowed = torch.from_numpy(matcher.allowed())
+        logits[~allowed] = -math.inf
+        if len(text) < sampling.min_tokens and bool((logits == -math.inf).all()):  # it must end here
+            logits[allowed] = 0.0
     return warp(logits, sampling)
 
 

@@ -61,21 +61,21 @@ def spaced_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def tiny_module(vocab_size: int, eos: int) -> Any:
+def tiny_module(vocab_size: int, eos: int, context: int = MAX_CONTEXT) -> Any:
     """A random Llama whose greedy text wanders instead of looping."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
     config = LlamaConfig(vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=MAX_CONTEXT, initializer_range=0.35, eos_token_id=eos,
+                         num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.35, eos_token_id=eos,
                          bos_token_id=None, tie_word_embeddings=False)
     return LlamaForCausalLM(config).eval()
 
 
-def tiny_pair(slots: int, tokenizer: Any = None) -> LoadedPair:
+def tiny_pair(slots: int, tokenizer: Any = None, context: int = MAX_CONTEXT) -> LoadedPair:
     """A target, and a draft that agrees with it often, but not always."""
     tokenizer = tokenizer or tiny_tokenizer()
-    target = tiny_module(len(tokenizer), tokenizer.eos_token_id)
+    target = tiny_module(len(tokenizer), tokenizer.eos_token_id, context)
     draft = copy.deepcopy(target)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from serving.runtime.drafting.prediction import LONGEST, SHORTEST, Prediction
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling, Text
 from serving.runtime.strategies import build_strategy
-from serving.runtime.strategies import prediction as module
+from serving.runtime.strategies import given as module
 from serving.runtime.types import Verdict
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import table_pair, table_resources

@@ -1,0 +1,1 @@
+"""Grammars that an output must follow: structured output and tool calls."""

@@ -1,0 +1,207 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, lists of choices and context-free grammars over a tokenizer's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import DraftwellError, InvalidRequest
+
+WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
+"""What may stand between the parts of a JSON text: spaces, or a new line with its indentation. Small models that may write any amount of it
+often write nothing else any more."""
+LONGEST_MESSAGE = 300
+LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
+"""Characters of a definition, and rules or references in it. Compilers follow chains of rules by recursion: some thousands overflow their
+stack, which would end the process."""
+
+
+def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
+    """A grammar of the JSON texts that a schema allows, properties in the schema's order.
+
+    Args:
+        whitespace: regular expression of what may stand between the parts.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        text = json.dumps(schema)
+        check_size(text, text.count('"$ref"') + text.count('"$dynamicRef"'))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
+    except (ValueError, RecursionError) as error:
+        raise refused(f"a schema that is nested too deeply: {error}") from error
+
+
+def regex(pattern: str) -> str:
+    """A grammar of the texts that a regular expression matches as a whole (Rust's syntax, without look-around)."""
+    from llguidance import LLMatcher
+
+    check_size(pattern)
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def choice(texts: Sequence[str]) -> str:
+    """A grammar of some texts."""
+    return lark("start: " + " | ".join(json.dumps(text) for text in texts), rules=1)
+
+
+def lark(text: str, rules: int | None = None) -> str:
+    """A grammar in llguidance's variant of Lark.
+
+    Args:
+        rules: how many it has, where that is known.
+    """
+    from llguidance import LLMatcher
+
+    check_size(text, text.count(":") if rules is None else rules)
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def context_free(text: str) -> str:
+    """A grammar in Lark, or in GBNF (llama.cpp), whose rules have `::=`.
+
+    Raises:
+        InvalidRequest: GBNF that cannot be read.
+    """
+    check_size(text, text.count(":"))
+    if "::=" not in text:
+        return lark(text)
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return lark(any_to_lark(text))
+    except Exception as error:
+        raise refused(str(error)) from error
+
+
+def check_size(text: str, rules: int = 0) -> None:
+    """Refuse a definition that is too large.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    if len(text) > LONGEST_DEFINITION:
+        raise refused(f"it has {len(text)} characters, at most {LONGEST_DEFINITION} are read")
+    if rules > MOST_RULES:
+        raise refused(f"it has {rules} rules or references, at most {MOST_RULES} are read")
+
+
+class GuidanceTokenizer:
+    """A pair's vocabulary as llguidance reads it; made once for a pair, in about a second for large vocabularies.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        vocab_size: ids that the models know.
+        stops: tokens that end a text, at least one.
+    Raises:
+        DraftwellError: llguidance is not installed (`missing_package`), or cannot read the tokenizer (`tokenizer_unsupported`).
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, stops: frozenset[int]):
+        try:
+            from llguidance import LLTokenizer
+            from llguidance.hf import from_tokenizer
+        except ImportError as error:
+            raise DraftwellError("structured output needs the package llguidance: pip install 'draftwell[server]'",
+                                 code="missing_package") from error
+        self.vocab_size = vocab_size
+        try:
+            ends = sorted(stops)
+            spelling: Any = PlainSpelling(from_tokenizer(tokenizer, eos_token=ends), ends[0])
+            self.reader = LLTokenizer(spelling, eos_token=ends)
+        except Exception as error:
+            raise DraftwellError(f"llguidance cannot read this model's tokenizer: {one_line(str(error))}",
+                                 code="tokenizer_unsupported") from error
+
+
+class PlainSpelling:
+    """A vocabulary in which a special token is never a spelling of the text that is its name (llguidance's `TokenizerWrapper`).
+
+    A tokenizer reads the name of a special token in a text as that token. llguidance would force the token where a grammar has such a
+    text, and then refuse it.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, reader: Any, eos_token: int):
+        self.eos_token_id = eos_token
+        self.tokens = [reader.decode_bytes([token]) for token in range(reader.vocab_size)]
+        self.special_token_ids = [token for token in range(reader.vocab_size) if reader.is_special_token(token)]
+        self._reader, self._special = reader, frozenset(self.special_token_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        written = text.encode() if isinstance(text, str) else text
+        ids = list(self._reader.tokenize_bytes(written))
+        return ids if self._special.isdisjoint(ids) else list(self._reader.greedy_tokenize(written.decode(errors="replace")))
+
+
+class GuidanceGrammar:
+    """A `Grammar` of llguidance, compiled.
+
+    Args:
+        definition: what the functions above return.
+    Raises:
+        InvalidRequest: it is no grammar, or asks for what llguidance does not know (`invalid_grammar`).
+    """
+
+    def __init__(self, tokenizer: GuidanceTokenizer, definition: str):
+        from llguidance import LLMatcher, LLParserLimits
+
+        self.vocab_size = tokenizer.vocab_size
+        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not self._beginning.is_error():
+            self._beginning.compute_bitmask()  # some grammars turn out to allow nothing, or to be too complex
+        if self._beginning.is_error():
+            raise refused(self._beginning.get_error())
+
+    def matcher(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._beginning.deep_copy(), self.vocab_size)
+
+
+class GuidanceMatcher:
+    """A `Matcher` of llguidance."""
+
+    def __init__(self, matcher: Any, vocab_size: int):
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    def allowed(self) -> NDArray[np.bool_]:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise refused(self._matcher.get_error())
+        mask = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), self._vocab_size)).view(np.bool_)
+        return mask if len(mask) == self._vocab_size else np.pad(mask, (0, self._vocab_size - len(mask)))
+
+    def accept(self, token: int) -> bool:
+        taken = bool(self._matcher.try_consume_tokens([token]) == 1)
+        if not taken and self._matcher.is_error():  # it has met a limit: whether the token may come is not known
+            raise refused(self._matcher.get_error())
+        return taken
+
+    def rollback(self, count: int) -> None:
+        if count and not self._matcher.rollback(count):
+            raise refused(self._matcher.get_error())
+
+    def forced(self) -> list[int]:
+        return list(self._matcher.compute_ff_tokens())
+
+
+def refused(message: str) -> InvalidRequest:
+    """The error of a grammar that cannot be used."""
+    return InvalidRequest(f"the grammar cannot be used: {one_line(message)}", code="invalid_grammar")
+
+
+def one_line(message: str) -> str:
+    """A message of llguidance on one line, without the excerpt of its own text that it ends with.
+
+    >>> one_line("at 1(8): unknown name: \\"foo\\"\\n   1 | start: foo\\n              ^\\n\\n")
+    'at 1(8): unknown name: "foo"'
+    """
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    kept = [line for line in lines if line and set(line) != {"^"} and not line.partition(" | ")[0].isdigit()]
+    text = " ".join(kept)
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"

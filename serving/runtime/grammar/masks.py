@@ -1,0 +1,122 @@
+"""A request's grammar as masks over logits, the same for target and drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serving.errors import InvalidRequest
+from serving.runtime.grammar.protocols import Grammar
+
+REMEMBERED = 128
+"""Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a draft has asked for before."""
+
+Mask = NDArray[np.bool_]
+
+
+class GrammarMasks:
+    """Which tokens a grammar allows at each position of one request's output, drafted tokens included.
+
+    All models of a request share one object. It follows whatever sequence it is asked about: what was drafted and rejected is rolled back,
+    and a position's mask is computed once however many models ask for it. After a token that the grammar forbids (an n-gram's, say, which
+    the target is bound to reject), and after one that ends the text, everything is allowed: nobody looks at those rows.
+
+    Args:
+        stops: tokens that end the text.
+
+    >>> from serving.runtime.grammar.finite import FiniteGrammar
+    >>> masks = GrammarMasks(FiniteGrammar([{0: 1}, {1: 1, 2: -1}], vocab_size=3), frozenset({2}))
+    >>> masks.rule_out(torch.zeros(2, 3), [0]).tolist()  # the output begins with 0; then come 1s, or the end
+    [[0.0, -inf, -inf], [-inf, 0.0, 0.0]]
+    """
+
+    def __init__(self, grammar: Grammar, stops: frozenset[int] = frozenset()):
+        self._matcher, self._stops = grammar.matcher(), stops
+        self._tokens: list[int] = []  # what the masks are about
+        self._read = 0  # so many of them were given to the matcher
+        self._known: dict[int, Mask] = {}  # by position
+
+    def rule_out(self, logits: Tensor, written: Sequence[int], *, spare: bool = False) -> Tensor:
+        """Logits `[rows, vocab]` of consecutive positions, with −∞ for tokens that may not come; the last predicts the token after all
+        that is written. Rows before the output are left as they are.
+
+        Args:
+            spare: leave a row as it is where its model knows none of the allowed tokens (a draft whose head covers a part of the
+                vocabulary).
+        """
+        found = self.masks(written, len(logits))
+        if all(mask is None for mask in found):
+            return logits
+        keep = np.stack([np.ones(logits.shape[-1], dtype=np.bool_) if mask is None else mask for mask in found])
+        ruled = logits.masked_fill(~torch.from_numpy(keep).to(logits.device), -math.inf)
+        if spare:
+            ruled = torch.where(ruled.amax(-1, keepdim=True) == -math.inf, logits, ruled)
+        return ruled
+
+    def must_end(self, written: Sequence[int], rows: int) -> list[bool]:
+        """For the same rows as in `rule_out`: whether nothing but a token that ends the text may come."""
+        return [mask is not None and self._only_ends(mask) for mask in self.masks(written, rows)]
+
+    def masks(self, written: Sequence[int], rows: int) -> list[Mask | None]:
+        """`[vocab]` masks of the same rows; None where everything is allowed."""
+        self._follow(written)
+        return [self._at(position) for position in range(len(written) - rows + 1, len(written) + 1)]
+
+    def forced(self, written: Sequence[int]) -> list[int]:
+        """Tokens after an output that the grammar leaves no choice about, its end included."""
+        self._follow(written)
+        if not self._move(len(written)):
+            return []
+        forced = list(self._matcher.forced())
+        taken = next((i for i, token in enumerate(forced) if not self._matcher.accept(token)), len(forced))
+        forced = forced[:taken]
+        after = self._matcher.allowed()
+        self._matcher.rollback(taken)
+        return [*forced, int(after.argmax())] if after.sum() == 1 and self._only_ends(after) else forced
+
+    def _only_ends(self, mask: Mask) -> bool:
+        return int(mask.sum()) <= len(self._stops) and self._stops.issuperset(mask.nonzero()[0].tolist())
+
+    def _follow(self, written: Sequence[int]) -> None:
+        """Be about these tokens instead of those before; only what differs from them is looked at."""
+        same = min(len(written), len(self._tokens))
+        while self._tokens[:same] != list(written[:same]):  # a draft is short: few steps back
+            same -= 1
+        if self._read > same:
+            self._matcher.rollback(self._read - same)
+            self._read = same
+        if same < len(self._tokens):
+            self._known = {position: mask for position, mask in self._known.items() if position <= same}
+        self._tokens[same:] = written[same:]
+
+    def _at(self, position: int) -> Mask | None:
+        if position < 0:
+            return None
+        if position not in self._known:
+            if not self._move(position):
+                return None
+            if len(self._known) == REMEMBERED:
+                del self._known[min(self._known)]
+            self._known[position] = self._matcher.allowed()
+        return self._known[position]
+
+    def _move(self, position: int) -> bool:
+        """Bring the matcher to a position; False where a token before it ends the text or breaks the grammar."""
+        if self._read > position:
+            self._matcher.rollback(self._read - position)
+            self._read = position
+        while self._read < position:
+            token, known = self._tokens[self._read], self._known.get(self._read)
+            if token in self._stops or (known is not None and not known[token]):
+                return False
+            if not self._matcher.accept(token):
+                if known is not None:  # all that follows would be free
+                    raise InvalidRequest(f"the grammar allows token {token} and does not know how to go on", code="invalid_grammar")
+                return False
+            self._read += 1
+        return True

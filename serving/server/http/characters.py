@@ -1,0 +1,28 @@
+"""Texts that tokenizers can encode."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from pydantic_core import PydanticCustomError
+
+V = TypeVar("V")
+
+
+def whole_characters(text: str) -> str:
+    """Refuse lone surrogates: JSON can write them, tokenizers cannot encode them."""
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character")
+    return text
+
+
+def whole_values(value: V) -> V:
+    """The same of a JSON value's texts, and refuse one that is nested too deeply to be written."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("not_unicode", "it contains a lone surrogate, which is not a character") from error
+    except RecursionError as error:
+        raise PydanticCustomError("nested", "it is nested too deeply") from error
+    return value

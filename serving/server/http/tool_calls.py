@@ -1,0 +1,192 @@
+"""Tool calls out of a text as it comes: what is certain to be text is text, a call's name comes first, then its arguments in pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from serving.server.http.tools import BEGIN, END
+
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, or more of one.
+
+    Args:
+        index: which call of the answer.
+        id, name: with its first piece only.
+        arguments: the next piece of their JSON text.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+    @property
+    def delta(self) -> dict[str, Any]:
+        """As a stream's chunk has it."""
+        if self.id is None:
+            return {"index": self.index, "function": {"arguments": self.arguments}}
+        return {"index": self.index, "id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+Piece = Text | Call
+
+
+class ToolCallParser:
+    """Takes the text of one answer in pieces.
+
+    What begins like a call and is none (no JSON, or a function that is not offered) is text, as it was written. White space around calls is
+    dropped.
+
+    Args:
+        names: the functions that are offered.
+
+    >>> parser = ToolCallParser({"add"})
+    >>> found = parser.push('Let me see.\\n<tool_call>\\n{"name": "add", "argum')
+    >>> found += parser.push('ents": {"a": 1}}\\n</tool_call>') + parser.finish()
+    >>> [piece.text if isinstance(piece, Text) else (piece.name, piece.arguments) for piece in found]
+    ['Let me see.', ('add', ''), (None, '{"a": 1}')]
+    """
+
+    def __init__(self, names: Collection[str]):
+        self.names = names
+        self.calls = 0
+        self._held = ""
+        self._gap = ""  # white space before what may be a call
+        self._after_call = False  # nothing but white space has come since the last one
+        self._step = self._in_text
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def push(self, text: str) -> list[Piece]:
+        """What more text gives."""
+        self._held += text
+        found: list[Piece] = []
+        while self._step(found):
+            pass
+        return found
+
+    def finish(self) -> list[Piece]:
+        """The rest, when no text follows; a call that was cut within its arguments keeps what there is of them."""
+        found: list[Piece] = []
+        if self._step == self._in_call:
+            self._whole(self._held.removeprefix(BEGIN), found)
+        elif self._step == self._in_text and self._held and not self._after_call:
+            found.append(Text(self._held))
+        self._held = ""
+        return found
+
+    # Each step reads what it can of `_held`, and says whether another one may read on.
+
+    def _in_text(self, found: list[Piece]) -> bool:
+        if self._after_call:
+            self._held = self._held.lstrip()
+        at = self._held.find(BEGIN)
+        text = self._held[:at] if at >= 0 else self._held[: len(self._held) - beginning(self._held, BEGIN)]
+        shown = text.rstrip()
+        if shown:
+            found.append(Text(shown))
+            self._after_call = False
+        if at < 0:
+            self._held = self._held[len(shown) :]
+            self._after_call = self._after_call and not self._held
+            return False
+        self._gap, self._held = text[len(shown) :], self._held[at:]
+        self._step = self._in_call
+        return True
+
+    def _in_call(self, found: list[Piece]) -> bool:
+        body = self._held[len(BEGIN) :]
+        head = HEAD.match(body)
+        if head and json.loads(head[1]) in self.names:
+            found.append(self._begun(json.loads(head[1])))
+            self._held = body[head.end() :]
+            self._depth, self._quoted, self._escaped = 0, False, False
+            self._step = self._in_arguments
+            return True
+        end = body.find(END)
+        if end < 0:
+            return False
+        self._whole(body[:end], found, ended=True)
+        self._held = body[end + len(END) :]
+        self._step = self._in_text
+        return bool(self._held)
+
+    def _in_arguments(self, found: list[Piece]) -> bool:
+        size = self._object_end()
+        if self._held[:size]:
+            found.append(Call(self.calls - 1, self._held[:size]))
+        self._held = self._held[size:]
+        if self._depth > 0 or not size:
+            return False
+        self._step = self._after_arguments
+        return True
+
+    def _after_arguments(self, found: list[Piece]) -> bool:
+        end = self._held.find(END)
+        if end < 0:
+            return False
+        self._held = self._held[end + len(END) :]
+        self._step = self._in_text
+        return bool(self._held)
+
+    def _object_end(self) -> int:
+        """How much of the held text belongs to the JSON object that has begun; `_depth` is 0 where it ends there."""
+        for at, letter in enumerate(self._held):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return at + 1
+        return len(self._held)
+
+    def _begun(self, name: str) -> Call:
+        self.calls += 1
+        self._after_call = True
+        return Call(self.calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=name)
+
+    def _whole(self, body: str, found: list[Piece], *, ended: bool = False) -> None:
+        """A call whose parts come in another order, or a list of calls; text if it is neither."""
+        try:
+            read = json.loads(body)
+        except (ValueError, RecursionError):
+            read = None
+        calls = read if isinstance(read, list) else [read]
+        if not calls or not all(isinstance(call, dict) and call.get("name") in self.names and isinstance(
+                call.get("arguments", {}), dict) for call in calls):
+            found.append(Text(self._gap + BEGIN + body + (END if ended else "")))
+            self._after_call = False
+            return
+        for call in calls:
+            found.append(self._begun(call["name"]))
+            found.append(Call(self.calls - 1, json.dumps(call.get("arguments", {}), ensure_ascii=False)))
+
+
+def beginning(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins a mark.
+
+    >>> beginning("see <too", "<tool_call>"), beginning("see", "<tool_call>")
+    (4, 0)
+    """
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

@@ -1,0 +1,129 @@
+"""Tools in OpenAI's shape, and the grammar of their calls in the notation of Hermes, which Qwen, SmolLM2 and others were trained on:
+
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from serving.runtime.grammar import guidance
+from serving.server.http.characters import whole_characters, whole_values
+from serving.server.http.formats import JsonObject
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+MOST_TOOLS, MOST_CALLS = 128, 16
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class FunctionSpec(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: FunctionName
+    description: Annotated[str, StringConstraints(max_length=65_536), AfterValidator(whole_characters)] | None = None
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments; default: it takes none")
+    strict: bool | None = Field(None, description="true: calls follow the schema also where the model decides whether to call")
+
+
+class Tool(BaseModel):
+    """A tool; functions are the only kind."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        spec = self.function
+        about = {"description": spec.description} if spec.description else {}
+        return {"type": "function", "function": {"name": spec.name, **about, "parameters": spec.parameters or NO_PARAMETERS}}
+
+
+class ChosenFunction(BaseModel):
+    """The name of a function that has to be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: FunctionName
+
+
+class ChosenTool(BaseModel):
+    """A tool that has to be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class CalledFunction(BaseModel):
+    """Name and arguments of a call in a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)]
+    arguments: Annotated[str, StringConstraints(max_length=500_000), AfterValidator(whole_characters)] = "{}"
+
+
+class PastCall(BaseModel):
+    """A call that an assistant's message of the conversation has made."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)] = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it: with arguments as an object, where they are one."""
+        arguments: Any = self.function.arguments
+        try:
+            read = whole_values(json.loads(arguments))
+        except (ValueError, RecursionError):
+            read = None
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name,
+                                                                "arguments": read if isinstance(read, dict) else arguments}}
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, most: int = MOST_CALLS, text: bool = False) -> str:
+    """The grammar of one or more calls.
+
+    Args:
+        is_token: whether a mark is a token of its own, as in Qwen's vocabularies.
+        most: calls at most.
+        text: any text may come before, between and after calls, or instead of them; a call that has begun follows its schema.
+    Raises:
+        InvalidRequest: it is too large.
+    """
+    bodies = " | ".join(f"body_{i}" for i in range(len(tools)))
+    begin, end = (mark if is_token(mark) else json.dumps(mark) for mark in (BEGIN, END))
+    if text:
+        rules = [f"start: tagged{{0,{most}}} REST", r"REST: /(.|\n)*/"]
+        rules += [f"tagged: REST {begin} ({bodies})"] if is_token(BEGIN) else [f"tagged: head ({bodies})", f"head[lazy]: REST {begin}"]
+    else:
+        further = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
+        rules = [f"start: call{further}", f"call: {begin} ({bodies})"]
+    references = 0
+    for i, tool in enumerate(tools):
+        schema: dict[str, Any] = {"type": "object", **(tool.function.parameters or NO_PARAMETERS)}
+        options = schema.get("x-guidance")
+        schema["x-guidance"] = {"whitespace_pattern": guidance.WHITESPACE, **(options if isinstance(options, dict) else {})}
+        written = json.dumps(schema)
+        references += written.count('"$ref"')
+        opening, closing = json.dumps(f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '), json.dumps("}\n")
+        rules += [f"body_{i}: {opening} args_{i} {closing} {end}", f"args_{i}: %json {written}"]
+    return guidance.lark("\n".join(rules) + "\n", rules=len(rules) + references)

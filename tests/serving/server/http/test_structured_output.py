@@ -1,0 +1,245 @@
+"""Structured output over HTTP: OpenAI's `response_format`, vLLM's names, streams, several choices, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from serving.server.model import served_model as module
+from serving.server.model.served_model import ServedModel
+from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
+from tests.support.server.served_pair import served_pair, serving
+
+MESSAGES = [{"role": "user", "content": "Who is it?"}]
+CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 160, "temperature": 0}
+PLAIN = {"model": "tiny", "prompt": "Who is it?", "max_tokens": 160, "temperature": 0}
+PERSON = SCHEMAS["person"]
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedModel:
+    return served_pair("vanilla_sd", slots=3, num_speculative_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def url(served: ServedModel) -> Iterator[str]:
+    with serving(served) as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100, http_client=httpx.Client()) as one:
+        yield one
+
+
+def by_schema(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema} | more}
+
+
+def answer(http: httpx.Client, path: str = "/v1/chat/completions", **change: Any) -> dict[str, Any]:
+    response = http.post(path, json=(CHAT if "chat" in path else PLAIN) | change)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def text_of(found: dict[str, Any]) -> str:
+    choice = found["choices"][0]
+    assert choice["finish_reason"] == "stop", choice
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def test_a_schema_by_openais_client(client: openai.OpenAI) -> None:
+    class Person(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=4)
+        age: int = pydantic.Field(ge=0, le=9)
+        unit: Literal["cm", "inch"]
+
+    parsed = client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Person, max_tokens=160, temperature=0)  # type: ignore[arg-type]
+    person = parsed.choices[0].message.parsed
+    assert isinstance(person, Person)
+    assert parsed.choices[0].finish_reason == "stop"
+
+
+def test_responses_by_openais_client(client: openai.OpenAI) -> None:
+    wanted: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}}
+    response = client.responses.create(model="tiny", input="Who is it?", text=wanted, temperature=0, max_output_tokens=160)
+    jsonschema.validate(json.loads(response.output_text), PERSON)
+    assert response.status == "completed"
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "json_schema"
+    simple = client.responses.create(model="tiny", input="hi", max_output_tokens=40, text={"format": {"type": "json_object"}})
+    assert simple.output_text.startswith("{")
+    chosen = client.responses.create(model="tiny", input="hi", extra_body={"guided_choice": ["yes", "no"]})
+    assert chosen.output_text in ("yes", "no")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("asked", [
+    {"response_format": by_schema(PERSON, strict=True)}, {"guided_json": PERSON}, {"guided_json": json.dumps(PERSON)},
+    {"structured_outputs": {"json": PERSON}}, {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True}},
+    {"guided_json": PERSON, "guided_whitespace_pattern": " "}], ids=lambda asked: str(asked)[:60])
+def test_every_name_of_a_schema(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
+    text = text_of(answer(http, path, **asked))
+    jsonschema.validate(json.loads(text), PERSON)
+    if "disable_any_whitespace" in str(asked):
+        assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) or "\\u" in text
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [
+    ({"guided_regex": "[a-c]{2,3}"}, "[a-c]{2,3}"), ({"structured_outputs": {"regex": "[a-c]{2,3}"}}, "[a-c]{2,3}"),
+    ({"guided_choice": ["Paris", "Rome"]}, "Paris|Rome"), ({"structured_outputs": {"choice": ["Paris", "Rome"]}}, "Paris|Rome"),
+    ({"guided_grammar": 'root ::= "a" | "b" root'}, "b*a"), ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x[0-9]"),
+], ids=str)
+def test_the_other_kinds(http: httpx.Client, asked: dict[str, Any], wanted: str) -> None:
+    for seed in range(3):
+        assert re.fullmatch(wanted, text_of(answer(http, **asked, temperature=1, seed=seed)))
+
+
+def test_any_object(http: httpx.Client) -> None:
+    for asked in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        found = answer(http, **asked, temperature=1, seed=5, logit_bias={str(ord("}") - 33): 30})["choices"][0]
+        assert found["message"]["content"].startswith("{")
+        if found["finish_reason"] == "stop":
+            assert isinstance(json.loads(found["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize("schema", [SCHEMAS[name] for name in ("any of", "reference", "nested objects", "long forced text", "person")])
+def test_the_text_is_that_of_plain_decoding_under_the_mask(http: httpx.Client, schema: Any) -> None:
+    asked = {"response_format": by_schema(schema)}
+    plain = answer(http, **asked, speculation={"enabled": False})
+    assert plain["speculation"]["drafted"] == plain["speculation"]["forced"] == 0
+    fast = answer(http, **asked)
+    assert text_of(fast) == text_of(plain)
+    assert fast["speculation"]["target_calls"] < plain["speculation"]["target_calls"]
+    jsonschema.validate(json.loads(text_of(fast)), schema)
+
+
+def test_streams_and_choices(http: httpx.Client, client: openai.OpenAI) -> None:
+    whole = answer(http, response_format=by_schema(PERSON), n=3, temperature=1, seed=4)
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert len(set(texts)) > 1
+    for text in texts:
+        jsonschema.validate(json.loads(text), PERSON)
+    stream = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=160, temperature=1, seed=4, n=3, stream=True,  # type: ignore[call-overload]
+                                            response_format=by_schema(PERSON))
+    streamed = ["", "", ""]
+    for chunk in stream:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_an_answer_that_is_cut_says_so(http: httpx.Client) -> None:
+    found = answer(http, response_format=by_schema(PERSON), max_tokens=5)["choices"][0]
+    assert found["finish_reason"] == "length"
+    assert found["message"]["content"].startswith("{")
+
+
+def test_what_ends_texts_otherwise_does_not_matter(http: httpx.Client) -> None:
+    """A finished grammar has nothing to go on with."""
+    asked = {"guided_choice": ["Paris"], "ignore_eos": True}
+    assert text_of(answer(http, **asked)) == "Paris"
+    assert text_of(answer(http, **asked, min_tokens=50)) == "Paris"
+    assert text_of(answer(http, "/v1/completions", **asked, prediction={"type": "content", "content": "Rome"})) == "Paris"
+    assert text_of(answer(http, guided_choice=["Paris"], stop=["ri"])) == "Pa"
+
+
+def test_logprobs_are_of_what_is_allowed(http: httpx.Client) -> None:
+    found = answer(http, guided_choice=["a", "b"], logprobs=True, top_logprobs=3)["choices"][0]
+    first = found["logprobs"]["content"][0]
+    assert {one["token"] for one in first["top_logprobs"] if one["logprob"] > -9999} == {"a", "b"}
+    assert found["logprobs"]["content"][1]["logprob"] == 0.0
+
+
+def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
+    found = answer(http, "/v1/completions", guided_choice=["yes", "no"], echo=True, logprobs=1)["choices"][0]
+    assert found["text"] in ("Who is it?yes", "Who is it?no")
+    assert all(rating > -9999 for rating in found["logprobs"]["token_logprobs"][1:])
+
+
+@pytest.mark.parametrize(("asked", "param", "said"), [
+    ({"response_format": by_schema({"type": "text"})}, "response_format", "Invalid type"),
+    ({"response_format": by_schema({"type": "array", "uniqueItems": True})}, "response_format", "uniqueItems"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+    ({"guided_json": "{"}, "guided_json", "no JSON"), ({"guided_json": "[1]"}, "guided_json", "an object"),
+    ({"guided_json": {"$ref": "#/none"}}, "guided_json", "does not exist"),
+    ({"guided_json": {"a": "x" * 300_000}}, "guided_json", "characters"),
+    ({"guided_regex": "("}, "guided_regex", "unclosed"), ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
+    ({"guided_choice": []}, "guided_choice", "at least 1"), ({"guided_grammar": "start: nothing"}, "guided_grammar", "unknown name"),
+    ({"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(9000)) + 'a9000: "x"'}, "guided_grammar", "rules"),
+    ({"guided_json": {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4500)}, "$ref": "#/$defs/a0"}}, "guided_json",
+     "references"),
+    ({"guided_regex": "a\ud800"}, "guided_regex", "unicode"), ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "unicode"),
+    ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"), ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+], ids=lambda value: str(value)[:50])
+def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)):
+        response = http.post(path, content=json.dumps(body | asked), headers=JSON)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert said in error["message"]
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 500
+
+
+def test_tools_of_texts_that_no_tokenizer_encodes_are_refused(http: httpx.Client) -> None:
+    for key, value, said in (("parameters", {"title": "\ud800"}, "surrogate"), ("description", "\ud800", "unicode")):
+        function = {"name": "f", key: value}
+        body = CHAT | {"tools": [{"type": "function", "function": function}]}
+        response = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
+        assert response.status_code == 400
+        assert said in response.json()["error"]["message"]
+
+
+def test_a_schema_that_is_too_deep_is_refused(http: httpx.Client) -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(150):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    response = http.post("/v1/chat/completions", json=CHAT | {"guided_json": schema})
+    assert response.status_code == 400
+    assert http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1}).status_code == 200
+
+
+def test_a_grammar_that_turns_out_too_complex_ends_its_request_only(http: httpx.Client) -> None:
+    many = {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(3000)}, "additionalProperties": False}
+    response = http.post("/v1/chat/completions", json=CHAT | {"guided_json": many})
+    assert response.status_code in (200, 400)
+    if response.status_code == 400:
+        assert "grammar" in response.json()["error"]["message"]
+    assert text_of(answer(http, guided_choice=["fine"])) == "fine"
+
+
+def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    right = module.GuidanceGrammar
+    monkeypatch.setattr(module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked))
+    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    schema = closed(only_here={"type": "boolean"})
+    for _ in range(3):
+        text_of(answer(http, guided_json=schema))
+    assert len(compiled) == 1
+    for word in ("a", "b", "c"):
+        text_of(answer(http, guided_choice=[word]))
+    text_of(answer(http, guided_json=schema))
+    assert len(compiled) == 5

@@ -1,0 +1,72 @@
+"""Calls are taken out of a text alike however it is cut into pieces; what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.server.http.tool_answer import joined
+from serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
+
+ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
+TWO = '<tool_call>{"name":"say","arguments":{"text":"a </tool_call> \\" b"}}</tool_call>'
+TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
+    "text alone": ("Just text. \n", "Just text. \n", []),
+    "a call alone": (ONE, "", [("add", '{"a": 1, "b": [2, "}]"]}')]),
+    "text before": (f"Let me see. \n{ONE}", "Let me see.", [("add", '{"a": 1, "b": [2, "}]"]}')]),
+    "two calls": (f"{ONE}\n{TWO}\n", "", [("add", '{"a": 1, "b": [2, "}]"]}'), ("say", '{"text":"a </tool_call> \\" b"}')]),
+    "text between": (f"{TWO} and  then\n{TWO}", "and  then", [("say", '{"text":"a </tool_call> \\" b"}')] * 2),
+    "another order": ('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
+    "a list": ('<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": "é"}}]\n</tool_call>', "",
+               [("add", "{}"), ("say", '{"x": "é"}')]),
+    "no arguments": ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
+    "an unknown function": ('Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+                            'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
+    "no JSON": ("<tool_call>add(1)</tool_call> ok", "<tool_call>add(1)</tool_call> ok", []),
+    "a mark that only begins": ("a < b, <tool, <tool_cal", "a < b, <tool, <tool_cal", []),
+    "cut in the name": ('<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "ad', []),
+    "cut in the arguments": ('<tool_call>\n{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
+    "cut by its end as a stop string": ('<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n', "", [("add", '{"a": 1}')]),
+    "empty": ("", "", []),
+}
+
+
+def read(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser({"add", "say"})
+    found: list[Piece] = [piece for text in pieces for piece in parser.push(text)] + parser.finish()
+    for piece in found:
+        assert isinstance(piece, Call) or piece.text, "an empty piece"
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in joined(found)]
+    assert len({call["id"] for call in joined(found)}) == len(calls) == parser.calls
+    return "".join(piece.text for piece in found if isinstance(piece, Text)), calls
+
+
+@pytest.mark.parametrize("case", TEXTS.values(), ids=TEXTS)
+def test_text_and_calls_whole_and_letter_by_letter(case: tuple[str, str, list[tuple[str, str]]]) -> None:
+    text, said, calls = case
+    assert read([text]) == (said, calls)
+    assert read([*text]) == (said, calls)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([ONE, TWO, " ", "\n", "word", "<tool_call>", "</tool_call>", "{", '"name": "add"', "<too"]), max_size=6),
+       st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_pieces_change_nothing(parts: list[str], sizes: list[int]) -> None:
+    text, pieces = "".join(parts), list[str]()
+    while text and sizes:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(text[:size])
+        text = text[size:]
+    assert read(pieces) == read(["".join(parts)])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = ToolCallParser({"add"})
+    seen = []
+    for letter in ONE:
+        seen += [piece.arguments for piece in parser.push(letter) if isinstance(piece, Call) and piece.id is None]
+    assert len(seen) == len('{"a": 1, "b": [2, "}]"]}')
+    assert json.loads("".join(seen)) == {"a": 1, "b": [2, "}]"]}
