@@ -163,20 +163,17 @@ class Workspace:
         from transformers.utils import logging
 
         from serving.device import lacks_bfloat16
-        from serving.runtime.models.compiled_library import compiler
         from serving.runtime.pair import LoadSettings, load_pair
 
         logging.disable_progress_bar()
         padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
-        mode = "auto" if pad_target else wanted_mode("try")
-        eager = mode in ("off", "auto") or compiler() is None
-        slow = eager and dtype_of(self.dtype) == "bfloat16" and device == "cpu" and lacks_bfloat16()
-        advice = " (this CPU has no instructions for it: without compiled layers prompts are faster in float32)" if slow else ""
+        slow = dtype_of(self.dtype) == "bfloat16" and device == "cpu" and lacks_bfloat16()
+        advice = " (this CPU has no instructions for it: unless its layers are compiled, float32 is faster)" if slow else ""
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
         return load_pair(files, LoadSettings.model_validate({
             "dtype": self.dtype, "device": device, "slots": slots, "max_context": max_context, "chat": self.spec.chat,
             "pad_target": pad_target, "onnx_draft": onnx_draft, "draft_device": draft_device, "keep_modules": keep_modules,
-            "qualifier": qualifier, "compile": mode}))
+            "qualifier": qualifier, "compile": "auto" if pad_target else wanted_mode("try")}))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

@@ -195,7 +195,7 @@ def cpu_flags() -> str:
 
 
 def lacks_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16: prompts and drafts are then read several times slower than in float32."""
+    """Whether this CPU has no instructions for bfloat16: but by compiled layers, prompts and drafts are read several times slower in it."""
     import torch
 
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -98,7 +98,8 @@ def digest(*parts: object) -> str:
 
 def shims() -> dict[torch._ops.OpOverload, list[str]]:
     """Inductor's option `aot_inductor.custom_ops_to_c_shims`: it puts `extern` before each text, within `extern "C"`."""
-    kernels = '"C++" {\n' + "\n".join(file.read_text() for file in KERNELS) + "}"
+    alike = f'static_assert(draftwell::LANES == {packed_matmul.LANES}, "weights are packed for other vectors");\n'
+    kernels = '"C++" {\n' + "\n".join(file.read_text() for file in KERNELS) + alike + "}"
     return {torch.ops.draftwell.packed_matmul.default: [kernels, packed_matmul.SHIM.strip()],
             torch.ops.draftwell.row_attention.default: [kernels, row_kernel.SHIM.strip()]}
 

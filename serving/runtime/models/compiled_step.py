@@ -68,8 +68,8 @@ MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
 MOST_BY_KERNEL = 64
-"""Tokens up to which our kernel is used where the processor has a matrix unit (AMX), which oneDNN uses; elsewhere it is at least as fast as
-oneDNN for any number (64 tokens 34 against 41 ms, 512 tokens 265 against 263)."""
+"""Tokens up to which our kernel is used where the processor has a matrix unit (AMX), which oneDNN uses; elsewhere it is about as fast as
+oneDNN or faster for any number (64 tokens 34 against 41 ms, 512 tokens 265 against 263)."""
 
 
 class States(Protocol):

@@ -16,7 +16,7 @@ from serving.device import cpu_flags
 
 SOURCE = Path(__file__).parent / "kernels" / "packed_matmul.cpp"
 LANES = 16 if "avx512f" in cpu_flags().split() else 8
-"""Outputs of a vector of this machine; the compiler is told of the same."""
+"""Outputs of a vector of this machine; a library whose compiler sees it otherwise is not made."""
 OUTPUTS = 2 * LANES
 """Outputs of a block."""
 SHIM = """

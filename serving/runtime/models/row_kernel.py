@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serving.runtime.models.packed_matmul import OUTPUTS
+from serving.runtime.models import packed_matmul
 
 SOURCE = Path(__file__).parent / "kernels" / "row_attention.cpp"
 SHIM = """
 AOTITorchError aoti_torch_cpu_row_attention(AtenTensorHandle query, AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle mask,
                                             double scale, double softcap, AtenTensorHandle* out) {
     draftwell::Row row;
-    int64_t place;  // between two positions
+    int64_t between, positions, others[2];
     void *pointers[4], *into;
     AtenTensorHandle tensors[] = {query, keys, values, mask};
     for (int i = 0; i < 4; i++) aoti_torch_get_data_ptr(tensors[i], &pointers[i]);
@@ -28,8 +28,11 @@ AOTITorchError aoti_torch_cpu_row_attention(AtenTensorHandle query, AtenTensorHa
     aoti_torch_get_size(keys, 0, &row.kv_heads);
     aoti_torch_get_size(mask, 1, &row.end);
     aoti_torch_get_stride(keys, 0, &row.head_stride);
-    aoti_torch_get_stride(keys, 1, &place);
-    if (place != row.dim || row.dim % draftwell::WIDTH) return AOTI_TORCH_FAILURE;
+    aoti_torch_get_stride(keys, 1, &between);
+    aoti_torch_get_size(keys, 1, &positions);
+    for (int i = 0; i < 2; i++) aoti_torch_get_stride(values, i, &others[i]);
+    if (between != row.dim || others[0] != row.head_stride || others[1] != between || row.dim % draftwell::WIDTH
+        || row.heads % row.kv_heads || row.end > positions) return AOTI_TORCH_FAILURE;
     row.query = (const float*)pointers[0], row.keys = (const uint16_t*)pointers[1], row.values = (const uint16_t*)pointers[2];
     row.mask = (const uint16_t*)pointers[3], row.scale = scale, row.softcap = softcap;
     const int64_t sizes[] = {row.tokens, row.heads * row.dim}, strides[] = {sizes[1], 1};
@@ -45,7 +48,7 @@ AOTITorchError aoti_torch_cpu_row_attention(AtenTensorHandle query, AtenTensorHa
 
 def fits(head_dim: int) -> bool:
     """Whether the kernel computes heads of this size."""
-    return head_dim % OUTPUTS == 0
+    return head_dim % packed_matmul.OUTPUTS == 0
 
 
 @torch.library.custom_op("draftwell::row_attention", mutates_args=())

@@ -28,7 +28,7 @@ class Lane:
         text: of the slot; what it holds was read by an earlier request.
     """
 
-    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,
+    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,  # noqa: PLR0913
                  prompt: Sequence[int] = (), text: SlotText | None = None, grammar: GrammarMasks | None = None):
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length

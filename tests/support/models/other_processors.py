@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from serving.device import cpu_flags
 from serving.runtime.models import packed_matmul
+from serving.runtime.models.compiled_library import compiler
 
-PROCESSORS = ("native", "no-avx512bf16", "no-avx512f")
-"""This one, one without instructions for bfloat16, and one with vectors of eight floats."""
+LACKS = {"no-avx512bf16": "avx512_bf16", "no-avx512f": "avx512f"}
+PROCESSORS = ("native", *(name for name, flag in LACKS.items() if flag in cpu_flags().split()))
+"""This one, and as far as it is neither: one without instructions for bfloat16, and one with vectors of eight floats."""
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def compiled_for(processor: str, folder: Path) -> Iterator[None]:
             patch.setattr(packed_matmul, "OUTPUTS", 16)
         if processor != "native":
             wrapper = folder / "g++"
-            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -m{processor}\n')
+            wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -m{processor}\n')
             wrapper.chmod(0o755)
             patch.setenv("CXX", str(wrapper))
             stack.enter_context(torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}))

@@ -82,15 +82,23 @@ static inline Weights load(const int8_t* weight, int second) { return floats_at(
 static inline Floats plus_product(Floats sum, Weights weights, Input input) { return sum + weights * input; }
 #endif
 
+// Buffers are kept: given back, they would be mapped and cleared again for every layer. Very large ones are worth less than the memory.
+template <typename Number>
+static void give_back_if_large(std::vector<Number>& buffer) {
+    if (buffer.capacity() * sizeof(Number) > (16 << 20)) std::vector<Number>().swap(buffer);
+}
+
 // bfloat16 [count] as they are multiplied; those that are made are kept in `made`.
 static inline const Input* as_inputs(const uint16_t* x, int64_t count, std::vector<Input>& made) {
     if (AT_ONCE == 2) return (const Input*)x;
     made.resize(count);
+    Input* into = made.data();
+#pragma omp parallel for schedule(static) if (count > 1 << 15)
     for (int64_t i = 0; i < count; i++) {
         const uint32_t bits = (uint32_t)x[i] << 16;
-        __builtin_memcpy(&made[i], &bits, sizeof bits);
+        __builtin_memcpy(into + i, &bits, sizeof bits);
     }
-    return made.data();
+    return into;
 }
 
 // `tokens` tokens × one block. x: `inputs` a token. out: `outputs` a token.
@@ -136,11 +144,12 @@ static void block_by_parts(const Input* x, const Weight* weight, float* out, int
 template <typename Weight>
 static void matmul(const uint16_t* x, const Weight* weight, float* out, int64_t tokens, int64_t pairs, int64_t outputs) {
     const int64_t width = VECTORS * LANES, inputs = 2 * pairs / AT_ONCE;
-    static thread_local std::vector<Input> made;  // kept: given back, it would be mapped and cleared again for every product
+    static thread_local std::vector<Input> made;
     const Input* input = as_inputs(x, tokens * 2 * pairs, made);
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < outputs / width; at++)
         block_by_parts(input, weight + at * width * pairs * 2, out + at * width, tokens, inputs, outputs);
+    give_back_if_large(made);
 }
 
 }  // namespace draftwell

@@ -2,7 +2,7 @@
 //
 // The keys of some positions, and their values, are brought into the layout of a weight (packed_matmul.cpp): scores and sums are its
 // products. Positions are cut into chunks that do not depend on the number of threads; each chunk has a softmax of its own, and those of a
-// query are merged in the end.
+// query are merged in the end. To be compiled after packed_matmul.cpp.
 
 #ifndef DRAFTWELL_ROW_ATTENTION
 #define DRAFTWELL_ROW_ATTENTION
@@ -72,36 +72,43 @@ static inline void to_inputs(const float* from, int64_t count, Input* to) {
 #endif
 }
 
+#ifdef __AVX512F__
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#endif
+#ifdef __clang__
+#define INTERLEAVED(first, second, ...) __builtin_shufflevector(first, second, __VA_ARGS__)
+#else
+#define INTERLEAVED(first, second, ...) __builtin_shuffle(first, second, (Ints){__VA_ARGS__})
+#endif
+
 // LANES vectors, of which number i becomes what was in lane i of each.
 static inline void transpose(Pairs (&rows)[LANES]) {
-#ifdef __AVX512F__
-    const Ints low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-#else
-    const Ints low = {0, 8, 1, 9, 2, 10, 3, 11};
-#endif
-    const Ints high = low + LANES / 2;
 #pragma GCC unroll 4
     for (int stage = 1; stage < LANES; stage *= 2) {
         Pairs next[LANES];
 #pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
-            next[2 * i] = __builtin_shuffle(rows[i], rows[i + LANES / 2], low);
-            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + LANES / 2], high);
+            next[2 * i] = INTERLEAVED(rows[i], rows[i + LANES / 2], LOW);
+            next[2 * i + 1] = INTERLEAVED(rows[i], rows[i + LANES / 2], HIGH);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) rows[i] = next[i];
     }
 }
 
-// Keys [count, dim] → blocks of a weight [CHUNK outputs, dim inputs]; outputs from `count` on are 0.
-static inline void pack_keys(const uint16_t* keys, int64_t count, int64_t dim, uint16_t* to) {
-    for (int64_t from = 0; from < count; from += LANES)
+// Keys [count, dim] → blocks of a weight [width outputs, dim inputs]; outputs from `count` on are 0.
+static inline void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
+    for (int64_t from = 0; from < width; from += LANES)
         for (int64_t at = 0; at < dim; at += 2 * LANES) {
             Pairs rows[LANES];
             for (int64_t i = 0; i < LANES; i++) rows[i] = from + i < count ? pairs_at(keys + (from + i) * dim + at) : Pairs{};
             transpose(rows);
-            uint16_t* block = to + from / WIDTH * WIDTH * dim + from % WIDTH * 2;
-            for (int64_t i = 0; i < LANES; i++) __builtin_memcpy(block + (at / 2 + i) * WIDTH * 2, &rows[i], sizeof rows[i]);
+            uint16_t* into = to + from / WIDTH * WIDTH * dim + from % WIDTH * 2;
+            for (int64_t i = 0; i < LANES; i++) __builtin_memcpy(into + (at / 2 + i) * WIDTH * 2, &rows[i], sizeof rows[i]);
         }
 }
 
@@ -143,26 +150,26 @@ static inline std::pair<float, float> softmax(const Row& row, float* scores, con
 }
 
 // What the queries of one key head find in the positions of a chunk.
-struct Part {
+struct Share {
     float *most, *sum, *out;  // [queries], [queries], [queries, dim]
 };
 
-static Part part_at(float* memory, int64_t number, int64_t queries, int64_t dim) {
+static Share share_at(float* memory, int64_t number, int64_t queries, int64_t dim) {
     float* from = memory + number * queries * (dim + 2);
     return {from, from + queries, from + 2 * queries};
 }
 
-static void attend_chunk(const Row& row, int64_t head, int64_t from, Part part) {
+static void attend_chunk(const Row& row, int64_t head, int64_t from, Share part) {
     const int64_t count = std::min(CHUNK, row.end - from), width = (count + WIDTH - 1) / WIDTH * WIDTH;
     const int64_t groups = row.heads / row.kv_heads, queries = row.tokens * groups, dim = row.dim;
-    static thread_local std::vector<uint16_t> weight;  // kept: given back, it would be mapped and cleared again for every layer
+    static thread_local std::vector<uint16_t> weight;
     static thread_local std::vector<float> scores;
     static thread_local std::vector<Input> inputs;
     weight.resize(CHUNK * dim), scores.resize(queries * CHUNK), inputs.resize(queries * std::max(dim, CHUNK) / AT_ONCE);
 
     for (int64_t token = 0; token < row.tokens; token++)
         to_inputs(row.query + (token * row.heads + head * groups) * dim, groups * dim, inputs.data() + token * groups * dim / AT_ONCE);
-    pack_keys(row.keys + head * row.head_stride + from * dim, count, dim, weight.data());
+    pack_keys(row.keys + head * row.head_stride + from * dim, count, width, dim, weight.data());
     for (int64_t at = 0; at < width; at += WIDTH)
         block_by_parts(inputs.data(), weight.data() + at * dim, scores.data() + at, queries, dim / AT_ONCE, width);
     for (int64_t query = 0; query < queries; query++)
@@ -185,17 +192,17 @@ static void row_attention(const Row& row, float* out) {
     {
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < row.kv_heads * chunks; item++)
-            attend_chunk(row, item / chunks, item % chunks * CHUNK, part_at(memory, item, queries, dim));
+            attend_chunk(row, item / chunks, item % chunks * CHUNK, share_at(memory, item, queries, dim));
         // a query's parts → their mean by the weight that each has beside the largest score of all
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < row.tokens * row.heads; item++) {
             const int64_t head = item % row.heads, query = item / row.heads * groups + head % groups;
             float largest = -std::numeric_limits<float>::infinity(), total = 0, *own = out + item * dim;
             for (int64_t chunk = 0; chunk < chunks; chunk++)
-                largest = std::max(largest, part_at(memory, head / groups * chunks + chunk, queries, dim).most[query]);
+                largest = std::max(largest, share_at(memory, head / groups * chunks + chunk, queries, dim).most[query]);
             std::fill(own, own + dim, 0.0f);
             for (int64_t chunk = 0; chunk < chunks; chunk++) {
-                const Part part = part_at(memory, head / groups * chunks + chunk, queries, dim);
+                const Share part = share_at(memory, head / groups * chunks + chunk, queries, dim);
                 const float weight = std::exp(part.most[query] - largest);
                 total += weight * part.sum[query];
                 for (int64_t i = 0; i < dim; i++) own[i] += weight * part.out[query * dim + i];
@@ -203,6 +210,7 @@ static void row_attention(const Row& row, float* out) {
             for (int64_t i = 0; i < dim; i++) own[i] /= total;
         }
     }
+    give_back_if_large(kept);
 }
 
 }  // namespace draftwell

@@ -17,7 +17,9 @@ from serving.runtime.models.row_kernel import fits, row_attention
 from serving.runtime.models.visible import visible
 from tests.support.models.other_processors import PROCESSORS, compiled_for
 
-HEADS, KV_HEADS, DIM, POSITIONS = 6, 2, 64, 700
+HEADS, POSITIONS = 6, 700
+SHAPES = [(2, 64), (1, 96), (6, 256)]
+"""Key heads and sizes of heads."""
 SCALE = 0.2
 SOFTCAP = 3.0
 CASES = [(1, 1, None), (2, 3, None), (3, 33, None), (7, 128, None), (8, 129, None), (16, 300, None), (5, 600, 40), (16, 512, 7)]
@@ -34,22 +36,23 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The kernel as it is compiled for a kind of processor."""
     folder = tmp_path_factory.mktemp("kernel")
     with compiled_for(request.param, folder):
-        memory = torch.zeros(KV_HEADS, POSITIONS, DIM).bfloat16()
-        arguments = torch.zeros(3, HEADS, DIM), memory, memory.clone(), torch.zeros(3, 9).bfloat16()
-        build_library(Attention(), arguments, ({0: VARIES}, None, None, {0: VARIES, 1: VARIES}), folder / LIBRARY)
+        memory = torch.zeros(3, POSITIONS, 32).bfloat16()
+        arguments = torch.zeros(3, HEADS, 32), memory, memory.clone(), torch.zeros(3, 9).bfloat16()
+        sizes = {0: VARIES, 2: VARIES}
+        build_library(Attention(), arguments, (sizes, sizes, sizes, {0: VARIES, 1: VARIES}), folder / LIBRARY)
         yield folder / LIBRARY
 
 
-def random_arguments(tokens: int, seed: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values; what lies beyond any end is not a number."""
-    random = torch.Generator().manual_seed(seed)
-    query = 3 * torch.randn(tokens, HEADS, DIM, generator=random)
-    keys, values = (torch.randn(KV_HEADS, POSITIONS, DIM, generator=random).bfloat16() for _ in range(2))
+def random_arguments(tokens: int, kv_heads: int = 2, dim: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
+    random = torch.Generator().manual_seed(5)
+    query = 3 * torch.randn(tokens, HEADS, dim, generator=random)
+    keys, values = (torch.randn(kv_heads, POSITIONS, dim, generator=random).bfloat16() for _ in range(2))
     return query.bfloat16().float(), keys, values
 
 
 def by_definition(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    keys, values = (one[:, : mask.shape[1]].double().repeat_interleave(HEADS // KV_HEADS, 0) for one in (keys, values))
+    keys, values = (one[:, : mask.shape[1]].double().repeat_interleave(HEADS // len(keys), 0) for one in (keys, values))
     out = F.scaled_dot_product_attention(query.double().transpose(0, 1), keys, values, mask.double(), scale=SCALE)
     return out.transpose(0, 1).reshape(len(query), -1).float()
 
@@ -65,10 +68,11 @@ def test_what_torch_computes_is_attention(tokens: int, end: int, window: int | N
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_the_kernel_computes_what_torch_does(library: Path) -> None:
+@pytest.mark.parametrize(("kv_heads", "dim"), SHAPES)
+def test_the_kernel_computes_what_torch_does(library: Path, kv_heads: int, dim: int) -> None:
     runner = load(library)
     for tokens, end, window in CASES:
-        query, keys, values = random_arguments(tokens)
+        query, keys, values = random_arguments(tokens, kv_heads, dim)
         parents = [i // 2 - 1 for i in range(tokens)]
         for mask in (additive(visible(end - tokens, tokens, window), keys), additive(visible(end - tokens, tokens, window, parents), keys)):
             keys[:, end:], values[:, end:] = torch.nan, torch.nan
