@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.engine.prompt_budget import PromptBudget
@@ -209,6 +210,45 @@ def test_those_who_wait_for_a_prompt_read_it_themselves_if_its_reader_ends() -> 
     engine.run([second, third])
     assert [second.session.stats.cached_tokens, third.session.stats.cached_tokens] == [0, len(PROMPT) - 1]
     assert second.output == third.output
+
+
+def steps_until_all_answer(engine: Engine, jobs: list[Job]) -> int:
+    for steps in range(1, 100):
+        engine.step()
+        if all(job.output for job in jobs):
+            return steps
+    raise AssertionError("some request gets no token")
+
+
+@pytest.mark.parametrize("answers", [4, 8])
+@pytest.mark.parametrize("busy", [False, True])
+def test_all_who_wait_for_a_prompt_answer_one_step_after_its_reader(answers: int, busy: bool) -> None:
+    """Not one after the other, each behind the last token of the one before it; also where the prompt is read in pieces."""
+    steps = []
+    for count in (1, answers):
+        engine = Engine(whole_text_pair(slots=10), budget=PromptBudget(8))
+        if busy:
+            other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
+            while not other.output:
+                engine.step()
+        jobs = [engine.submit(PROMPT, Sampling(max_tokens=40, seed=i), plain(), owner="one") for i in range(count)]
+        steps.append(steps_until_all_answer(engine, jobs))
+    assert steps == [steps[0], steps[0] + 1]
+    assert steps[0] == (3 if busy else 1), "30 tokens: two pieces of 8, and one forward pass of 14"
+
+
+@pytest.mark.parametrize("answers", [4, 8])
+@pytest.mark.parametrize("case", ["short", "held", "rated"])
+def test_nobody_waits_for_what_cannot_be_copied_or_lies_there_already(answers: int, case: str) -> None:
+    """A prompt of 4 tokens, one that another slot holds, and one of which every token's row is wanted."""
+    engine = Engine(whole_text_pair(slots=9))
+    prompt = PROMPT[:4] if case == "short" else PROMPT
+    if case == "held":
+        engine.run([engine.submit(prompt, Sampling(max_tokens=4), plain(), owner="one")])
+    build = RatedPrompt if case == "rated" else plain
+    jobs = [engine.submit(prompt, Sampling(max_tokens=40, seed=i), build(), owner="one") for i in range(answers)]
+    assert [job.session.target.length for job in jobs] == [len(prompt) - 1 if case == "held" else 0, *[0] * (answers - 1)]
+    assert steps_until_all_answer(engine, jobs) == 1
 
 
 def test_a_copy_that_fails_only_costs_the_time(caplog: pytest.LogCaptureFixture) -> None:
