@@ -106,7 +106,8 @@ def copy_prompt(job: Request, task: Task) -> None:
         return
     try:
         model.fork(source, lane.slot, common, held)
-    except Exception as error:  # what was copied lies after the slot's end; if the device has failed, the next forward pass says so
+    except Exception as error:  # if the device has failed, the next forward pass says so
+        model.rollback(lane.slot, held)  # what was copied lies after the slot's end
         log.warning("a prompt could not be copied and is read again", exc_info=error)
         return
     task.read = common - held
