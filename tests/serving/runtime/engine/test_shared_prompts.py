@@ -251,14 +251,43 @@ def test_nobody_waits_for_what_cannot_be_copied_or_lies_there_already(answers: i
     assert steps_until_all_answer(engine, jobs) == 1
 
 
-def test_a_copy_that_fails_only_costs_the_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_those_who_wait_to_copy_are_no_burst_of_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they do not lengthen the pauses of those who are being answered: the budget hears of one reader, or of eight."""
+    heard: list[int] = []
+    monkeypatch.setattr(PromptBudget, "room", lambda budget, model, answering, waiting, **others: heard.append(waiting) or 8)
+    engine = Engine(whole_text_pair(slots=10), budget=PromptBudget(8))
+    other = engine.submit([1, 2], Sampling(max_tokens=400), plain())
+    while not other.output:
+        engine.step()
+    heard.clear()
+    jobs = [engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one") for _ in range(8)]
+    engine.step()
+    for job in jobs:
+        engine.cancel(job)
+    for _ in range(8):
+        engine.submit(PROMPT, Sampling(max_tokens=4), plain())
+    engine.step()
+    assert heard == [1, 8]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_copy_that_fails_only_costs_the_time(late: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if it fails after the slot was told that it holds the prompt."""
     engine = Engine(models := whole_text_pair())
-    models["target"].fork = lambda *arguments: 1 / 0
+    copy = models["target"].fork
+
+    def fork(*arguments: Any) -> None:
+        if late:
+            copy(*arguments)
+        raise ZeroDivisionError
+
+    models["target"].fork = fork
     jobs = [engine.submit(PROMPT, Sampling(max_tokens=4), plain(), owner="one") for _ in range(2)]
     engine.run(jobs)
     assert jobs[0].output == jobs[1].output
     assert jobs[1].session.stats.cached_tokens == 0
     assert "could not be copied" in caplog.text
+    check_held(models)
 
 
 def networks(adapter: Any, target: Any, names: tuple[str, ...] = ("target", "draft", "qualifier")) -> dict[str, Any]:
