@@ -12,8 +12,9 @@ from serving.runtime.engine.prompt_pieces import SMALLEST
 from serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
-PromptSharing = Literal["tenant", "request", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
+PromptSharing = Literal["tenant", "request", "off"]
+"""Whose requests need not read again what slots hold of each other's prompts and answers (scheduling/scheduler.py)."""
 SLOTS = 8
 QUEUE = 256
 STEADY_PROMPT_TOKENS = 64

@@ -74,11 +74,12 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
 
 
 def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[str], dict[str, str] | None]]:
-    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores."""
+    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores, none with a prefix cache,
+    since every run sends the same prompts again."""
     context = min(CONTEXT, json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT))
     cores = usable_cores()
     ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots),
-            "--max-context", str(context)]
+            "--max-context", str(context), "--prefix-caching", "off"]
     theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", dtype_of(bundle.manifest.dtype),
               "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
               "--no-enable-prefix-caching"]

@@ -78,10 +78,12 @@ class Candidate:
         seen: shared experience.
         longest: tokens of a draft at most.
         role: of the model.
+        alone: count the prompt as unread also where an earlier request left it in the slot, so that the choice does not depend on others.
     """
 
-    def __init__(self, make: Callable[[WorthDrafting], Drafter], costs: RoundCosts, seen: Experience, longest: int, role: Role = "draft"):
-        self.costs, self.seen, self.role = costs, seen, role
+    def __init__(self, make: Callable[[WorthDrafting], Drafter], costs: RoundCosts, seen: Experience, longest: int, role: Role = "draft",
+                 *, alone: bool = False):
+        self.costs, self.seen, self.role, self.alone = costs, seen, role, alone
         self.stop = WorthDrafting(costs, seen.table, seen.ahead, longest)
         self.drafter = make(self.stop)
         self._longest, self._steps = longest, 0
@@ -92,7 +94,8 @@ class Candidate:
         ids, lane = session.text.ids, session.lanes[self.role]
         if len(ids) + limit > lane.model.max_context or self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) <= 0.0:
             return False
-        return self.costs.reading * (len(ids) - lane.length) <= max(self.seen.gain, 0.0) * session.text.remaining
+        held = 0 if self.alone and lane.fresh else lane.length
+        return self.costs.reading * (len(ids) - held) <= max(self.seen.gain, 0.0) * session.text.remaining
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""

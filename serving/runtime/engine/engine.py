@@ -238,15 +238,20 @@ class Engine:
         """
         busy = {id(flight.model) for flight in self._flights}
         flights: dict[int, BatchInFlight] = {}
+        held_back: set[Job] = set()
         for job in self.jobs:
             for leaf in job.task.leaves():
                 if leaf.waiting is None or leaf.flying:
                     continue
                 model = job.session.lanes[leaf.waiting.model].model
-                if id(model) not in busy and not waits_for_another(job, leaf, self.jobs):
+                if id(model) in busy:
+                    continue
+                if waits_for_another(job, leaf, self.jobs):
+                    held_back.add(job)
+                else:
                     copy_prompt(job, leaf)
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
-        self._share_budget(list(flights.values()))
+        self._share_budget(list(flights.values()), sum(not job.output for job in held_back))
         target = id(self.models["target"])
         drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
         if self._workers is None and drafting:
@@ -260,15 +265,20 @@ class Engine:
                                                         and (leaf.read or reads_prompt(leaf) or not job.output)))
         return [flight for flight in flights.values() if flight.group]
 
-    def _share_budget(self, flights: Sequence[BatchInFlight]) -> None:
-        """Cut prompts into pieces, and leave out of the flights what has to wait for another step."""
+    def _share_budget(self, flights: Sequence[BatchInFlight], copying: int) -> None:
+        """Cut prompts into pieces, and leave out of the flights what has to wait for another step.
+
+        Args:
+            copying: requests without a token that wait to copy another's prompt: they read none, so they make no burst.
+        """
         answered = [job for job in self.jobs if job.output]
+        waiting = len(self.jobs) - len(answered) - copying
         reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
         readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
         for flight in flights:
             room = None
             if self.budget:
-                room = self.budget.room(id(flight.model), len(answered), len(self.jobs) - len(answered),
+                room = self.budget.room(id(flight.model), len(answered), waiting,
                                         reading=sum(id(job) in reading for job in answered), readers=max(1, readers))
             chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)]))
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]

@@ -42,7 +42,10 @@ def begins(task: Task) -> bool:
 
 
 def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool:
-    """Whether a request of the same owner is about to read the same prompt on the same model, or has begun to.
+    """Whether a request of the same owner is about to read the same prompt on the same model, or has begun to, and more of it can be copied
+    then than now.
+
+    Once the first has read the prompt nobody waits any more, so that all others copy it and read its last token in one step.
 
     Args:
         jobs: all that run, in their order of arrival: of several that have not begun the first does not wait.
@@ -50,6 +53,10 @@ def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool
     if not begins(task) or task.read or task.flying:
         return False
     lane, earlier = lane_of(job, task), True
+    most = min(lane.prompt_length, most_copied(lane, task))
+    if lane.text.owner is None or most - lane.length < LEAST_COPIED:
+        return False
+    then = 0  # how much of it there will be
     for other in jobs:
         if other is job:
             earlier = False
@@ -57,9 +64,11 @@ def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool
         for leaf in other.task.leaves():
             if begins(leaf) and (earlier or leaf.read or leaf.flying):
                 theirs = lane_of(other, leaf)
-                if theirs.model is lane.model and theirs.text.owner == lane.text.owner is not None and same_prompt(job, other):
-                    return True
-    return False
+                if theirs.model is lane.model and theirs.text.owner == lane.text.owner and same_prompt(job, other):
+                    assert leaf.waiting is not None
+                    then = max(then, theirs.length + len(leaf.waiting.tokens))
+    then = min(then, most)
+    return then - lane.length >= LEAST_COPIED and then - longest_held(lane, task)[1] >= LEAST_COPIED
 
 
 def same_prompt(job: Request, other: Request) -> bool:
@@ -69,24 +78,36 @@ def same_prompt(job: Request, other: Request) -> bool:
     return length == two.prompt_length and one.ids[:length] == two.ids[:length]
 
 
+def most_copied(lane: Lane, task: Task) -> int:
+    """Tokens that a task's lane may hold before its forward pass: all but those whose rows are wanted."""
+    assert task.waiting is not None
+    return lane.length + len(task.waiting.tokens) - task.waiting.keep
+
+
+def longest_held(lane: Lane, task: Task) -> tuple[int, int]:
+    """The slot of the same owner that holds most of what a task's forward pass leaves in its lane, and how many tokens these are."""
+    assert task.waiting is not None
+    slots: Slots = lane.model.slots  # type: ignore[attr-defined]  # an owner's texts are in them
+    return slots.texts.longest(lane.text.owner, [*lane.text.tokens[: lane.length], *task.waiting.tokens])
+
+
 def copy_prompt(job: Request, task: Task) -> None:
     """Copy what another slot holds of the beginning of a task's forward pass, which then counts as run."""
     if not begins(task) or task.read:
         return
-    command, lane = task.waiting, lane_of(job, task)
-    assert command is not None
+    lane = lane_of(job, task)
     if lane.text.owner is None:
         return
     model: Model = lane.model
-    slots: Slots = model.slots  # type: ignore[attr-defined]  # an owner's texts are in them
     held = lane.length
-    source, common = slots.texts.longest(lane.text.owner, [*lane.text.tokens[:held], *command.tokens])
-    common = min(common, held + len(command.tokens) - command.keep)
+    source, common = longest_held(lane, task)
+    common = min(common, most_copied(lane, task))
     if common - held < LEAST_COPIED:
         return
     try:
         model.fork(source, lane.slot, common, held)
-    except Exception as error:  # what was copied lies after the slot's end; if the device has failed, the next forward pass says so
+    except Exception as error:  # if the device has failed, the next forward pass says so
+        model.rollback(lane.slot, held)  # what was copied lies after the slot's end
         log.warning("a prompt could not be copied and is read again", exc_info=error)
         return
     task.read = common - held

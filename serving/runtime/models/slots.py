@@ -128,14 +128,15 @@ class Slots:
         """Make `into` hold what the first `length` positions of `source` hold, and nothing else; the first `known` it holds already."""
         if source == into or not 0 <= known <= length <= self.lengths[source]:
             raise ValueError(f"cannot fork {length} positions of slot {source} of length {self.lengths[source]} into slot {into}")
+        if into < self.count:
+            self._written[into] = max(self._written[into], length)  # first: a copy may fail half-way
         for layer in range(len(self._shapes)):
             for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
-        if into < self.count:
-            self._written[into] = max(self._written[into], length)
-            if self.features is not None and source < self.count:
+        if into < self.count and self.features is not None:
+            if source < self.count:
                 self.features[into, known:length] = self.features[source, known:length]
-            elif self.features is not None and into in self.texts:  # branches have none
+            elif into in self.texts:  # branches have none
                 self.texts[into].owner = None
         self.lengths[into] = length
 

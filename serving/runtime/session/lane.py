@@ -84,7 +84,7 @@ class Lane:
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
         output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, features=features)
         self.length = len(sequence) + steps - 1
-        if sure:
+        if sure and self.text.owner is not None:  # else nobody asks which tokens a chain chose
             self.text.extend(start, unseen if steps == 1 else (*unseen, *output.top()[: steps - 1]))
         if self.recorder is not None:  # it may have come while the forward pass ran
             self.recorder.saw(self.role, sequence, output, steps)

@@ -42,7 +42,7 @@ class Session:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED,
                  owner: Hashable = None):
-        self.draft_limit = draft_limit
+        self.draft_limit, self.owner = draft_limit, owner
         self.predicted_limit = UNLIMITED
         """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
         self.draft_context = min((model.max_context for role, model in models.items() if role != "target"), default=UNLIMITED)

@@ -53,7 +53,7 @@ class Metrics(Observer):
     def _make_vllm_families(self) -> None:
         counter, histogram = partial(self._family, Counter), partial(self._family, Histogram)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got a slot.")
-        self.cache_queries = counter("vllm:prefix_cache_queries", "Prompt tokens of requests that have ended on a slot.")
+        self.cache_queries = counter("vllm:prefix_cache_queries", "Prompt tokens of requests that have ended on a slot and share it.")
         self.cache_hits = counter("vllm:prefix_cache_hits", "Of these, tokens that were not read again, because a slot held them.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.success = counter("vllm:request_success", "Requests that ended, by how.", ["finished_reason"])
@@ -151,8 +151,9 @@ class Metrics(Observer):
         self.answer_length.observe(ticket.text.tokens)
         self.budget.observe(ticket.sampling.max_tokens)
         if ticket.job is not None:
-            self.cache_queries.inc(len(ticket.prompt))
-            self.cache_hits.inc(ticket.job.session.stats.cached_tokens)
+            if ticket.job.session.owner is not None:
+                self.cache_queries.inc(len(ticket.prompt))
+                self.cache_hits.inc(ticket.job.session.stats.cached_tokens)
             self._note_drafts(ticket.job.session.stats, strategy, ticket.text.tokens)
 
     def _note_times(self, ticket: Ticket) -> None:

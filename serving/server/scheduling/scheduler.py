@@ -291,7 +291,11 @@ class Scheduler:
         self._observers.notify("finished", ticket, event)
 
     def _fail_all(self, error: Exception) -> None:
+        """End all tickets; what the slots of those that ran hold is not taken over, since nobody knows how far the failed step came."""
         with self._changed:
             waiting, displaced, self._displaced = list(self._queue), self._displaced, []
+        for ticket in self._running:
+            if ticket.job is not None:
+                ticket.job.session.forget()
         for ticket in (*waiting, *displaced, *self._running):
             self._leave(ticket, Failure(error))

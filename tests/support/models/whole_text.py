@@ -21,9 +21,9 @@ class WholeText(TableModel):
         return super().next_logits(context) + 1.5 * torch.randn(self.vocab_size, generator=generator)
 
 
-def whole_text_pair(vocab: int = 8) -> dict[str, Any]:
+def whole_text_pair(vocab: int = 8, slots: int = 4) -> dict[str, Any]:
     """As `table_pair`."""
-    return {role: WholeText(model.table, slots=4) for role, model in table_pair(vocab).items()}
+    return {role: WholeText(model.table, slots=slots) for role, model in table_pair(vocab).items()}
 
 
 def check_held(models: Mapping[str, TableModel]) -> None:

@@ -76,9 +76,10 @@ class Hybrid(Strategy):
         profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
         plain = RoundCosts.of(profile, 0.0, longest)
         steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft or 0.0}
+        alone = session.sampling.repeatable or self.resources.deterministic
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
-                            longest, role) for role, step in steps.items() if role in session.lanes]
+                            longest, role, alone=alone) for role, step in steps.items() if role in session.lanes]
         drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
         yield from serial(session, drafter, Exact(), drafter.learn)
 

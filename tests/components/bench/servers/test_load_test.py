@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from components.bench.servers import load_test
-from components.bench.servers.__main__ import numbers
+from components.bench.servers.__main__ import commands, numbers
 from components.bench.servers.load_test import LoadTest, Row, compare, load_table, median_of
 from components.bench.servers.processes import Server
 from components.prompts.prompt import Prompt
+from serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 from tests.support.peers.environments import install, is_stopped
@@ -47,6 +49,20 @@ def test_servers_are_asked_in_turn_and_rest_otherwise(servers: list[Server], tmp
         ("ours", 1, 1.0, 2, 2), ("theirs", 1, 1.0, 2, 2), ("ours", 8, 8.0, 2, 2), ("theirs", 8, 8.0, 2, 2)]
     for server in servers:
         wait_until(lambda: is_stopped(server._process.pid), f"{server.label} goes on")  # noqa: B023
+
+
+def test_no_server_has_a_prefix_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours would read a prompt once in all runs, theirs every time."""
+    install(tmp_path / "peers", monkeypatch, ("vllm",))
+    (tmp_path / "config.json").write_text("{}")
+    bundle = SimpleNamespace(path=tmp_path / "bundle", manifest=SimpleNamespace(pair="tiny", dtype="float32"))
+    ours, *theirs = [command for _, command, _ in commands(bundle, tmp_path, 8)]  # type: ignore[arg-type]
+    options = ours[ours.index("--bundle"):]
+    chosen = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(options[::2], options[1::2], strict=True)}
+    assert chosen["prefix_caching"] == "off"
+    assert set(chosen) <= set(ServerSettings.model_fields), "options that the server has"
+    assert len(theirs) == 2
+    assert all("--no-enable-prefix-caching" in command for command in theirs)
 
 
 def test_only_the_one_that_is_asked_runs(servers: list[Server]) -> None:

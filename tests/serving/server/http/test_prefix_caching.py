@@ -58,6 +58,7 @@ def test_a_second_turn_reads_what_is_new_and_says_so() -> None:
     with server(strategy="autoregressive", prompt_sharing="off") as (http, _):
         fresh = http.post("/v1/chat/completions", json=ask).json()
         assert cached(fresh) == 0
+        assert 'vllm:prefix_cache_queries_total{model_name="tiny"} 0.0' in http.get("/metrics").text, "nothing is looked for"
         assert fresh["choices"][0]["message"] == second["choices"][0]["message"]
 
 

@@ -81,7 +81,7 @@ def ticket(stats: Stats | None = None, *, tokens: int = 0, admitted: float | Non
     made.text.tokens = tokens
     made.arrived, made.admitted_at, made.first_token_at, made.ended_at = 10.0, admitted, first, 20.0
     if admitted is not None:
-        made.job = SimpleNamespace(session=SimpleNamespace(stats=stats or Stats()))  # type: ignore[assignment]
+        made.job = SimpleNamespace(session=SimpleNamespace(stats=stats or Stats(), owner=""))  # type: ignore[assignment]
     return made
 
 

@@ -187,9 +187,10 @@ def test_a_load_control_that_fails_ends_the_request_it_was_asked_for() -> None:
 
 
 def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these held is not taken over."""
     it = scheduler(slots=2)
     step = it.engine.step
-    calls = iter([True])
+    calls = iter([False, False, True])
 
     def broken_once() -> None:
         if next(calls, False):
@@ -197,14 +198,16 @@ def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pyt
         step()
 
     monkeypatch.setattr(it.engine, "step", broken_once)
-    first, second = ticket(), ticket()
+    first, second = ticket([1, 2, 1, 2]), ticket([1, 2, 1, 2])
     it.submit(first[0])
     with started(it):
-        wait_until(lambda: first[1], "the first request ends")
+        wait_until(lambda: first[1] and isinstance(first[1][-1], Failure), "the first request ends")
         it.submit(second[0])
         wait_until(lambda: second[1] and isinstance(second[1][-1], End), "the second request is answered")
         assert it.accepts
-    assert isinstance(first[1][-1], Failure)
+    assert text_of(first[1]), "it had begun"
+    assert second[1][-1].stats.cached_tokens == 0
+    assert text_of(second[1]) == alone([1, 2, 1, 2], 5)
 
 
 def test_a_slot_that_cannot_be_freed_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
