@@ -95,7 +95,7 @@ def test_white_space_is_bounded(pair: LoadedPair, compiled: Any) -> None:
     (lambda: guidance.regex("(?=a)b"), "look-around"),
     (lambda: guidance.context_free("start: none"), "unknown name"),
     (lambda: guidance.context_free("root ::= ("), "Expected"),
-], ids=str)
+])
 def test_what_is_no_grammar_is_refused_in_one_line(compiled: Any, define: Any, said: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         compiled(define())
