@@ -45,6 +45,7 @@ There is no Dockerfile, compose file or chart: deploy again with `--set image=NA
 PLUGINS = """
 The wheels in this folder are plug-ins of vLLM. `serve.sh` lets vLLM import them from here; nothing is installed.
 With `DRAFTWELL_SPOOL=folder` vLLM counts there how its drafts fare, for `draftwell monitor --engine vllm`.
+A relative folder is one below the folder that `serve.sh` was called from.
 """
 
 

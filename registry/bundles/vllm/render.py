@@ -43,6 +43,7 @@ SERVE = Template("""\
 #!/bin/sh
 # Serves $pair, release $release, with vLLM $version on $device; options are passed to vLLM. $words
 set -eu
+case "$${DRAFTWELL_SPOOL:-}" in ""|/*) ;; *) export DRAFTWELL_SPOOL="$$PWD/$$DRAFTWELL_SPOOL";; esac # not a folder in the bundle
 cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" -P check.py
