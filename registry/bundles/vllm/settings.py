@@ -41,6 +41,14 @@ class EngineGate(Strict):
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
 
 
+class Tuned(Strict):
+    """How drafts fared when they were tuned; `draftwell monitor` compares with it what is served."""
+
+    temperature: float = Field(ge=0, description="of the requests that it was tuned for")
+    drafts: int = Field(ge=0, description="that the target verified")
+    first_kept: int = Field(ge=0, description="of them, those whose first token was kept")
+
+
 class VllmServing(Strict):
     """How vLLM serves a release.
 
@@ -69,6 +77,7 @@ class VllmServing(Strict):
     requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
     environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
         default_factory=dict, description="further variables of the engine's process; no secrets")
+    tuned: Tuned | None = Field(None, description="how drafts fared when they were tuned; left out, not known")
     gate: EngineGate
 
     @model_validator(mode="after")

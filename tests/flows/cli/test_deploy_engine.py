@@ -164,8 +164,17 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
         done = monitor("--json")
         assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
         assert json.loads((judged.parent / "drift.json").read_text())["verdict"] == verdict
+    choice = judged.parent / "tuned.json"
+    kept_at_tuning = json.loads((judged.parent / "drift.json").read_text())["tuned"]
+    choice.write_text(json.dumps({**json.loads(choice.read_text()), "choice": {}}))
+    assert json.loads(monitor("--json").stdout)["tuned"] == kept_at_tuning, "of what is served, not of what was tuned since"
     assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
     assert "--reference means nothing" in line(monitor("--reference", tmp_path))
+    manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
+    made = json.loads(manifest.read_text())
+    assert made["settings"].pop("tuned")["temperature"] == 0
+    manifest.write_text(json.dumps(made))
+    assert "tuned: deploy again with `draftwell deploy --engine vllm`" in line(monitor())
 
 
 def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
