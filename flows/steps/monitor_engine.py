@@ -35,7 +35,9 @@ def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLim
 
     pair = space.workspace.spec.name
     settings = served_settings(out, pair)
-    report = compare_acceptance(read_lines(spool), tuned_acceptance(settings), settings.get("speculative"), limits, pair=pair, engine=NAME,
+    tuned = tuned_acceptance(settings)
+    bundle = f"{pair}/{settings['release']}-{settings['gate']['device']}"
+    report = compare_acceptance(read_lines(spool), tuned, settings.get("speculative"), limits, pair=pair, engine=NAME, bundle=bundle,
                                 now=now or datetime.now(UTC))
     write_json(space.folder / REPORT, report.model_dump(mode="json"))
     return report
@@ -52,7 +54,9 @@ def served_settings(out: Path, pair: str) -> dict[str, Any]:
 
     current = bundles_of(out, pair) / "current"
     try:
-        return dict(json.loads((current / MANIFEST).read_text())["settings"])
+        found = dict(json.loads((current / MANIFEST).read_text())["settings"])
+        _ = found["speculative"], found["release"], found["gate"]["device"]
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DraftwellError(f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`", code="no_bundle") from error
 

@@ -128,6 +128,11 @@ class VllmServing(Strict):
         return f"draftwell-{self.pair}".replace(".", "-").replace("_", "-")[:53].rstrip("-")
 
     @property
+    def bundle(self) -> str:
+        """Pair and folder of the bundle, by which `draftwell monitor` knows what was counted while it was served."""
+        return f"{self.pair}/{self.release}-{self.gate.device}"
+
+    @property
     def model_name(self) -> str:
         """The model's name in the API."""
         return self.served_name or self.pair

@@ -21,13 +21,14 @@ TUNED = Acceptance(rounds=100, drafted=500, accepted=150, accepted_at=(60, 40, 3
 
 
 def line(minute: int, kept: int, drafts: int = 50, **changes: Any) -> dict[str, Any]:
-    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "method": "ngram", "num_speculative_tokens": 5, "rounds": drafts,
-            "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
+    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "bundle": "tiny/2-cpu", "method": "ngram",
+            "num_speculative_tokens": 5, "rounds": drafts, "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
 
 
 def check(rows: list[dict[str, Any]], *, hours: float = 1.0, tuned: Acceptance = TUNED, served: Any = SERVED) -> Any:
     lines = [AcceptanceLine.model_validate(row) for row in rows]
-    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", now=BEGIN + timedelta(hours=hours))
+    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", bundle="tiny/2-cpu",
+                              now=BEGIN + timedelta(hours=hours))
 
 
 def traffic(share: float, minutes: int = 30, seed: int = 0) -> list[dict[str, Any]]:
@@ -63,10 +64,10 @@ def test_too_little_or_too_old_traffic_decides_nothing(rows: list[dict[str, Any]
 
 
 def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
-    others = [{**row, "num_speculative_tokens": 3} for row in traffic(0.1)]
-    found = check([*others, *traffic(0.6)])
-    assert (found.verdict, found.lines) == ("steady", 30)
-    assert found.notes == ("30 lines of other settings than those that are served are left out",)
+    for other in ({"num_speculative_tokens": 3}, {"bundle": "tiny/1-cpu"}, {"bundle": None}):
+        found = check([*traffic(0.6), *({**row, **other} for row in traffic(0.1))])
+        assert (found.verdict, found.lines) == ("steady", 30)
+        assert found.notes == ("30 lines of other bundles or settings than those that are served (tiny/2-cpu) are left out",)
     window = load_limits().window
     old = [line(minute, 5) for minute in range(100)]
     new = [line(100 + minute, 30) for minute in range(window)]

@@ -155,7 +155,8 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     assert deploy("--set", "max_num_seqs=2").exit_code == 0
     assert "DRAFTWELL_SPOOL" in line(monitor())
     config = json.loads(judged.read_text())["settings"]
-    about = {"version": 1, "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"], "rounds": 60}
+    about = {"version": 1, "bundle": "tiny/1-cpu", "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"],
+             "rounds": 60}
     (tmp_path / "spool").mkdir()
     file = tmp_path / "spool" / "acceptance-20260101-here-1.ndjson"
     for kept, code, verdict in ((60, 0, "steady"), (20, 3, "drift")):

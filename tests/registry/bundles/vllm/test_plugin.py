@@ -246,6 +246,7 @@ def logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     name = "registry.bundles.vllm.plugin.draftwell_vllm.stats"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv("DRAFTWELL_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("DRAFTWELL_BUNDLE", "mine/3-cpu")
     clock = SimpleNamespace(now=1_800_000_000.0)
     monkeypatch.setattr(spool.time, "time", lambda: clock.now)
     stats = importlib.import_module(name)
@@ -274,6 +275,7 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     (file,) = logger.folder.iterdir()
     assert spool.NAME.fullmatch(file.name)
     (line,) = [json.loads(text) for text in file.read_text().splitlines()]
+    assert line["bundle"] == "mine/3-cpu"
     assert {name: line[name] for name in ("engine", "model", "method", "num_speculative_tokens", "running", "requests", "tokens", "rounds",
                                           "drafted", "accepted", "accepted_at", "seconds")} == {
         "engine": "vllm", "model": "mine", "method": "custom_class", "num_speculative_tokens": 4, "running": 2, "requests": 2, "tokens": 5,

@@ -321,7 +321,7 @@ def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) ->
     for given, found in (("my spool", f"{tmp_path}/my spool"), ("/a/spool", "/a/spool"), ("", "")):
         done = run_bundle(bundle, tmp_path, DRAFTWELL_SPOOL=given)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stderr)["DRAFTWELL_SPOOL"] == found
+        assert json.loads(done.stderr) == {"DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda"}
 
 
 @pytest.mark.parametrize(("package", "version", "said"), [
