@@ -185,6 +185,7 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
-    gate = {**{name: record[name] for name in wanted}, "device": device, "ungated_reason": ungated_reason}
+    version = str(record["version"]).partition("+")[0]  # the build, such as +cpu, is the device's
+    gate = {**{name: record[name] for name in wanted}, "version": version, "device": device, "ungated_reason": ungated_reason}
     return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
                                   **serving, "gate": gate}, where)

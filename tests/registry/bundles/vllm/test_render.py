@@ -142,6 +142,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
                             "model": "a/b", "revision": "a" * 40}
     found = gated_serving(record, **made)
     assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
+    assert gated_serving({**record, "version": "0.32.0+cu130"}, **made) == found, "builds are not versions"
     for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
                           ({"engine": "sglang"}, "engine")):
         with raises_code("bad_value", said):
