@@ -178,6 +178,25 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     assert "tuned: deploy again with `draftwell deploy --engine vllm`" in line(monitor())
 
 
+def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, installed: Path, pair_file: Path, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM for CPUs on a machine with a CUDA device."""
+    import flows.steps.monitor_engine
+    import serving.device
+    from serving.errors import DraftwellError
+
+    seen: list[str] = []
+
+    def looked(space: Any, **more: Any) -> Any:
+        seen.append(space.workspace.device)
+        raise DraftwellError("seen")
+
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(flows.steps.monitor_engine, "check_engine", looked)
+    assert "seen" in line(run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path))
+    assert seen == ["cpu"]
+
+
 def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
                                               folder: Path) -> None:
     assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
