@@ -47,6 +47,12 @@ def test_traffic_that_fares_as_it_did_is_steady_and_other_traffic_is_drift() -> 
     assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", "a change below the limit does not count, however sure"
 
 
+def test_of_a_rule_that_learns_while_it_serves_only_a_fall_is_drift() -> None:
+    served = {**SERVED, "method": "custom_class"}
+    better, worse = ([{**row, "method": "custom_class"} for row in traffic(share)] for share in (0.8, 0.4))
+    assert [check(rows, served=served).verdict for rows in (better, worse)] == ["steady", "drift"]
+
+
 def test_one_bad_minute_is_no_drift() -> None:
     rows = traffic(0.6, minutes=14)
     rows[3] = line(3, 0, 400)
