@@ -74,7 +74,11 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
     """
     found: list[AcceptanceLine] = []
     for file in sorted(folder.glob(FILES)):
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:  # an old one, which the plug-in has just removed
+            continue
+        for text in texts:
             try:
                 found.append(AcceptanceLine.model_validate(json.loads(text)))
             except (ValueError, ValidationError):

@@ -106,8 +106,8 @@ def judged(space: EngineSpace, temperature: float, ungated: str | None) -> Engin
 
     known = about(space)
     here = {name: known[name] for name in JUDGED}
-    record = read_record(space, temperature)
     try:
+        record = read_record(space, temperature)
         if record is None:
             raise DraftwellError(f"the gate has not judged {space.workspace.spec.name} on {NAME}: {gate_command(space)}, or say why not "
                                  "with --ungated REASON", code="not_gated")

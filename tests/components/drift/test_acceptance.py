@@ -90,6 +90,12 @@ def test_a_line_that_is_being_written_or_foreign_is_passed_over(tmp_path: Path) 
     assert [one.begun - BEGIN.timestamp() for one in read_lines(tmp_path)] == [120.0, 540.0]
 
 
+def test_a_file_that_is_removed_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "acceptance-20260101-a-1.ndjson").symlink_to(tmp_path / "removed")
+    (tmp_path / "acceptance-20260102-a-1.ndjson").write_text(json.dumps(line(2, 1)))
+    assert len(read_lines(tmp_path)) == 1
+
+
 def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:
     from registry.bundles.vllm.plugin.draftwell_vllm.spool import AcceptanceSpool
 

@@ -105,7 +105,9 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Call
     judged.write_text(json.dumps({**record, "passed": False}))
     assert "the gate did not pass" in line(deploy())
     judged.write_text("{")
-    assert "is no gate record" in line(deploy("--ungated", "a trial"))
+    assert "is no gate record" in line(deploy())
+    assert not (tmp_path / "dist").exists()
+    assert deploy("--ungated", "what is damaged is as good as nothing", "--out", tmp_path / "other").exit_code == 0
     judged.unlink()
     assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(deploy())
     assert not (tmp_path / "dist").exists()
