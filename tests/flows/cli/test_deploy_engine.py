@@ -180,7 +180,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     assert "tuned: deploy again with `draftwell deploy --engine vllm`" in line(monitor())
 
 
-def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, installed: Path, pair_file: Path, tmp_path: Path,
+def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, installed: Path, pair_file: Path, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM for CPUs on a machine with a CUDA device."""
     import flows.steps.monitor_engine

@@ -182,9 +182,35 @@ def test_rules_end_drafts_of_ngrams_before_the_token_that_triggers() -> None:
     assert len(propose(Svip(config(1, threshold=1.0)), text)[0]) == 1
 
 
+def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FixedRule):
+        def learn(self, confidence: float, kept: bool) -> None:
+            raise RuntimeError("no")
+
+    proposer = Fixed(config())
+    text, other = [1, 2, 3, 4, 5, 1, 2], [5, 6, 5]
+    proposer.rule = Failing()
+    assert propose(proposer, text, other) == [[3, 4, 5, 1], [6, 5, 6, 5]]
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            assert propose(proposer, [*text, 3], [7, 6, 7]) == [[], [6, 7, 6, 7]], "what was drafted for another text teaches nothing"
+            propose(proposer, text, other)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("changed", [{"total": [1] * 19}, {"accepted": [1] * 21}, {"total": [1.5] * 20}, {"prior_weight": 0}])
+def test_a_table_of_another_shape_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"total": [1] * 20, "accepted": [1] * 20, **changed}))
+    with pytest.raises(ValueError, match="is no acceptance table"):
+        Spide(config(table=str(file)))
+
+
 def test_settings_are_checked_in_a_line() -> None:
     for settings, said in (({"treshold": 1}, "unknown key 'treshold'"), ({"tau": 2}, "tau is 2"), ({"threshold": "x"}, "threshold is 'x'"),
-                           ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"), ({"window": 1}, "window is 1")):
+                           ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"), ({"window": 1}, "window is 1"),
+                           ({"window": 1e4}, "window is 10000.0"), ({"longest_ngram": 4.0}, "longest_ngram is 4.0"),
+                           ({"shortest_ngram": True}, "shortest_ngram is True"), ({"draft": 3}, "draft is 3")):
         with pytest.raises(ValueError, match=said):
             Spide(config(**settings))
     with pytest.raises(ValueError, match="is no acceptance table"):

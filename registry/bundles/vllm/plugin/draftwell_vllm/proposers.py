@@ -8,6 +8,7 @@ proposed without probabilities, which vLLM's rejection sampler takes for certain
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 from .ngrams import guess
 from .settings import ProposerSettings, read_settings
 from .stopping import FixedRule, HFDynamicRule, SpideRule, StopRule, SvipRule
+
+log = logging.getLogger("vllm.draftwell")
 
 TAIL = 8
 """Last tokens of a text by which a row is known again."""
@@ -49,6 +52,7 @@ class Fixed:
         self._model: Any = None  # vLLM takes an attribute `model` for layers of its own
         self._config = vllm_config
         self._drafted: dict[int, Drafted] = {}
+        self._complained = False
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         """The stop rule of one drafter.
@@ -77,24 +81,31 @@ class Fixed:
             token_ids_cpu: [rows, context] token ids.
             slot_mappings: not used.
         Returns:
-            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted.
+            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted, as where that failed: what is raised here
+            would end vLLM.
         """
         before, self._drafted = self._drafted, {}
         found: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[row])
-            ids = token_ids_cpu[row, :length]
-            if row in before:
-                learn(before[row], ids)
-            room = min(self.k, self.max_model_len - length)
-            if not sampled or room <= 0:
+            try:
+                found.append(self._propose_row(row, token_ids_cpu[row, : int(num_tokens_no_spec[row])], bool(sampled), before.get(row)))
+            except Exception:
                 found.append([])
-                continue
-            drafted = self.draft(row, ids, room)
-            if drafted.tokens:
-                self._drafted[row] = drafted
-            found.append(drafted.tokens)
+                if not self._complained:
+                    self._complained = True
+                    log.exception("a row gets no draft; this is said once")
         return found
+
+    def _propose_row(self, row: int, ids: Any, goes_on: bool, before: Drafted | None) -> list[int]:
+        if before is not None:
+            learn(before, ids)
+        room = min(self.k, self.max_model_len - len(ids))
+        if not goes_on or room <= 0:
+            return []
+        drafted = self.draft(row, ids, room)
+        if drafted.tokens:
+            self._drafted[row] = drafted
+        return drafted.tokens
 
     def draft(self, row: int, ids: Any, room: int) -> Drafted:
         """A draft of at most `room` tokens behind a row's text: of its n-grams, else of the draft model."""
