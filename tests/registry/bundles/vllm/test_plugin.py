@@ -245,6 +245,14 @@ def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> N
                                                                                         "threshold": 1.0}}}))
     strict.load_model(object())
     assert propose(strict, [3, 4, 5]) == [greedy([3, 4, 5])[:1]]
+    assert set(proposer._model._read) == {0}, "caches of rows that are no more are dropped"
+    full = greedy([3, 4, 5])
+    made.model_config.get_vocab_size = lambda: max(full)
+    smaller = Fixed(made)
+    smaller.load_model(object())
+    (drafted,) = propose(smaller, [3, 4, 5])
+    assert len(drafted) == 3
+    assert max(drafted) < max(full), "what is no token of the target's is not drafted"
     wrong = Fixed(config(draft=str(tmp_path / "nothing")))
     with pytest.raises(ValueError, match="is no draft model"):
         wrong.load_model(object())

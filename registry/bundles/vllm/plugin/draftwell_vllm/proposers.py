@@ -69,7 +69,7 @@ class Fixed:
 
             config = self._config
             self._model = DraftModel(self.settings.draft, config.model_config.dtype, config.device_config.device,
-                                     config.scheduler_config.max_num_seqs)
+                                     config.scheduler_config.max_num_seqs, vocabulary(config.model_config))
 
     def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
                 slot_mappings: Any = None) -> list[list[int]]:
@@ -94,6 +94,8 @@ class Fixed:
                 if not self._complained:
                     self._complained = True
                     log.exception("a row gets no draft; this is said once")
+        if self._model is not None:
+            self._model.keep(len(found))
         return found
 
     def _propose_row(self, row: int, ids: Any, goes_on: bool, before: Drafted | None) -> list[int]:
@@ -158,6 +160,12 @@ class Spide(Fixed):
             return SpideRule.of_table(json.loads(Path(table).read_text()), rule.tau)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{table} is no acceptance table ({type(error).__name__}): name its table.json") from error
+
+
+def vocabulary(model_config: Any) -> int | None:
+    """Size of the target's vocabulary; None where vLLM does not say."""
+    size = getattr(model_config, "get_vocab_size", None)
+    return (int(size()) or None) if callable(size) else None
 
 
 def tail_of(ids: Any) -> tuple[int, ...]:
