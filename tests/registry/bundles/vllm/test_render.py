@@ -201,6 +201,7 @@ def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how
     assert found == {"serve.sh", "check.py", "README.md", "ray_serve.yaml", "manifest.json"}
     assert "--set image=NAME" in (tmp_path / "README.md").read_text()
     assert "docker build" in rendered(serving())["README.md"]
+    assert "Other packages' versions are not checked" in rendered(serving())["README.md"], "no more is promised than check.py does"
 
 
 def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> None:
