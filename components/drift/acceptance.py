@@ -21,7 +21,7 @@ from serving.errors import DraftwellError
 
 FILES = "acceptance-*.ndjson"
 LEARNS = "custom_class"
-"""The method of our plug-in, whose rule goes on learning while it serves, so that drafts are to fare better than at first."""
+"""The method of our plug-in, whose rule learns while it serves, so that drafts are to fare better than at first."""
 FEWEST_LINES = 12
 """Lines, each of a minute or more, below which an interval over them says little."""
 
