@@ -20,6 +20,8 @@ from components.report.intervals import bootstrap_of_sums
 from serving.errors import DraftwellError
 
 FILES = "acceptance-*.ndjson"
+LEARNS = "custom_class"
+"""The method of our plug-in, whose rule learns while it serves, so that drafts are to fare better than at first."""
 FEWEST_LINES = 12
 """Lines, each of a minute or more, below which an interval over them says little."""
 
@@ -31,6 +33,7 @@ class AcceptanceLine(BaseModel):
 
     version: int = Field(ge=1, le=1)
     begun: float = Field(ge=0, description="seconds since 1970")
+    bundle: str | None = Field(None, description="that was served, such as default/3-cpu; left out, none of ours")
     method: str | None = None
     num_speculative_tokens: int | None = None
     rounds: int = Field(ge=0)
@@ -71,7 +74,11 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
     """
     found: list[AcceptanceLine] = []
     for file in sorted(folder.glob(FILES)):
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:  # an old one, which the plug-in has just removed
+            continue
+        for text in texts:
             try:
                 found.append(AcceptanceLine.model_validate(json.loads(text)))
             except (ValueError, ValidationError):
@@ -83,21 +90,22 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
 
 
 def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, served: Mapping[str, Any] | None, limits: DriftLimits, *,
-                       pair: str, engine: str, now: datetime) -> AcceptanceReport:
+                       pair: str, engine: str, bundle: str, now: datetime) -> AcceptanceReport:
     """Compare what was counted last with the tuning.
 
     Args:
         lines: the oldest first.
         tuned: of what was chosen, when it was measured.
         served: the speculative config that is served; lines of others are left out.
+        bundle: that is served, as lines name it; those of others are left out, such as of a draft that was made again.
         limits: `acceptance`, `window` (lines here), `min_positions` (drafts here), `false_alarm_rate`, `resamples`, `stale_after_hours`.
         now: the age of the counts is measured from.
     """
     known = list(lines)
-    wanted = ((served or {}).get("method"), (served or {}).get("num_speculative_tokens"))
-    own = [line for line in known if (line.method, line.num_speculative_tokens) == wanted][-limits.window :]
-    others = sum((line.method, line.num_speculative_tokens) != wanted for line in known)
-    notes = (f"{others} lines of other settings than those that are served are left out",) if others else ()
+    wanted = (bundle, (served or {}).get("method"), (served or {}).get("num_speculative_tokens"))
+    matching = [line for line in known if (line.bundle, line.method, line.num_speculative_tokens) == wanted]
+    own, others = matching[-limits.window :], len(known) - len(matching)
+    notes = (f"{others} lines of other bundles or settings than those that are served ({bundle}) are left out",) if others else ()
     table = np.array([line.first for line in own], dtype=np.float64).reshape(-1, 2)
     kept, drafts = (int(one) for one in table.sum(axis=0))
     before = tuned.accepted_at[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
@@ -119,6 +127,7 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     share, ends = kept / drafts, (float(low[0]), float(high[0]))
     figures: dict[str, Any] = {"served": share, "low": ends[0], "high": ends[1]}
     words = f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), and kept {before:.3f} when it was tuned"
-    if abs(share - before) >= limits.acceptance and not ends[0] <= before <= ends[1]:
+    change = max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
+    if change >= limits.acceptance and not ends[0] <= before <= ends[1]:
         return report(DRIFTED, f"{words}: tune and gate again on prompts like those that are served", **figures)
     return report(STEADY, words, **figures)

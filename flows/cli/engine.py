@@ -178,13 +178,14 @@ def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: P
 
 def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool: Path | None, limits: Path | None,
                       out: Path) -> AcceptanceReport:
-    """`draftwell monitor --engine vllm`; vLLM need not be installed here."""
+    """`draftwell monitor --engine vllm`; vLLM need not be installed here, and where it is, its device is the one that is looked at."""
+    from components.engines.vllm import device_for
     from flows.steps.engine import EngineSpace
     from flows.steps.monitor import load_limits, spool_of
     from flows.steps.monitor_engine import check_engine
     from flows.workspace import Workspace
 
-    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), 1)
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), 1)
     found = check_engine(space, spool=spool_of(space.workspace, spool), out=out, limits=load_limits(limits))
     for note in found.notes:
         say(note)

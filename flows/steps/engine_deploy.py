@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import REPORTS, installed_packages, peers_root
+from components.engines.port import Acceptance
 from components.engines.vllm import NAME
 from components.engines.vllm_methods import NEEDS
 from flows.steps.engine import RECORD, EngineSpace, about, tuned_choice
@@ -73,16 +74,29 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
         raise DraftwellError(f"--set {unknown[0]}: choose from {', '.join(OPTIONS)}", code="bad_setting")
     record = judged(space, temperature, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
-    placed, wheel = places(space, record, with_weights), plugin_wheel()
+    placed, wheel, tuned = places(space, record, with_weights), plugin_wheel(), tuned_counts(space, temperature)
 
     def settings(number: int) -> VllmServing:
         return gated_serving(record.model_dump(mode="json"), device=device, fingerprint=space.fingerprint, draft=placed.draft,
                              ungated_reason=None if record.passed else ungated, pair=pair, release=number, model=placed.model,
-                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), **chosen)
+                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), tuned=tuned, **chosen)
 
     lock = engine_lock(installed_packages(NAME), peers_root() / NAME / REPORTS)
     return build_vllm_bundle(out, pair, device, settings, models=placed.folders,
                              files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data})
+
+
+def tuned_counts(space: EngineSpace, temperature: float) -> dict[str, Any] | None:
+    """How drafts of what was chosen fared when it was measured, as fields of `Tuned`; None where no choice is there.
+
+    Counted is every load where lengths follow the load.
+    """
+    choice = space.choice(temperature)
+    if choice is None:
+        return None
+    figures = choice.scheduled or [one for one in choice.confirmed if one.label == choice.chosen.with_k(choice.k).label]
+    total = Acceptance.total(figure.acceptance for figure in figures)
+    return {"temperature": temperature, "drafts": total.rounds, "first_kept": total.accepted_at[0] if total.accepted_at else 0}
 
 
 def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
@@ -92,8 +106,8 @@ def judged(space: EngineSpace, temperature: float, ungated: str | None) -> Engin
 
     known = about(space)
     here = {name: known[name] for name in JUDGED}
-    record = read_record(space, temperature)
     try:
+        record = read_record(space, temperature)
         if record is None:
             raise DraftwellError(f"the gate has not judged {space.workspace.spec.name} on {NAME}: {gate_command(space)}, or say why not "
                                  "with --ungated REASON", code="not_gated")

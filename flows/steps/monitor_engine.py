@@ -15,52 +15,63 @@ from serving.files import write_json
 if TYPE_CHECKING:
     from components.drift.acceptance import AcceptanceReport
     from components.drift.schema import DriftLimits
-    from components.tune.engines.tune import EngineChoice
     from flows.steps.engine import EngineSpace
 
 REPORT = "drift.json"
 
 
-def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, temperature: float = 0.0,
-                 now: datetime | None = None) -> AcceptanceReport:
+def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, now: datetime | None = None) -> AcceptanceReport:
     """Compare the newest counts with the tuning of what is served; the report is written into the engine's folder of the workspace.
 
     Args:
         spool: folder that the plug-in writes to.
         out: folder of bundles, for what `current` serves.
-        temperature: of the requests that it was tuned for.
         now: None takes the clock.
     Raises:
-        DraftwellError: nothing is deployed (`no_bundle`) or tuned (`not_tuned`), or the spool is empty (`spool_empty`).
+        DraftwellError: nothing is deployed (`no_bundle`), or by an earlier version, which did not write how drafts fared when they were
+            tuned (`old_bundle`); or the spool is empty (`spool_empty`).
     """
     from components.drift.acceptance import compare_acceptance, read_lines
 
     pair = space.workspace.spec.name
-    served = served_config(out, pair)
-    choice = space.choice(temperature)
-    if choice is None:
-        raise DraftwellError(f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair {space.workspace.name}` first",
-                             code="not_tuned")
-    report = compare_acceptance(read_lines(spool), tuned_acceptance(choice), served, limits, pair=pair, engine=NAME,
+    settings = served_settings(out, pair)
+    tuned = tuned_acceptance(settings)
+    bundle = f"{pair}/{settings['release']}-{settings['gate']['device']}"
+    report = compare_acceptance(read_lines(spool), tuned, settings.get("speculative"), limits, pair=pair, engine=NAME, bundle=bundle,
                                 now=now or datetime.now(UTC))
     write_json(space.folder / REPORT, report.model_dump(mode="json"))
     return report
 
 
-def served_config(out: Path, pair: str) -> dict[str, Any] | None:
-    """The speculative config of the bundle that `current` leads to; None: plain decoding."""
+def served_settings(out: Path, pair: str) -> dict[str, Any]:
+    """The settings of the bundle that `current` leads to, as its manifest has them.
+
+    Raises:
+        DraftwellError: there is none (`no_bundle`).
+    """
     from registry.bundles.vllm.build import bundles_of
     from registry.bundles.vllm.render import MANIFEST
 
     current = bundles_of(out, pair) / "current"
     try:
-        found = json.loads((current / MANIFEST).read_text())["settings"]["speculative"]
+        found = dict(json.loads((current / MANIFEST).read_text())["settings"])
+        _ = found["speculative"], found["release"], found["gate"]["device"]
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DraftwellError(f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`", code="no_bundle") from error
-    return dict(found) if found else None
 
 
-def tuned_acceptance(choice: EngineChoice) -> Acceptance:
-    """How drafts of what was chosen fared when it was measured: at every load where lengths follow the load."""
-    figures = choice.scheduled or [one for one in choice.confirmed if one.label == choice.chosen.with_k(choice.k).label]
-    return Acceptance.total(figure.acceptance for figure in figures)
+def tuned_acceptance(settings: dict[str, Any]) -> Acceptance:
+    """How first tokens of drafts fared when what is served was tuned; nothing counted where it decodes plainly.
+
+    Raises:
+        DraftwellError: the bundle does not say (`old_bundle`).
+    """
+    if not settings.get("speculative"):
+        return Acceptance()
+    try:
+        tuned = settings["tuned"]
+        return Acceptance(rounds=tuned["drafts"], accepted_at=(tuned["first_kept"],))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DraftwellError(f"the bundle that is served does not say how drafts fared when they were tuned: deploy again with `draftwell "
+                             f"deploy --engine {NAME}`", code="old_bundle") from error

@@ -15,7 +15,9 @@ README = Template("""\
 $how
 
 `manifest.json` names every file with its sha256, and the engine, version, device class, number format and models that the gate
-judged. `serve.sh` checks them all before vLLM starts (`check.py`) and refuses what differs, in one line, with exit code 2.
+judged. Before vLLM starts, `serve.sh` checks (`check.py`) the digests, vLLM's version, the device that it is built for and, where
+nvidia-smi says it, the model of the GPU. It refuses what differs, in one line, with exit code 2. Other packages' versions are not checked,
+nor is a CPU's model, nor options that are passed to vLLM.
 
 Gate: $gate
 
@@ -45,6 +47,7 @@ There is no Dockerfile, compose file or chart: deploy again with `--set image=NA
 PLUGINS = """
 The wheels in this folder are plug-ins of vLLM. `serve.sh` lets vLLM import them from here; nothing is installed.
 With `DRAFTWELL_SPOOL=folder` vLLM counts there how its drafts fare, for `draftwell monitor --engine vllm`.
+A relative folder is one below the folder that `serve.sh` was called from.
 """
 
 

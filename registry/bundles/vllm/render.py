@@ -43,11 +43,13 @@ SERVE = Template("""\
 #!/bin/sh
 # Serves $pair, release $release, with vLLM $version on $device; options are passed to vLLM. $words
 set -eu
+case "$${DRAFTWELL_SPOOL:-}" in ""|/*) ;; *) export DRAFTWELL_SPOOL="$$PWD/$$DRAFTWELL_SPOOL";; esac # not a folder in the bundle
 cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" -P check.py
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-${plugins}${environment}MODEL=$model
+${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
+MODEL=$model
 exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 \\
   $arguments "$$@"
 """)
@@ -128,7 +130,7 @@ def serve_script(settings: VllmServing) -> str:
     plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
                             words=WORDS, plugins=plugins, environment=environment, model=shlex.quote(settings.model), port=settings.port,
-                            arguments=" ".join(words))
+                            bundle=shlex.quote(settings.bundle), arguments=" ".join(words))
 
 
 def dockerfile(settings: VllmServing) -> str:
@@ -188,7 +190,7 @@ def ray_serve(settings: VllmServing) -> dict[str, Any]:
         "model_loading_config": {"model_id": settings.model_name, "model_source": source}, "deployment_config": deployment,
         "engine_kwargs": settings.engine_arguments(f"{ROOT}/"),
         "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **plugins,
-                                     **settings.environment}}}
+                                     **settings.environment, "DRAFTWELL_BUNDLE": settings.bundle}}}
     if settings.gate.device == "cpu":
         config["placement_group_config"] = {"bundles": [{"CPU": settings.cpus}]}
     application = {"name": settings.name, "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",

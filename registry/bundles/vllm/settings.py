@@ -41,6 +41,14 @@ class EngineGate(Strict):
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
 
 
+class Tuned(Strict):
+    """How drafts fared when they were tuned; `draftwell monitor` compares with it what is served."""
+
+    temperature: float = Field(ge=0, description="of the requests that it was tuned for")
+    drafts: int = Field(ge=0, description="that the target verified")
+    first_kept: int = Field(ge=0, description="of them, those whose first token was kept")
+
+
 class VllmServing(Strict):
     """How vLLM serves a release.
 
@@ -69,6 +77,7 @@ class VllmServing(Strict):
     requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
     environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
         default_factory=dict, description="further variables of the engine's process; no secrets")
+    tuned: Tuned | None = Field(None, description="how drafts fared when they were tuned; left out, not known")
     gate: EngineGate
 
     @model_validator(mode="after")
@@ -117,6 +126,11 @@ class VllmServing(Strict):
     def name(self) -> str:
         """Name of what is deployed, as Kubernetes and Docker allow it."""
         return f"draftwell-{self.pair}".replace(".", "-").replace("_", "-")[:53].rstrip("-")
+
+    @property
+    def bundle(self) -> str:
+        """Pair and folder of the bundle, by which `draftwell monitor` knows what was counted while it was served."""
+        return f"{self.pair}/{self.release}-{self.gate.device}"
 
     @property
     def model_name(self) -> str:
@@ -171,6 +185,7 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
-    gate = {**{name: record[name] for name in wanted}, "device": device, "ungated_reason": ungated_reason}
+    version = str(record["version"]).partition("+")[0]  # the build, such as +cpu, is the device's
+    gate = {**{name: record[name] for name in wanted}, "version": version, "device": device, "ungated_reason": ungated_reason}
     return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
                                   **serving, "gate": gate}, where)

@@ -21,13 +21,14 @@ TUNED = Acceptance(rounds=100, drafted=500, accepted=150, accepted_at=(60, 40, 3
 
 
 def line(minute: int, kept: int, drafts: int = 50, **changes: Any) -> dict[str, Any]:
-    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "method": "ngram", "num_speculative_tokens": 5, "rounds": drafts,
-            "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
+    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "bundle": "tiny/2-cpu", "method": "ngram",
+            "num_speculative_tokens": 5, "rounds": drafts, "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
 
 
 def check(rows: list[dict[str, Any]], *, hours: float = 1.0, tuned: Acceptance = TUNED, served: Any = SERVED) -> Any:
     lines = [AcceptanceLine.model_validate(row) for row in rows]
-    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", now=BEGIN + timedelta(hours=hours))
+    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", bundle="tiny/2-cpu",
+                              now=BEGIN + timedelta(hours=hours))
 
 
 def traffic(share: float, minutes: int = 30, seed: int = 0) -> list[dict[str, Any]]:
@@ -44,6 +45,12 @@ def test_traffic_that_fares_as_it_did_is_steady_and_other_traffic_is_drift() -> 
     assert worse.low <= worse.served <= worse.high < 0.6
     assert "kept 0.600 when it was tuned" in worse.why
     assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", "a change below the limit does not count, however sure"
+
+
+def test_of_a_rule_that_learns_while_it_serves_only_a_fall_is_drift() -> None:
+    served = {**SERVED, "method": "custom_class"}
+    better, worse = ([{**row, "method": "custom_class"} for row in traffic(share)] for share in (0.8, 0.4))
+    assert [check(rows, served=served).verdict for rows in (better, worse)] == ["steady", "drift"]
 
 
 def test_one_bad_minute_is_no_drift() -> None:
@@ -63,10 +70,10 @@ def test_too_little_or_too_old_traffic_decides_nothing(rows: list[dict[str, Any]
 
 
 def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
-    others = [{**row, "num_speculative_tokens": 3} for row in traffic(0.1)]
-    found = check([*others, *traffic(0.6)])
-    assert (found.verdict, found.lines) == ("steady", 30)
-    assert found.notes == ("30 lines of other settings than those that are served are left out",)
+    for other in ({"num_speculative_tokens": 3}, {"bundle": "tiny/1-cpu"}, {"bundle": None}):
+        found = check([*traffic(0.6), *({**row, **other} for row in traffic(0.1))])
+        assert (found.verdict, found.lines) == ("steady", 30)
+        assert found.notes == ("30 lines of other bundles or settings than those that are served (tiny/2-cpu) are left out",)
     window = load_limits().window
     old = [line(minute, 5) for minute in range(100)]
     new = [line(100 + minute, 30) for minute in range(window)]
@@ -81,6 +88,12 @@ def test_a_line_that_is_being_written_or_foreign_is_passed_over(tmp_path: Path) 
     (tmp_path / "acceptance-20260103-a-1.ndjson").write_text(f"{json.dumps(line(2, 1))}\n[]\n{newer}\n")
     (tmp_path / "requests-1.jsonl").write_text(json.dumps(line(3, 1)))
     assert [one.begun - BEGIN.timestamp() for one in read_lines(tmp_path)] == [120.0, 540.0]
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "acceptance-20260101-a-1.ndjson").symlink_to(tmp_path / "removed")
+    (tmp_path / "acceptance-20260102-a-1.ndjson").write_text(json.dumps(line(2, 1)))
+    assert len(read_lines(tmp_path)) == 1
 
 
 def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:

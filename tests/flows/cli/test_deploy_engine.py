@@ -105,7 +105,9 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Call
     judged.write_text(json.dumps({**record, "passed": False}))
     assert "the gate did not pass" in line(deploy())
     judged.write_text("{")
-    assert "is no gate record" in line(deploy("--ungated", "a trial"))
+    assert "is no gate record" in line(deploy())
+    assert not (tmp_path / "dist").exists()
+    assert deploy("--ungated", "what is damaged is as good as nothing", "--out", tmp_path / "other").exit_code == 0
     judged.unlink()
     assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(deploy())
     assert not (tmp_path / "dist").exists()
@@ -155,7 +157,8 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     assert deploy("--set", "max_num_seqs=2").exit_code == 0
     assert "DRAFTWELL_SPOOL" in line(monitor())
     config = json.loads(judged.read_text())["settings"]
-    about = {"version": 1, "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"], "rounds": 60}
+    about = {"version": 1, "bundle": "tiny/1-cpu", "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"],
+             "rounds": 60}
     (tmp_path / "spool").mkdir()
     file = tmp_path / "spool" / "acceptance-20260101-here-1.ndjson"
     for kept, code, verdict in ((60, 0, "steady"), (20, 3, "drift")):
@@ -164,8 +167,36 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
         done = monitor("--json")
         assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
         assert json.loads((judged.parent / "drift.json").read_text())["verdict"] == verdict
+    choice = judged.parent / "tuned.json"
+    kept_at_tuning = json.loads((judged.parent / "drift.json").read_text())["tuned"]
+    choice.write_text(json.dumps({**json.loads(choice.read_text()), "choice": {}}))
+    assert json.loads(monitor("--json").stdout)["tuned"] == kept_at_tuning, "of what is served, not of what was tuned since"
     assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
     assert "--reference means nothing" in line(monitor("--reference", tmp_path))
+    manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
+    made = json.loads(manifest.read_text())
+    assert made["settings"].pop("tuned")["temperature"] == 0
+    manifest.write_text(json.dumps(made))
+    assert "tuned: deploy again with `draftwell deploy --engine vllm`" in line(monitor())
+
+
+def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, installed: Path, pair_file: Path, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM for CPUs on a machine with a CUDA device."""
+    import flows.steps.monitor_engine
+    import serving.device
+    from serving.errors import DraftwellError
+
+    seen: list[str] = []
+
+    def looked(space: Any, **more: Any) -> Any:
+        seen.append(space.workspace.device)
+        raise DraftwellError("seen")
+
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    monkeypatch.setattr(flows.steps.monitor_engine, "check_engine", looked)
+    assert "seen" in line(run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path))
+    assert seen == ["cpu"]
 
 
 def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,

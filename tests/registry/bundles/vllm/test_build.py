@@ -107,3 +107,6 @@ def test_the_environment_is_locked_with_hashes_where_all_are_known(tmp_path: Pat
     without = engine_lock({"one": "1.0", "two": "2.0"}, tmp_path)
     assert "not recorded which files were installed of two." in without
     assert without.splitlines()[2:] == ["one==1.0", "two==2.0"]
+    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
+    assert engine_lock({"torch": "2.9.0+cpu"}, tmp_path).splitlines()[1] == index, "PyPI has no such build"
+    assert "index" not in engine_lock({"torch": "2.9.0"}, tmp_path)

@@ -182,9 +182,35 @@ def test_rules_end_drafts_of_ngrams_before_the_token_that_triggers() -> None:
     assert len(propose(Svip(config(1, threshold=1.0)), text)[0]) == 1
 
 
+def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FixedRule):
+        def learn(self, confidence: float, kept: bool) -> None:
+            raise RuntimeError("no")
+
+    proposer = Fixed(config())
+    text, other = [1, 2, 3, 4, 5, 1, 2], [5, 6, 5]
+    proposer.rule = Failing()
+    assert propose(proposer, text, other) == [[3, 4, 5, 1], [6, 5, 6, 5]]
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            assert propose(proposer, [*text, 3], [7, 6, 7]) == [[], [6, 7, 6, 7]], "what was drafted for another text teaches nothing"
+            propose(proposer, text, other)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("changed", [{"total": [1] * 19}, {"accepted": [1] * 21}, {"total": [1.5] * 20}, {"prior_weight": 0}])
+def test_a_table_of_another_shape_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"total": [1] * 20, "accepted": [1] * 20, **changed}))
+    with pytest.raises(ValueError, match="is no acceptance table"):
+        Spide(config(table=str(file)))
+
+
 def test_settings_are_checked_in_a_line() -> None:
     for settings, said in (({"treshold": 1}, "unknown key 'treshold'"), ({"tau": 2}, "tau is 2"), ({"threshold": "x"}, "threshold is 'x'"),
-                           ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"), ({"window": 1}, "window is 1")):
+                           ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"), ({"window": 1}, "window is 1"),
+                           ({"window": 1e4}, "window is 10000.0"), ({"longest_ngram": 4.0}, "longest_ngram is 4.0"),
+                           ({"shortest_ngram": True}, "shortest_ngram is True"), ({"draft": 3}, "draft is 3")):
         with pytest.raises(ValueError, match=said):
             Spide(config(**settings))
     with pytest.raises(ValueError, match="is no acceptance table"):
@@ -219,6 +245,14 @@ def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> N
                                                                                         "threshold": 1.0}}}))
     strict.load_model(object())
     assert propose(strict, [3, 4, 5]) == [greedy([3, 4, 5])[:1]]
+    assert set(proposer._model._read) == {0}, "caches of rows that are no more are dropped"
+    full = greedy([3, 4, 5])
+    made.model_config.get_vocab_size = lambda: max(full)
+    smaller = Fixed(made)
+    smaller.load_model(object())
+    (drafted,) = propose(smaller, [3, 4, 5])
+    assert len(drafted) == 3
+    assert max(drafted) < max(full), "what is no token of the target's is not drafted"
     wrong = Fixed(config(draft=str(tmp_path / "nothing")))
     with pytest.raises(ValueError, match="is no draft model"):
         wrong.load_model(object())
@@ -246,6 +280,7 @@ def logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     name = "registry.bundles.vllm.plugin.draftwell_vllm.stats"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv("DRAFTWELL_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("DRAFTWELL_BUNDLE", "mine/3-cpu")
     clock = SimpleNamespace(now=1_800_000_000.0)
     monkeypatch.setattr(spool.time, "time", lambda: clock.now)
     stats = importlib.import_module(name)
@@ -274,6 +309,7 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     (file,) = logger.folder.iterdir()
     assert spool.NAME.fullmatch(file.name)
     (line,) = [json.loads(text) for text in file.read_text().splitlines()]
+    assert line["bundle"] == "mine/3-cpu"
     assert {name: line[name] for name in ("engine", "model", "method", "num_speculative_tokens", "running", "requests", "tokens", "rounds",
                                           "drafted", "accepted", "accepted_at", "seconds")} == {
         "engine": "vllm", "model": "mine", "method": "custom_class", "num_speculative_tokens": 4, "running": 2, "requests": 2, "tokens": 5,

@@ -142,6 +142,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
                             "model": "a/b", "revision": "a" * 40}
     found = gated_serving(record, **made)
     assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
+    assert gated_serving({**record, "version": "0.32.0+cu130"}, **made) == found, "builds are not versions"
     for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
                           ({"engine": "sglang"}, "engine")):
         with raises_code("bad_value", said):
@@ -200,6 +201,7 @@ def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how
     assert found == {"serve.sh", "check.py", "README.md", "ray_serve.yaml", "manifest.json"}
     assert "--set image=NAME" in (tmp_path / "README.md").read_text()
     assert "docker build" in rendered(serving())["README.md"]
+    assert "Other packages' versions are not checked" in rendered(serving())["README.md"], "no more is promised than check.py does"
 
 
 def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> None:
@@ -284,14 +286,16 @@ def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
 
 
 def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
-               gpu: str = "A  GPU") -> subprocess.CompletedProcess[str]:
-    """serve.sh with a stand-in for vLLM that prints its arguments."""
+               gpu: str = "A  GPU", **variables: str) -> subprocess.CompletedProcess[str]:
+    """serve.sh with a stand-in for vLLM that prints its arguments, and on stderr our variables."""
     site = tmp_path / f"site-{package}-{version}"
     place = site / "vllm" / "entrypoints" / "openai"
     place.mkdir(parents=True, exist_ok=True)
     for folder in (site / "vllm", site / "vllm" / "entrypoints", place):
         (folder / "__init__.py").write_text("")
-    (place / "api_server.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    (place / "api_server.py").write_text(
+        "import json, os, sys\nprint(json.dumps(sys.argv[1:]))\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DRAFTWELL_')}), file=sys.stderr)\n")
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -301,7 +305,7 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
     tool.chmod(0o755)
     return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
                           env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site),
-                               "PYTHONDONTWRITEBYTECODE": "1"})
+                               "PYTHONDONTWRITEBYTECODE": "1", **variables})
 
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
@@ -313,6 +317,13 @@ def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path
     assert words[-2:] == ["--host", "0.0.0.0"]
     assert json.loads(words[words.index("--speculative-config") + 1]) == DRAFTED
     assert run_bundle(bundle, tmp_path, version="0.32.0+cu130").returncode == 0
+
+
+def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    for given, found in (("my spool", f"{tmp_path}/my spool"), ("/a/spool", "/a/spool"), ("", "")):
+        done = run_bundle(bundle, tmp_path, DRAFTWELL_SPOOL=given)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stderr) == {"DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda"}
 
 
 @pytest.mark.parametrize(("package", "version", "said"), [

@@ -29,15 +29,16 @@ class DraftModel:
     """Drafts greedily.
 
     Args:
-        folder: of a model with complete weights and the target's vocabulary.
+        folder: of a model with complete weights and the target's vocabulary; there may be further rows of logits, which pad it.
         dtype: torch's, that it computes in.
         device: that it computes on.
         rows: texts whose keys and values are kept at once.
+        vocab: size of the target's vocabulary, beyond which nothing is drafted; None: not known.
     Raises:
         ValueError: there is no model in the folder.
     """
 
-    def __init__(self, folder: str, dtype: Any, device: Any, rows: int):
+    def __init__(self, folder: str, dtype: Any, device: Any, rows: int, vocab: int | None = None):
         from transformers import AutoModelForCausalLM
 
         try:
@@ -45,7 +46,7 @@ class DraftModel:
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} is no draft model ({type(error).__name__}): name a folder with {FILES} and weights") from error
         self.module = module.to(device).eval()
-        self.device, self.rows = device, rows
+        self.device, self.rows, self.vocab = device, rows, vocab
         self.context = int(getattr(module.config, "max_position_embeddings", None) or 1 << 20)
         self._read: dict[int, Read] = {}
 
@@ -59,7 +60,7 @@ class DraftModel:
         room = min(room, self.context - len(ids))
         with torch.inference_mode():
             for _ in range(room):
-                logits = self._logits(row, [*ids, *tokens]).float()
+                logits = self._logits(row, [*ids, *tokens])[: self.vocab].float()
                 logs = torch.log_softmax(logits, -1)
                 probs = logs.exp()
                 best = int(probs.argmax())
@@ -68,6 +69,10 @@ class DraftModel:
                 if not rule.continues(confidences[-1], float(-(probs * logs.clamp(min=-1e4)).sum())):
                     break
         return tokens, confidences
+
+    def keep(self, count: int) -> None:
+        """Forget what was read for rows from `count` on, which are no more."""
+        self._read = {row: read for row, read in self._read.items() if row < count}
 
     def _logits(self, row: int, ids: list[int]) -> Any:
         """[vocab] logits behind a text, of which only what the row has not read is computed."""

@@ -8,6 +8,7 @@ proposed without probabilities, which vLLM's rejection sampler takes for certain
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 from .ngrams import guess
 from .settings import ProposerSettings, read_settings
 from .stopping import FixedRule, HFDynamicRule, SpideRule, StopRule, SvipRule
+
+log = logging.getLogger("vllm.draftwell")
 
 TAIL = 8
 """Last tokens of a text by which a row is known again."""
@@ -49,6 +52,7 @@ class Fixed:
         self._model: Any = None  # vLLM takes an attribute `model` for layers of its own
         self._config = vllm_config
         self._drafted: dict[int, Drafted] = {}
+        self._complained = False
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         """The stop rule of one drafter.
@@ -65,7 +69,7 @@ class Fixed:
 
             config = self._config
             self._model = DraftModel(self.settings.draft, config.model_config.dtype, config.device_config.device,
-                                     config.scheduler_config.max_num_seqs)
+                                     config.scheduler_config.max_num_seqs, vocabulary(config.model_config))
 
     def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
                 slot_mappings: Any = None) -> list[list[int]]:
@@ -77,24 +81,33 @@ class Fixed:
             token_ids_cpu: [rows, context] token ids.
             slot_mappings: not used.
         Returns:
-            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted.
+            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted, as where that failed: what is raised here
+            would end vLLM.
         """
         before, self._drafted = self._drafted, {}
         found: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):
-            length = int(num_tokens_no_spec[row])
-            ids = token_ids_cpu[row, :length]
-            if row in before:
-                learn(before[row], ids)
-            room = min(self.k, self.max_model_len - length)
-            if not sampled or room <= 0:
+            try:
+                found.append(self._propose_row(row, token_ids_cpu[row, : int(num_tokens_no_spec[row])], bool(sampled), before.get(row)))
+            except Exception:
                 found.append([])
-                continue
-            drafted = self.draft(row, ids, room)
-            if drafted.tokens:
-                self._drafted[row] = drafted
-            found.append(drafted.tokens)
+                if not self._complained:
+                    self._complained = True
+                    log.exception("a row gets no draft; this is said once")
+        if self._model is not None:
+            self._model.keep(len(found))
         return found
+
+    def _propose_row(self, row: int, ids: Any, goes_on: bool, before: Drafted | None) -> list[int]:
+        if before is not None:
+            learn(before, ids)
+        room = min(self.k, self.max_model_len - len(ids))
+        if not goes_on or room <= 0:
+            return []
+        drafted = self.draft(row, ids, room)
+        if drafted.tokens:
+            self._drafted[row] = drafted
+        return drafted.tokens
 
     def draft(self, row: int, ids: Any, room: int) -> Drafted:
         """A draft of at most `room` tokens behind a row's text: of its n-grams, else of the draft model."""
@@ -147,6 +160,12 @@ class Spide(Fixed):
             return SpideRule.of_table(json.loads(Path(table).read_text()), rule.tau)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{table} is no acceptance table ({type(error).__name__}): name its table.json") from error
+
+
+def vocabulary(model_config: Any) -> int | None:
+    """Size of the target's vocabulary; None where vLLM does not say."""
+    size = getattr(model_config, "get_vocab_size", None)
+    return (int(size()) or None) if callable(size) else None
 
 
 def tail_of(ids: Any) -> tuple[int, ...]:

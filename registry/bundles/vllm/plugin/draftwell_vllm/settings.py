@@ -44,8 +44,11 @@ def read_settings(additional_config: Any) -> ProposerSettings:
         raise ValueError(f"additional config, {KEY}: {what}: write a mapping of {', '.join(known)}")
     made = ProposerSettings(**found)
     checks: tuple[tuple[str, Callable[[], bool]], ...] = (
-        ("shortest_ngram", lambda: made.shortest_ngram >= 1), ("longest_ngram", lambda: made.longest_ngram >= made.shortest_ngram),
-        ("window", lambda: made.window >= 2), ("tau", lambda: made.tau is None or 0 <= made.tau <= 1),
+        ("shortest_ngram", lambda: is_int(made.shortest_ngram) and made.shortest_ngram >= 1),
+        ("longest_ngram", lambda: is_int(made.longest_ngram) and made.longest_ngram >= made.shortest_ngram),
+        ("window", lambda: is_int(made.window) and made.window >= 2),
+        ("draft", lambda: made.draft is None or isinstance(made.draft, str)),
+        ("table", lambda: made.table is None or isinstance(made.table, str)), ("tau", lambda: made.tau is None or 0 <= made.tau <= 1),
         ("threshold", lambda: made.threshold is None or 0 <= made.threshold <= 2), ("entropy_scale", lambda: 0 < made.entropy_scale <= 1))
     for name, is_right in checks:
         try:
@@ -55,3 +58,8 @@ def read_settings(additional_config: Any) -> ProposerSettings:
         if not right:
             raise ValueError(f"additional config, {KEY}: {name} is {getattr(made, name)!r}, which is out of range")
     return made
+
+
+def is_int(value: object) -> bool:
+    """Whether a value from JSON is a whole number and written as one: 1e4 is a float, which indexes nothing."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from . import installed_version
 from .spool import AcceptanceSpool
 
-FOLDER = "DRAFTWELL_SPOOL"
+FOLDER, BUNDLE = "DRAFTWELL_SPOOL", "DRAFTWELL_BUNDLE"
 
 
 class AcceptanceLogger(StatLoggerBase):
@@ -51,10 +51,11 @@ class AcceptanceLogger(StatLoggerBase):
 
 
 def about(vllm_config: Any, engine_index: int) -> dict[str, Any]:
-    """What every line says of the engine: its version, and how it speculates."""
+    """What every line says of the engine: its version, how it speculates, and the bundle that it was started from."""
     config = vllm_config.speculative_config
     name = vllm_config.model_config.served_model_name
     return {"engine": "vllm", "engine_version": installed_version(), "engine_index": engine_index,
+            "bundle": os.environ.get(BUNDLE),
             "model": name[0] if isinstance(name, list) else name,
             "method": None if config is None else config.method,
             "num_speculative_tokens": None if config is None else config.num_speculative_tokens}

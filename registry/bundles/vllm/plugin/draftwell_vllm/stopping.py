@@ -86,8 +86,17 @@ class SpideRule(FixedRule):
 
     @classmethod
     def of_table(cls, rows: Mapping[str, Any], tau: float) -> SpideRule:
-        """With the counts of an artifact's `table.json`."""
-        return cls(tau, total=rows["total"], accepted=rows["accepted"], prior_weight=float(rows.get("prior_weight", PRIOR_WEIGHT)))
+        """With the counts of an artifact's `table.json`.
+
+        Raises:
+            ValueError: it has not two counts for every bin, or a weight that is not above 0.
+        """
+        total, accepted, weight = rows["total"], rows["accepted"], float(rows.get("prior_weight", PRIOR_WEIGHT))
+        if not len(total) == len(accepted) == len(MIDPOINTS):
+            raise ValueError(f"{len(total)} and {len(accepted)} counts instead of {len(MIDPOINTS)}")
+        if not all(isinstance(count, int) for count in [*total, *accepted]) or not 0 < weight < math.inf:
+            raise ValueError("counts that are no whole numbers, or a weight that is not above 0")
+        return cls(tau, total=total, accepted=accepted, prior_weight=weight)
 
     def start(self) -> None:
         self._chance = 1.0
