@@ -112,8 +112,9 @@ class ToolCallParser:
     def _in_call(self, found: list[Piece]) -> bool:
         body = self._held[len(BEGIN) :]
         head = HEAD.match(body)
-        if head and json.loads(head[1]) in self.names:
-            found.append(self._begun(json.loads(head[1])))
+        name = name_of(head[1]) if head else None
+        if head and name in self.names:
+            found.append(self._begun(name))
             self._held = body[head.end() :]
             self._depth, self._quoted, self._escaped = 0, False, False
             self._step = self._in_arguments
@@ -161,7 +162,7 @@ class ToolCallParser:
                     return at + 1
         return len(self._held)
 
-    def _begun(self, name: str) -> Call:
+    def _begun(self, name: str | None) -> Call:
         self.calls += 1
         self._after_call = True
         return Call(self.calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=name)
@@ -173,7 +174,7 @@ class ToolCallParser:
         except (ValueError, RecursionError):
             read = None
         calls = read if isinstance(read, list) else [read]
-        if not calls or not all(isinstance(call, dict) and call.get("name") in self.names and isinstance(
+        if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names and isinstance(
                 call.get("arguments", {}), dict) for call in calls):
             found.append(Text(self._gap + BEGIN + body + (END if ended else "")))
             self._after_call = False
@@ -181,6 +182,18 @@ class ToolCallParser:
         for call in calls:
             found.append(self._begun(call["name"]))
             found.append(Call(self.calls - 1, json.dumps(call.get("arguments", {}), ensure_ascii=False)))
+
+
+def name_of(text: str) -> str | None:
+    """A name from how it is written, as JSON; None if it is not: models write escapes that JSON does not have, and raw line ends.
+
+    >>> name_of('"add"'), name_of(r'"get\\_weather"')
+    ('add', None)
+    """
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
 
 
 def beginning(text: str, mark: str) -> int:

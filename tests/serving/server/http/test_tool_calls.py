@@ -30,6 +30,13 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "cut in the name": ('<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "ad', []),
     "cut in the arguments": ('<tool_call>\n{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
     "cut by its end as a stop string": ('<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n', "", [("add", '{"a": 1}')]),
+    "a name that is no JSON": ('<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>',
+                               '<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>', []),
+    "a name of two lines": ('<tool_call>{"name": "add\n", "arguments": {}}</tool_call>',
+                            '<tool_call>{"name": "add\n", "arguments": {}}</tool_call>', []),
+    "a name that is a list": ('<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+                              '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>', []),
+    "a name that is an object": ('<tool_call>{"name": {"add": 1}}', '<tool_call>{"name": {"add": 1}}', []),
     "empty": ("", "", []),
 }
 
