@@ -169,19 +169,29 @@ class ToolCallParser:
 
     def _whole(self, body: str, found: list[Piece], *, ended: bool = False) -> None:
         """A call whose parts come in another order, or a list of calls; text if it is neither."""
-        try:
-            read = json.loads(body)
-        except (ValueError, RecursionError):
-            read = None
-        calls = read if isinstance(read, list) else [read]
-        if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names and isinstance(
-                call.get("arguments", {}), dict) for call in calls):
+        calls = self._read_calls(body)
+        if not calls:
             found.append(Text(self._gap + BEGIN + body + (END if ended else "")))
             self._after_call = False
             return
-        for call in calls:
-            found.append(self._begun(call["name"]))
-            found.append(Call(self.calls - 1, json.dumps(call.get("arguments", {}), ensure_ascii=False)))
+        for name, arguments in calls:
+            found.append(self._begun(name))
+            found.append(Call(self.calls - 1, arguments))
+
+    def _read_calls(self, body: str) -> list[tuple[str, str]]:
+        """Names and JSON arguments of a complete call or a list of calls; none if the text is neither.
+
+        Arguments are in ASCII, as an escaped half of a surrogate pair cannot be sent otherwise. NaN and infinity are no JSON.
+        """
+        try:
+            read = json.loads(body)
+            calls = read if isinstance(read, list) else [read]
+            if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names
+                       and isinstance(call.get("arguments", {}), dict) for call in calls):
+                return []
+            return [(call["name"], json.dumps(call.get("arguments", {}), allow_nan=False)) for call in calls]
+        except (ValueError, RecursionError):
+            return []
 
 
 def name_of(text: str) -> str | None:

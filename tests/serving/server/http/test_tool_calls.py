@@ -21,7 +21,7 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "text between": (f"{TWO} and  then\n{TWO}", "and  then", [("say", '{"text":"a </tool_call> \\" b"}')] * 2),
     "another order": ('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
     "a list": ('<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": "é"}}]\n</tool_call>', "",
-               [("add", "{}"), ("say", '{"x": "é"}')]),
+               [("add", "{}"), ("say", '{"x": "\\u00e9"}')]),
     "no arguments": ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
     "an unknown function": ('Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
                             'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
@@ -37,6 +37,11 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "a name that is a list": ('<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
                               '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>', []),
     "a name that is an object": ('<tool_call>{"name": {"add": 1}}', '<tool_call>{"name": {"add": 1}}', []),
+    "half a character": ('<tool_call>{"arguments": {"x": "\\ud83d"}, "name": "say"}</tool_call>', "", [("say", '{"x": "\\ud83d"}')]),
+    "no number": ('<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>',
+                  '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>', []),
+    "a number without end": ('<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
+                             '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>', []),
     "empty": ("", "", []),
 }
 
