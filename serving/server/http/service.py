@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from serving.errors import DraftwellError
+from serving.errors import DraftwellError, InvalidRequest
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.grammar.protocols import Grammar
 from serving.runtime.requests import Sampling
@@ -166,8 +166,10 @@ class Service:
     def _grammar(self, asked: Format) -> Grammar:
         try:
             return self.served.grammar(asked.define(self.served.is_token))
-        except DraftwellError as error:
+        except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
+        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
+            raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
 
     async def _prediction(self, body: Generation) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""

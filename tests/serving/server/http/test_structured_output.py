@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import openai
 import pydantic
 import pytest
 
+from serving.errors import DraftwellError
 from serving.server.model import served_model as module
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
@@ -228,6 +230,26 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_request_only(http: httpx.
     if response.status_code == 400:
         assert "grammar" in response.json()["error"]["message"]
     assert text_of(answer(http, guided_choice=["fine"])) == "fine"
+
+
+@pytest.mark.parametrize("asked", [
+    {"guided_json": PERSON}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": 'start: "a"'},
+    {"guided_grammar": 'root ::= "a"'}], ids=str)
+def test_a_missing_package_is_the_servers_fault_and_says_so(http: httpx.Client, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    response = http.post("/v1/chat/completions", json=CHAT | asked)
+    assert response.status_code == 501
+    assert response.json()["error"]["code"] == "missing_package"
+    assert "pip install" in response.json()["error"]["message"]
+
+
+def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(*given: Any) -> None:
+        raise DraftwellError("no such tokenizer", code="tokenizer_unsupported")
+
+    monkeypatch.setattr(module, "GuidanceGrammar", unread)
+    response = http.post("/v1/chat/completions", json=CHAT | {"guided_choice": ["never compiled before"]})
+    assert (response.status_code, response.json()["error"]["code"]) == (501, "tokenizer_unsupported")
 
 
 def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
