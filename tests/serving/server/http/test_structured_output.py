@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import httpx
@@ -15,6 +17,7 @@ import pydantic
 import pytest
 
 from serving.errors import DraftwellError
+from serving.runtime.grammar import guidance
 from serving.server.model import served_model as module
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
@@ -265,3 +268,37 @@ def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.Monk
         text_of(answer(http, guided_choice=[word]))
     text_of(answer(http, guided_json=schema))
     assert len(compiled) == 5
+
+
+def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    first, second, third = (guidance.choice([word]) for word in ("first", "second", "third"))
+    kept = served.grammar(first)
+    served.grammar(second)
+    assert served.grammar(first) is kept
+    served.grammar(third)
+    assert served.known_grammar(first) is kept
+    assert served.known_grammar(second) is None
+
+
+def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do others, however many wait."""
+    text_of(answer(http, guided_choice=["known"]))
+    begun, go_on, right = threading.Event(), threading.Event(), module.GuidanceGrammar
+
+    def slow(*asked: Any) -> Any:
+        begun.set()
+        assert go_on.wait(100)
+        return right(*asked)
+
+    monkeypatch.setattr(module, "GuidanceGrammar", slow)
+    with ThreadPoolExecutor(40) as clients:
+        try:
+            waiting = [clients.submit(http.post, "/v1/chat/completions", json=CHAT | {"guided_choice": [f"slow {i}"]}) for i in range(40)]
+            assert begun.wait(60)
+            assert text_of(answer(http, guided_choice=["known"])) == "known"
+            assert answer(http, max_tokens=1)["choices"]
+            assert not any(one.done() for one in waiting)
+        finally:
+            go_on.set()
+    assert {one.result().status_code for one in waiting} <= {200, 429, 503}
