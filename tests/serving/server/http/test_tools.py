@@ -179,6 +179,23 @@ def test_a_template_that_knows_tools_gets_them(client: openai.OpenAI, served: Se
     assert "tools\n" not in prompt_of(client, served, monkeypatch, tool_choice="none")
 
 
+@pytest.mark.parametrize("asked", [
+    {"messages": [HISTORY[0], {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": "no object"}}]}],
+     "tools": openai.NOT_GIVEN}, {"tools": TOOLS[2:]}], ids=["arguments", "schema"])
+def test_a_template_that_trips_over_tools_is_the_requests_error(client: openai.OpenAI, served: ServedModel, monkeypatch: pytest.MonkeyPatch,
+                                                                asked: Any) -> None:
+    """As templates do that expect arguments to be an object, or functions to have a description."""
+    monkeypatch.setattr(served.pair.tokenizer, "chat_template", (
+        "{% for t in tools or [] %}{{ t.function.description + '.' }}{% endfor %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k in c.function.arguments.items() %}{{ k }}{% endfor %}{% endfor %}"
+        "{{ m.content | length + (none if m.role == 'system' else 1) }}{% endfor %}"))
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, **asked, max_tokens=1)
+    assert error.value.param == "messages"
+    with pytest.raises(openai.InternalServerError):  # the template's own fault
+        ask(client, messages=[{"role": "system", "content": "x"}], tools=openai.NOT_GIVEN, max_tokens=1)
+
+
 def test_a_template_that_knows_none_gets_them_as_text(client: openai.OpenAI, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompt_of(client, served, monkeypatch)
     assert prompt.startswith("<|start|>system\nYou may call functions")
