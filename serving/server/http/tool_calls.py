@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.server.http.tools import BEGIN, END
 
+CLOSED = re.compile(r"\s*\}")
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
@@ -72,6 +73,11 @@ class ToolCallParser:
         self._step = self._in_text
         self._depth, self._quoted, self._escaped = 0, False, False
 
+    @property
+    def within_arguments(self) -> bool:
+        """Whether the arguments of the last call are not complete."""
+        return self._step == self._in_arguments
+
     def push(self, text: str) -> list[Piece]:
         """What more text gives."""
         self._held += text
@@ -83,6 +89,10 @@ class ToolCallParser:
     def finish(self) -> list[Piece]:
         """The rest, when no text follows; a call that was cut within its arguments keeps what there is of them."""
         found: list[Piece] = []
+        if self._step == self._after_arguments:
+            self._held = after_call(self._held[: len(self._held) - beginning(self._held, END)])
+            self._step = self._in_text
+            self._in_text(found)
         if self._step == self._in_call:
             self._whole(self._held.removeprefix(BEGIN), found)
         elif self._step == self._in_text and self._held and not self._after_call:
@@ -138,10 +148,13 @@ class ToolCallParser:
         return True
 
     def _after_arguments(self, found: list[Piece]) -> bool:
-        end = self._held.find(END)
-        if end < 0:
+        end, begin = self._held.find(END), self._held.find(BEGIN)
+        if end < 0 and begin < 0:
             return False
-        self._held = self._held[end + len(END) :]
+        if end < 0 or 0 <= begin < end:  # the end was left out
+            self._held = after_call(self._held[:begin]) + self._held[begin:]
+        else:
+            self._held = self._held[end + len(END) :]
         self._step = self._in_text
         return bool(self._held)
 
@@ -204,6 +217,16 @@ def name_of(text: str) -> str | None:
         return str(json.loads(text))
     except ValueError:
         return None
+
+
+def after_call(text: str) -> str:
+    """What follows a call, of a text that follows its arguments; "" where the call is not complete.
+
+    >>> after_call("}\\nIt is warm."), after_call(', "id": 3')
+    ('\\nIt is warm.', '')
+    """
+    closed = CLOSED.match(text)
+    return text[closed.end() :] if closed else ""
 
 
 def beginning(text: str, mark: str) -> int:

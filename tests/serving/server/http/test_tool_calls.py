@@ -42,6 +42,11 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
                   '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>', []),
     "a number without end": ('<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
                              '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>', []),
+    "text after a call without its end": ('<tool_call>{"name": "add", "arguments": {}}\nIt is 3 < 4.', "It is 3 < 4.", [("add", "{}")]),
+    "a call after one without its end": ('<tool_call>{"name": "add", "arguments": {}}\nAnd <tool_call>{"name": "say", "arguments": {}}',
+                                         "And", [("add", "{}"), ("say", "{}")]),
+    "cut in the end": ('<tool_call>{"name": "add", "arguments": {}}\n</tool_ca', "", [("add", "{}")]),
+    "cut after the arguments": ('<tool_call>{"name": "add", "arguments": {}, "id"', "", [("add", "{}")]),
     "empty": ("", "", []),
 }
 
@@ -73,6 +78,14 @@ def test_pieces_change_nothing(parts: list[str], sizes: list[int]) -> None:
         pieces.append(text[:size])
         text = text[size:]
     assert read(pieces) == read(["".join(parts)])
+
+
+@pytest.mark.parametrize(("text", "within"), [(ONE, False), (ONE[:-20], True), (ONE[:-13], False), ("text", False)])
+def test_incomplete_arguments_are_known(text: str, within: bool) -> None:
+    parser = ToolCallParser({"add"})
+    parser.push(text)
+    parser.finish()
+    assert parser.within_arguments == within
 
 
 def test_arguments_come_as_they_are_written() -> None:

@@ -145,6 +145,15 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls[0].function.arguments.startswith("{")
 
 
+def test_a_stop_string_within_arguments_leaves_no_call_to_make(client: openai.OpenAI) -> None:
+    asked = {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "stop": ['"unit']}
+    choice = ask(client, **asked).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls[0].function.arguments.startswith('{"city"')
+    *_, last = [chunk.choices[0].finish_reason for chunk in ask(client, **asked, stream=True) if chunk.choices]
+    assert last == "stop"
+
+
 def test_logprobs_and_traces_of_streams_are_complete(client: openai.OpenAI) -> None:
     asked = {"tool_choice": "required", "logprobs": True, "parallel_tool_calls": False, "extra_body": {"speculation": {"trace": True}}}
     whole = ask(client, **asked)
