@@ -232,6 +232,9 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
     ({"response_format": {"type": "json_object"}}, "tools"),
     ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "a": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": ["object", "null"]}}}]},
+     "tools[0].function.parameters"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": HISTORY[1]["tool_calls"]}]}, "messages[0]"),
     ({"messages": [{"role": "tool"}]}, "messages[0]"),
 ], ids=lambda value: str(value)[:60])
