@@ -196,6 +196,8 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
     ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"), ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
+    ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "guided_json"),
 ], ids=lambda value: str(value)[:50])
 def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)):
@@ -206,6 +208,15 @@ def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str,
         assert said in error["message"]
         assert "\n" not in error["message"]
         assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("asked", [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}], ids=str)
+def test_a_response_has_one_format(http: httpx.Client, asked: dict[str, Any]) -> None:
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 2, "text": {"format": {"type": "json_object"}}}
+    response = http.post("/v1/responses", json=body | asked)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == next(iter(asked))
+    assert "text.format" in response.json()["error"]["message"]
 
 
 def test_tools_of_texts_that_no_tokenizer_encodes_are_refused(http: httpx.Client) -> None:
