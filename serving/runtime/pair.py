@@ -126,6 +126,7 @@ class LoadedPair:
 
         tokenizer, values = self.tokenizer, dict(values or {})
         given = bool(values)
+        calling = bool(tools) or any(message.get("tool_calls") for message in messages)
         own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | DEFAULT_NAMESPACE.keys() | RESERVED if given else set()
         if reserved := sorted(values.keys() & own):
             raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
@@ -145,8 +146,11 @@ class LoadedPair:
             raise DraftwellError(f"the model's chat template refuses these messages: {error}",
                                  code="messages_refused") from error
         except Exception as error:
-            if not given:
+            if not given and not calling:
                 raise
+            if not given:  # templates look into schemas and arguments, which may have any shape
+                raise DraftwellError(f"the model's chat template cannot work with these tools or calls: {' '.join(str(error).split())}",
+                                     code="messages_refused") from error
             raise DraftwellError(f"the model's chat template cannot work with these values: {' '.join(str(error).split())}",
                                  code="template_value_refused") from error
 

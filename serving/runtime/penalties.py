@@ -86,11 +86,11 @@ class Penalties:
         return self._without_early_stops(penalised)
 
     def _without_early_stops(self, logits: Tensor) -> Tensor:
-        """Logits with stop tokens at −∞ in rows that predict a token before `min_tokens`."""
-        early = min(len(logits), self._min_tokens - (len(self.written) - len(logits) + 1))
-        if early <= 0 or not self._stops:
+        """Logits with stop tokens at −∞ in rows that predict an output token before `min_tokens`."""
+        first = len(self.written) - len(logits) + 1  # output position of the first row; below 0 within the prompt
+        rows = list(range(max(0, -first), min(len(logits), self._min_tokens - first)))
+        if not rows or not self._stops:
             return logits
-        rows = list(range(early))
         if self._grammar is not None:
             must_end = self._grammar.must_end(self.written, len(logits))
             rows = [row for row in rows if not must_end[row]]

@@ -26,22 +26,19 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
     Args:
         whitespace: regular expression of what may stand between the parts.
     """
-    from llguidance import LLMatcher
-
+    compiler = matcher_class()
     try:
         text = json.dumps(schema)
         check_size(text, text.count('"$ref"') + text.count('"$dynamicRef"'))
-        return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
+        return str(compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
     except (ValueError, RecursionError) as error:
         raise refused(f"a schema that is nested too deeply: {error}") from error
 
 
 def regex(pattern: str) -> str:
     """A grammar of the texts that a regular expression matches as a whole (Rust's syntax, without look-around)."""
-    from llguidance import LLMatcher
-
     check_size(pattern)
-    return str(LLMatcher.grammar_from_regex(pattern))
+    return str(matcher_class().grammar_from_regex(pattern))
 
 
 def choice(texts: Sequence[str]) -> str:
@@ -55,10 +52,8 @@ def lark(text: str, rules: int | None = None) -> str:
     Args:
         rules: how many it has, where that is known.
     """
-    from llguidance import LLMatcher
-
     check_size(text, text.count(":") if rules is None else rules)
-    return str(LLMatcher.grammar_from_lark(text))
+    return str(matcher_class().grammar_from_lark(text))
 
 
 def context_free(text: str) -> str:
@@ -70,12 +65,27 @@ def context_free(text: str) -> str:
     check_size(text, text.count(":"))
     if "::=" not in text:
         return lark(text)
+    matcher_class()
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return lark(any_to_lark(text))
     except Exception as error:
         raise refused(str(error)) from error
+
+
+def matcher_class() -> Any:
+    """llguidance's `LLMatcher`.
+
+    Raises:
+        DraftwellError: llguidance is not installed (`missing_package`).
+    """
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise DraftwellError("structured output needs the package llguidance: pip install 'draftwell[server]'",
+                             code="missing_package") from error
+    return LLMatcher
 
 
 def check_size(text: str, rules: int = 0) -> None:
@@ -102,12 +112,10 @@ class GuidanceTokenizer:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, stops: frozenset[int]):
-        try:
-            from llguidance import LLTokenizer
-            from llguidance.hf import from_tokenizer
-        except ImportError as error:
-            raise DraftwellError("structured output needs the package llguidance: pip install 'draftwell[server]'",
-                                 code="missing_package") from error
+        matcher_class()
+        from llguidance import LLTokenizer
+        from llguidance.hf import from_tokenizer
+
         self.vocab_size = vocab_size
         try:
             ends = sorted(stops)

@@ -75,9 +75,10 @@ class GrammarMasks:
         forced = list(self._matcher.forced())
         taken = next((i for i, token in enumerate(forced) if not self._matcher.accept(token)), len(forced))
         forced = forced[:taken]
-        after = self._matcher.allowed()
-        self._matcher.rollback(taken)
-        return [*forced, int(after.argmax())] if after.sum() == 1 and self._only_ends(after) else forced
+        self._tokens += forced
+        self._read += taken
+        after = self._at(self._read)  # kept: whoever reads on asks for this mask
+        return [*forced, int(after.argmax())] if after is not None and after.sum() == 1 and self._only_ends(after) else forced
 
     def _only_ends(self, mask: Mask) -> bool:
         return int(mask.sum()) <= len(self._stops) and self._stops.issuperset(mask.nonzero()[0].tolist())

@@ -93,7 +93,7 @@ class Lane:
         return self._rows(output, sequence)
 
     def _rows(self, output: Output, sequence: Sequence[int]) -> Rows:
-        if self.sampling.penalises:
+        if self.sampling.penalises and len(sequence) >= self.prompt_length:  # else all rows are within the prompt
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
 

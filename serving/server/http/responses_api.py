@@ -15,7 +15,7 @@ from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
 from serving.server.http.errors import APIError
 from serving.server.http.formats import Format, TextFormat
 from serving.server.http.responses import ChatShape
-from serving.server.http.schemas import Generation, TemplateValues, Text
+from serving.server.http.schemas import Generation, TemplateValues, Text, contradiction
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta
 
@@ -107,6 +107,9 @@ class ResponsesRequest(Generation):
         if self.response_format is not None:
             raise PydanticCustomError("unsupported_field", "a response does not take {param}: its format is in text",
                                       {"param": "response_format"})
+        asked = next((name for name in self.FORMATS if getattr(self, name) is not None), None)
+        if asked and self.text is not None and self.text.format is not None:
+            raise contradiction(asked, "cannot be combined with text.format: ask for one format")
         return self
 
     @property

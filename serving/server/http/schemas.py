@@ -197,6 +197,8 @@ class Generation(OpenAIFields):
         asked = [name for name in self.FORMATS if getattr(self, name) is not None]
         if len(asked) > 1:
             raise contradiction(asked[1], f"cannot be combined with {asked[0]}: ask for one format")
+        if self.guided_whitespace_pattern is not None and self.guided_json is None:
+            raise contradiction("guided_whitespace_pattern", "needs guided_json")
         return self
 
     @property

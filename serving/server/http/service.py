@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from serving.errors import DraftwellError
+from serving.errors import DraftwellError, InvalidRequest
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.grammar.protocols import Grammar
 from serving.runtime.requests import Sampling
@@ -39,6 +40,9 @@ from serving.temperature import SERVED_TEMPERATURE
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
+
+COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+"""Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
 
 MOST_LISTED = 400_000
 """Tokens of one request, and alternatives to them, whose log-probs are listed."""
@@ -159,15 +163,19 @@ class Service:
 
     async def _given(self, body: Generation) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
-        asked = body.format
-        grammar = None if asked is None else await asyncio.to_thread(self._grammar, asked)
+        grammar = None if body.format is None else await self._grammar(body.format)
         return {"prediction": await self._prediction(body), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
 
-    def _grammar(self, asked: Format) -> Grammar:
+    async def _grammar(self, asked: Format) -> Grammar:
         try:
-            return self.served.grammar(asked.define(self.served.is_token))
-        except DraftwellError as error:
+            definition = await asyncio.to_thread(asked.define, self.served.is_token)
+            if (known := self.served.known_grammar(definition)) is not None:
+                return known
+            return await asyncio.get_running_loop().run_in_executor(COMPILERS, self.served.grammar, definition)
+        except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
+        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
+            raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
 
     async def _prediction(self, body: Generation) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""

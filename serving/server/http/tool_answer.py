@@ -45,8 +45,9 @@ class ToolAnswer(Answer):
         return [self.shape.chunk(piece) for piece in self._shaped(choice, self._parsers[choice.index].finish())]
 
     def _reason(self, choice: AnswerChoice) -> str:
-        reason = super()._reason(choice)
-        return "tool_calls" if reason == "stop" and self._parsers[choice.index].calls else reason
+        reason, parser = super()._reason(choice), self._parsers[choice.index]
+        complete = parser.calls and not parser.within_arguments  # a stop string of the client may have cut them
+        return "tool_calls" if reason == "stop" and complete else reason
 
     def _shaped(self, choice: AnswerChoice, found: Sequence[Piece]) -> list[dict[str, Any]]:
         """Pieces as choices of chunks."""

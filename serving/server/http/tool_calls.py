@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.server.http.tools import BEGIN, END
 
+CLOSED = re.compile(r"\s*\}")
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
@@ -72,6 +73,11 @@ class ToolCallParser:
         self._step = self._in_text
         self._depth, self._quoted, self._escaped = 0, False, False
 
+    @property
+    def within_arguments(self) -> bool:
+        """Whether the arguments of the last call are not complete."""
+        return self._step == self._in_arguments
+
     def push(self, text: str) -> list[Piece]:
         """What more text gives."""
         self._held += text
@@ -83,6 +89,10 @@ class ToolCallParser:
     def finish(self) -> list[Piece]:
         """The rest, when no text follows; a call that was cut within its arguments keeps what there is of them."""
         found: list[Piece] = []
+        if self._step == self._after_arguments:
+            self._held = after_call(self._held[: len(self._held) - beginning(self._held, END)])
+            self._step = self._in_text
+            self._in_text(found)
         if self._step == self._in_call:
             self._whole(self._held.removeprefix(BEGIN), found)
         elif self._step == self._in_text and self._held and not self._after_call:
@@ -112,8 +122,9 @@ class ToolCallParser:
     def _in_call(self, found: list[Piece]) -> bool:
         body = self._held[len(BEGIN) :]
         head = HEAD.match(body)
-        if head and json.loads(head[1]) in self.names:
-            found.append(self._begun(json.loads(head[1])))
+        name = name_of(head[1]) if head else None
+        if head and name in self.names:
+            found.append(self._begun(name))
             self._held = body[head.end() :]
             self._depth, self._quoted, self._escaped = 0, False, False
             self._step = self._in_arguments
@@ -137,10 +148,13 @@ class ToolCallParser:
         return True
 
     def _after_arguments(self, found: list[Piece]) -> bool:
-        end = self._held.find(END)
-        if end < 0:
+        end, begin = self._held.find(END), self._held.find(BEGIN)
+        if end < 0 and begin < 0:
             return False
-        self._held = self._held[end + len(END) :]
+        if end < 0 or 0 <= begin < end:  # the end was left out
+            self._held = after_call(self._held[:begin]) + self._held[begin:]
+        else:
+            self._held = self._held[end + len(END) :]
         self._step = self._in_text
         return bool(self._held)
 
@@ -161,26 +175,58 @@ class ToolCallParser:
                     return at + 1
         return len(self._held)
 
-    def _begun(self, name: str) -> Call:
+    def _begun(self, name: str | None) -> Call:
         self.calls += 1
         self._after_call = True
         return Call(self.calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=name)
 
     def _whole(self, body: str, found: list[Piece], *, ended: bool = False) -> None:
         """A call whose parts come in another order, or a list of calls; text if it is neither."""
-        try:
-            read = json.loads(body)
-        except (ValueError, RecursionError):
-            read = None
-        calls = read if isinstance(read, list) else [read]
-        if not calls or not all(isinstance(call, dict) and call.get("name") in self.names and isinstance(
-                call.get("arguments", {}), dict) for call in calls):
+        calls = self._read_calls(body)
+        if not calls:
             found.append(Text(self._gap + BEGIN + body + (END if ended else "")))
             self._after_call = False
             return
-        for call in calls:
-            found.append(self._begun(call["name"]))
-            found.append(Call(self.calls - 1, json.dumps(call.get("arguments", {}), ensure_ascii=False)))
+        for name, arguments in calls:
+            found.append(self._begun(name))
+            found.append(Call(self.calls - 1, arguments))
+
+    def _read_calls(self, body: str) -> list[tuple[str, str]]:
+        """Names and JSON arguments of a complete call or a list of calls; none if the text is neither.
+
+        Arguments are in ASCII, as an escaped half of a surrogate pair cannot be sent otherwise. NaN and infinity are no JSON.
+        """
+        try:
+            read = json.loads(body)
+            calls = read if isinstance(read, list) else [read]
+            if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names
+                       and isinstance(call.get("arguments", {}), dict) for call in calls):
+                return []
+            return [(call["name"], json.dumps(call.get("arguments", {}), allow_nan=False)) for call in calls]
+        except (ValueError, RecursionError):
+            return []
+
+
+def name_of(text: str) -> str | None:
+    """A name from how it is written, as JSON; None if it is not: models write escapes that JSON does not have, and raw line ends.
+
+    >>> name_of('"add"'), name_of(r'"get\\_weather"')
+    ('add', None)
+    """
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
+
+
+def after_call(text: str) -> str:
+    """What follows a call, of a text that follows its arguments; "" where the call is not complete.
+
+    >>> after_call("}\\nIt is warm."), after_call(', "id": 3')
+    ('\\nIt is warm.', '')
+    """
+    closed = CLOSED.match(text)
+    return text[closed.end() :] if closed else ""
 
 
 def beginning(text: str, mark: str) -> int:

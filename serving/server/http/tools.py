@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
 from serving.server.http.characters import whole_characters, whole_values
@@ -32,6 +33,13 @@ class FunctionSpec(BaseModel):
     description: Annotated[str, StringConstraints(max_length=65_536), AfterValidator(whole_characters)] | None = None
     parameters: JsonObject | None = Field(None, description="JSON schema of the arguments; default: it takes none")
     strict: bool | None = Field(None, description="true: calls follow the schema also where the model decides whether to call")
+
+    @field_validator("parameters")
+    @classmethod
+    def check_object(cls, parameters: JsonObject | None) -> JsonObject | None:
+        if (parameters or {}).get("type", "object") != "object":
+            raise PydanticCustomError("parameters", "arguments are an object: the schema's type must be object")
+        return parameters
 
 
 class Tool(BaseModel):

@@ -102,7 +102,8 @@ class ServedModel:
         self._spelt: dict[int, str] = {}  # at most the vocabulary
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
         self._compiling = threading.Lock()
-        self._grammars: dict[str, GuidanceGrammar] = {}
+        self._grammars: dict[str, GuidanceGrammar] = {}  # the one asked for last at the end
+        self._keeping = threading.Lock()  # of `_grammars`; never held for long
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
         for one in tuned:
@@ -139,7 +140,7 @@ class ServedModel:
         return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
 
     def grammar(self, definition: str) -> Grammar:
-        """A grammar of this model's tokens, compiled; any thread may call it. Those asked for last are kept.
+        """A grammar of this model's tokens, compiled, one at a time; any thread may call it. Those asked for last are kept.
 
         Args:
             definition: as `runtime.grammar.guidance` makes it.
@@ -147,11 +148,21 @@ class ServedModel:
             DraftwellError: it is no grammar, or the model's tokenizer cannot be read for it.
         """
         with self._compiling:
-            if definition not in self._grammars:
+            if (known := self.known_grammar(definition)) is not None:
+                return known
+            grammar = GuidanceGrammar(self._guidance, definition)
+            with self._keeping:
                 while len(self._grammars) >= GRAMMARS_KEPT:
                     del self._grammars[next(iter(self._grammars))]
-                self._grammars[definition] = GuidanceGrammar(self._guidance, definition)
-            return self._grammars[definition]
+                self._grammars[definition] = grammar
+            return grammar
+
+    def known_grammar(self, definition: str) -> Grammar | None:
+        """A grammar that was compiled before and is kept, else None; does not wait for one that is being compiled."""
+        with self._keeping:
+            if definition in self._grammars:
+                self._grammars[definition] = self._grammars.pop(definition)
+            return self._grammars.get(definition)
 
     def is_token(self, text: str) -> bool:
         """Whether a text is a token that was added to the vocabulary, and is written as text when it is decoded."""

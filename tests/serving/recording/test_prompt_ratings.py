@@ -12,6 +12,7 @@ import torch
 from serving.recording.prompt_ratings import PART, RatedPrompt
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.grammar.finite import FiniteGrammar
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import Emitted
@@ -198,6 +199,19 @@ def test_a_prompt_is_rated_in_one_pass(length: int) -> None:
     assert job.output == plain.output
     assert job.session.stats.target_tokens == length + 2, "no token is read twice"
     assert target.kept <= PART, "rows of a long prompt would fill the memory"
+
+
+@pytest.mark.parametrize("length", [PART - 1, PART + 1, 2 * PART])
+def test_what_an_output_may_be_does_not_rate_its_prompt(length: int) -> None:
+    """Neither a grammar nor `min_tokens` knows a prompt, also where it is read in parts."""
+    target = pair()["target"]
+    prompt = torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    asked = {"max_tokens": 3, "logprobs": 0, "stop_token_ids": frozenset({5})}
+    free = Engine({"target": target}).generate(prompt, Sampling(**asked), RatedPrompt()).session
+    for change in ({"grammar": FiniteGrammar([{3: 0}], VOCAB)}, {"min_tokens": 3, "temperature": 1.0}):
+        held = Engine({"target": target}).generate(prompt, Sampling(**asked | change), RatedPrompt()).session
+        assert held.prompt_ratings == free.prompt_ratings
+        assert held.text.output == [3] * 3 if "grammar" in change else 5 not in held.text.output
 
 
 def test_a_token_without_probability_is_rated_minus_infinity() -> None:

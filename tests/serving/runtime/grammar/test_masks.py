@@ -131,6 +131,18 @@ def test_forced_tokens_end_with_the_end() -> None:
     assert [once.forced([]), once.forced([1]), once.forced([1, 0, 1]), once.forced([1, 1])] == [[], [0, 1, STOP], [STOP], []]
 
 
+def test_asking_for_forced_tokens_costs_no_mask_that_the_pass_after_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, made = FiniteMatcher.allowed, list[int]()
+    monkeypatch.setattr(FiniteMatcher, "allowed", lambda self: made.append(1) or right(self))
+    for written, forced in (([0], []), ([1], [0, 1, STOP])):
+        masks = GrammarMasks(FiniteGrammar([{1: 1, 0: 4}, {0: 2}, {1: 3}, {STOP: -1}, {0: 4, 1: 4}], vocab_size=3), frozenset({STOP}))
+        made.clear()
+        assert masks.forced(written) == forced
+        draft = forced[:-1]
+        masks.masks([*written, *draft], len(draft) + 1)
+        assert len(made) == len(draft) + 1
+
+
 def test_forced_tokens_save_passes_of_the_target_and_are_not_counted_as_the_strategys() -> None:
     grammar = FiniteGrammar([{token: token + 1} for token in range(20)] + [{2 + 20: -1}], vocab_size=24)
     asked = {"max_tokens": 40, "stop_token_ids": frozenset({22}), "grammar": grammar}

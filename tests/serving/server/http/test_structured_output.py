@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import httpx
@@ -13,6 +16,8 @@ import openai
 import pydantic
 import pytest
 
+from serving.errors import DraftwellError
+from serving.runtime.grammar import guidance
 from serving.server.model import served_model as module
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
@@ -191,6 +196,8 @@ def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
     ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"), ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
+    ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "guided_json"),
 ], ids=lambda value: str(value)[:50])
 def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)):
@@ -201,6 +208,15 @@ def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str,
         assert said in error["message"]
         assert "\n" not in error["message"]
         assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("asked", [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}], ids=str)
+def test_a_response_has_one_format(http: httpx.Client, asked: dict[str, Any]) -> None:
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 2, "text": {"format": {"type": "json_object"}}}
+    response = http.post("/v1/responses", json=body | asked)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == next(iter(asked))
+    assert "text.format" in response.json()["error"]["message"]
 
 
 def test_tools_of_texts_that_no_tokenizer_encodes_are_refused(http: httpx.Client) -> None:
@@ -230,6 +246,26 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_request_only(http: httpx.
     assert text_of(answer(http, guided_choice=["fine"])) == "fine"
 
 
+@pytest.mark.parametrize("asked", [
+    {"guided_json": PERSON}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": 'start: "a"'},
+    {"guided_grammar": 'root ::= "a"'}], ids=str)
+def test_a_missing_package_is_the_servers_fault_and_says_so(http: httpx.Client, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    response = http.post("/v1/chat/completions", json=CHAT | asked)
+    assert response.status_code == 501
+    assert response.json()["error"]["code"] == "missing_package"
+    assert "pip install" in response.json()["error"]["message"]
+
+
+def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(*given: Any) -> None:
+        raise DraftwellError("no such tokenizer", code="tokenizer_unsupported")
+
+    monkeypatch.setattr(module, "GuidanceGrammar", unread)
+    response = http.post("/v1/chat/completions", json=CHAT | {"guided_choice": ["never compiled before"]})
+    assert (response.status_code, response.json()["error"]["code"]) == (501, "tokenizer_unsupported")
+
+
 def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     right = module.GuidanceGrammar
@@ -243,3 +279,37 @@ def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.Monk
         text_of(answer(http, guided_choice=[word]))
     text_of(answer(http, guided_json=schema))
     assert len(compiled) == 5
+
+
+def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    first, second, third = (guidance.choice([word]) for word in ("first", "second", "third"))
+    kept = served.grammar(first)
+    served.grammar(second)
+    assert served.grammar(first) is kept
+    served.grammar(third)
+    assert served.known_grammar(first) is kept
+    assert served.known_grammar(second) is None
+
+
+def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do others, however many wait."""
+    text_of(answer(http, guided_choice=["known"]))
+    begun, go_on, right = threading.Event(), threading.Event(), module.GuidanceGrammar
+
+    def slow(*asked: Any) -> Any:
+        begun.set()
+        assert go_on.wait(100)
+        return right(*asked)
+
+    monkeypatch.setattr(module, "GuidanceGrammar", slow)
+    with ThreadPoolExecutor(40) as clients:
+        try:
+            waiting = [clients.submit(http.post, "/v1/chat/completions", json=CHAT | {"guided_choice": [f"slow {i}"]}) for i in range(40)]
+            assert begun.wait(60)
+            assert text_of(answer(http, guided_choice=["known"])) == "known"
+            assert answer(http, max_tokens=1)["choices"]
+            assert not any(one.done() for one in waiting)
+        finally:
+            go_on.set()
+    assert {one.result().status_code for one in waiting} <= {200, 429, 503}

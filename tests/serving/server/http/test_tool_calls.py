@@ -21,7 +21,7 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "text between": (f"{TWO} and  then\n{TWO}", "and  then", [("say", '{"text":"a </tool_call> \\" b"}')] * 2),
     "another order": ('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
     "a list": ('<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": "é"}}]\n</tool_call>', "",
-               [("add", "{}"), ("say", '{"x": "é"}')]),
+               [("add", "{}"), ("say", '{"x": "\\u00e9"}')]),
     "no arguments": ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
     "an unknown function": ('Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
                             'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
@@ -30,6 +30,23 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "cut in the name": ('<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "ad', []),
     "cut in the arguments": ('<tool_call>\n{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
     "cut by its end as a stop string": ('<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n', "", [("add", '{"a": 1}')]),
+    "a name that is no JSON": ('<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>',
+                               '<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>', []),
+    "a name of two lines": ('<tool_call>{"name": "add\n", "arguments": {}}</tool_call>',
+                            '<tool_call>{"name": "add\n", "arguments": {}}</tool_call>', []),
+    "a name that is a list": ('<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+                              '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>', []),
+    "a name that is an object": ('<tool_call>{"name": {"add": 1}}', '<tool_call>{"name": {"add": 1}}', []),
+    "half a character": ('<tool_call>{"arguments": {"x": "\\ud83d"}, "name": "say"}</tool_call>', "", [("say", '{"x": "\\ud83d"}')]),
+    "no number": ('<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>',
+                  '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>', []),
+    "a number without end": ('<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
+                             '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>', []),
+    "text after a call without its end": ('<tool_call>{"name": "add", "arguments": {}}\nIt is 3 < 4.', "It is 3 < 4.", [("add", "{}")]),
+    "a call after one without its end": ('<tool_call>{"name": "add", "arguments": {}}\nAnd <tool_call>{"name": "say", "arguments": {}}',
+                                         "And", [("add", "{}"), ("say", "{}")]),
+    "cut in the end": ('<tool_call>{"name": "add", "arguments": {}}\n</tool_ca', "", [("add", "{}")]),
+    "cut after the arguments": ('<tool_call>{"name": "add", "arguments": {}, "id"', "", [("add", "{}")]),
     "empty": ("", "", []),
 }
 
@@ -61,6 +78,14 @@ def test_pieces_change_nothing(parts: list[str], sizes: list[int]) -> None:
         pieces.append(text[:size])
         text = text[size:]
     assert read(pieces) == read(["".join(parts)])
+
+
+@pytest.mark.parametrize(("text", "within"), [(ONE, False), (ONE[:-20], True), (ONE[:-13], False), ("text", False)])
+def test_incomplete_arguments_are_known(text: str, within: bool) -> None:
+    parser = ToolCallParser({"add"})
+    parser.push(text)
+    parser.finish()
+    assert parser.within_arguments == within
 
 
 def test_arguments_come_as_they_are_written() -> None:

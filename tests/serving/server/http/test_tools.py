@@ -145,6 +145,15 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls[0].function.arguments.startswith("{")
 
 
+def test_a_stop_string_within_arguments_leaves_no_call_to_make(client: openai.OpenAI) -> None:
+    asked = {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "stop": ['"unit']}
+    choice = ask(client, **asked).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls[0].function.arguments.startswith('{"city"')
+    *_, last = [chunk.choices[0].finish_reason for chunk in ask(client, **asked, stream=True) if chunk.choices]
+    assert last == "stop"
+
+
 def test_logprobs_and_traces_of_streams_are_complete(client: openai.OpenAI) -> None:
     asked = {"tool_choice": "required", "logprobs": True, "parallel_tool_calls": False, "extra_body": {"speculation": {"trace": True}}}
     whole = ask(client, **asked)
@@ -179,6 +188,23 @@ def test_a_template_that_knows_tools_gets_them(client: openai.OpenAI, served: Se
     assert "tools\n" not in prompt_of(client, served, monkeypatch, tool_choice="none")
 
 
+@pytest.mark.parametrize("asked", [
+    {"messages": [HISTORY[0], {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": "no object"}}]}],
+     "tools": openai.NOT_GIVEN}, {"tools": TOOLS[2:]}], ids=["arguments", "schema"])
+def test_a_template_that_trips_over_tools_is_the_requests_error(client: openai.OpenAI, served: ServedModel, monkeypatch: pytest.MonkeyPatch,
+                                                                asked: Any) -> None:
+    """As templates do that expect arguments to be an object, or functions to have a description."""
+    monkeypatch.setattr(served.pair.tokenizer, "chat_template", (
+        "{% for t in tools or [] %}{{ t.function.description + '.' }}{% endfor %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k in c.function.arguments.items() %}{{ k }}{% endfor %}{% endfor %}"
+        "{{ m.content | length + (none if m.role == 'system' else 1) }}{% endfor %}"))
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, **asked, max_tokens=1)
+    assert error.value.param == "messages"
+    with pytest.raises(openai.InternalServerError):  # the template's own fault
+        ask(client, messages=[{"role": "system", "content": "x"}], tools=openai.NOT_GIVEN, max_tokens=1)
+
+
 def test_a_template_that_knows_none_gets_them_as_text(client: openai.OpenAI, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompt_of(client, served, monkeypatch)
     assert prompt.startswith("<|start|>system\nYou may call functions")
@@ -206,6 +232,9 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
     ({"response_format": {"type": "json_object"}}, "tools"),
     ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "a": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": ["object", "null"]}}}]},
+     "tools[0].function.parameters"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": HISTORY[1]["tool_calls"]}]}, "messages[0]"),
     ({"messages": [{"role": "tool"}]}, "messages[0]"),
 ], ids=lambda value: str(value)[:60])
