@@ -126,7 +126,7 @@ def test_what_monitoring_needs_is_there_with_texts_and_without(tmp_path: Path, c
         assert (traffic.undrafted, traffic.others, len(traffic.names)) == (0, 0, len(PROMPTS))
     full, figures = seen
     for name in ("confidence", "kept", "judged", "ratio"):
-        assert sorted(getattr(full, name)) == pytest.approx(sorted(getattr(figures, name)), abs=1e-5)
+        assert sorted(getattr(full, name)) == pytest.approx(sorted(getattr(figures, name)), rel=1e-5, abs=1e-5)
     assert (full.pattern >= 0).all()
     assert (figures.pattern == -1).all()
     assert figures.parts.keys() == {"scalars"}

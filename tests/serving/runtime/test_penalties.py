@@ -31,7 +31,7 @@ def plainly(logits: torch.Tensor, sampling: Sampling, written: list[int]) -> tor
             found[row, token] *= sampling.repetition_penalty if found[row, token] < 0 else 1 / sampling.repetition_penalty
         for token, count in Counter(before).items():
             found[row, token] -= sampling.presence_penalty + sampling.frequency_penalty * count
-        if length < sampling.min_tokens:
+        if 0 <= length < sampling.min_tokens:  # a row before the output predicts a token of the prompt
             found[row, [*sampling.stop_token_ids]] = -torch.inf
     return found
 

@@ -391,6 +391,7 @@ def test_a_compiled_head_says_what_the_eager_one_says(tmp_path: Path, monkeypatc
     torch.testing.assert_close(head(states[::2]), eager(states[::2]))
 
 
+@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
 def test_int4_weights_with_an_int8_one_among_them() -> None:
     """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model."""
     model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=144), weights="int4", slots=2)
@@ -454,6 +455,7 @@ def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
 def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
