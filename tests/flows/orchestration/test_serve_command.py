@@ -33,7 +33,8 @@ def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: li
                "host": "0.0.0.0", "port": 9000, "slots": 3, "queue": 5, "dtype": "float32", "threads": 2, "max_context": 128,
                "prompt_tokens": 32, "api_key_file": tmp_path / "keys", "request_timeout": 4.5, "drain_seconds": 2.0,
                "generation_config": "none",
-               "strategies": "vanilla_sd,spide", "prefix_caching": "request", "state": "tenant", "state_dir": tmp_path / "state", "state_seconds": 1.5,
+               "strategies": "vanilla_sd,spide", "prefix_caching": "request", "state": "tenant",
+               "state_dir": tmp_path / "state", "state_seconds": 1.5,
                "feedback_dir": tmp_path / "spool",
                "feedback_rate": 0.5, "feedback_per_minute": 7, "feedback_megabytes": 9}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
