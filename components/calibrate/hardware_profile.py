@@ -35,11 +35,12 @@ Log = Callable[[str, float, int], None]
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
 """Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that the target overtook."""
 PROMPT_SIZES = (64, 128, 256, 512)
+HEAD_STEPS = 3
 DEEP_CONTEXT = 512
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
-def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
+def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32), repeats: int = 15,
                     context: int = 128, head: Eagle3Head | None = None, log: Log | None = None) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
 
@@ -67,7 +68,11 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     split = time_overlapped(pair, sizes, few, context) if both else None
     onnx = time_overlapped(pair, [1], few, context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
     runs = short_runs(pair)
-    details = RequestTimes(t_draft=t_draft, prefill=time_prompts(pair, [k for k in PROMPT_SIZES if k <= room + context], few),
+    prompts = [k for k in PROMPT_SIZES if k <= room + context]
+    prefill = time_prompts(pair, prompts, few)
+    if head is not None:
+        prefill["head"] = time_heads_prompts(pair, head, prompts, few)
+    details = RequestTimes(t_draft=t_draft, prefill=prefill,
                       per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
                       split_alone=time_overlapped(pair, sizes, few, context, busy=False) if both else None, rest=overheads_from(runs),
                       chains=bool(getattr(pair.models.get("draft"), "chains", False)))
@@ -149,22 +154,51 @@ def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[s
 
 
 def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
-    """Median seconds of a head's step on its own output after a context; the first, cold one is dropped."""
-    model = head_of(pair.models["target"], head)
-    slot, states = model.open(), torch.ones(context, model.hidden_size)
+    """Median seconds of a head's step in a draft of `HEAD_STEPS` after a context, the first, cold one dropped.
+
+    The draft follows a target pass, as in decoding: what that has driven from the processor's caches has to be read again.
+    """
+    target = pair.models["target"]
+    model = head_of(target, head)
+    slot, verified, own = model.open(), target.open(), torch.ones(1, model.hidden_size)
+    read = own.repeat(context, len(head.layers))
     try:
-        model.forward([Forward("head", slot, filler(pair, context), features=states)])
+        model.forward([Forward("head", slot, filler(pair, context), features=read)])
+        target.forward([Forward("target", verified, filler(pair, context), prefill=True)])
         seconds = []
         for _ in range(repeats + 1):
-            synchronise(pair.device)
+            timed(pair, "target", verified, 1, context)
             start = time.perf_counter()
-            model.forward([Forward("head", slot, (1,), features=states[:1])])
+            model.forward([Forward("head", slot, filler(pair, 2), features=read[:2])])  # what a verification brought
+            for _ in range(HEAD_STEPS - 1):
+                model.forward([Forward("head", slot, (1,), features=own)])
             synchronise(pair.device)
-            seconds.append(time.perf_counter() - start)
+            seconds.append((time.perf_counter() - start) / HEAD_STEPS)
             model.rollback(slot, context)
     finally:
         model.close(slot)
+        target.close(verified)
     return median(seconds[1:])
+
+
+def time_heads_prompts(pair: LoadedPair, head: Eagle3Head, sizes: Sequence[int], repeats: int) -> dict[int, float]:
+    """Tokens → median seconds of a head's forward pass over a prompt; the first, cold round is dropped."""
+    model = head_of(pair.models["target"], head)
+    seconds: dict[int, list[float]] = {k: [] for k in sizes}
+    slot, states = model.open(), torch.ones(max(sizes, default=0), len(head.layers) * model.hidden_size)
+    try:
+        for attempt in range(repeats + 1):
+            for k, taken in seconds.items():
+                synchronise(pair.device)
+                start = time.perf_counter()
+                model.forward([Forward("head", slot, filler(pair, k), features=states[:k])])
+                synchronise(pair.device)
+                if attempt:
+                    taken.append(time.perf_counter() - start)
+                model.rollback(slot, 0)
+    finally:
+        model.close(slot)
+    return {k: median(taken) for k, taken in seconds.items()}
 
 
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ model, whose drafts cost time before anything is known of them, what their round
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.datastore import Continuations, Datastore
@@ -21,11 +21,17 @@ from serving.runtime.types import Draft, Verdict
 
 PROBE, MOST_PATIENCE = 12, 192
 """A model whose rounds gain less than others is tried again after so many rounds, since text changes; twice as many after each time
-that it gained nothing, up to the second number."""
+that it did not gain more than they, up to the second number."""
 MEMORY = 24
 """Rounds over which a model's gain is averaged."""
 FIRST_GAIN, FIRST_ROUNDS = 0.3, 3
 """What a model's round is expected to gain before any was seen, enough to try it; and how many rounds that counts for."""
+TRIAL_SHARE = 0.02
+"""Of the time since a model was last tried: what reading the text may cost so that it can be tried again."""
+ROUND_TOKENS = 2
+"""Tokens of a round with a model, to tell how many rounds are left of a request."""
+READ_ALONG = 8
+"""Unread tokens that a model reads in about the time of one: what plain rounds left since it drafted last costs nothing extra."""
 EASY = 0.9
 """Share of a model's tokens that is kept where text is easy to predict."""
 CONFIDENCE = (0.3, 0.5, 0.7, 0.8, 0.86, 0.9, 0.93, 0.95)
@@ -52,10 +58,6 @@ class Experience:
     idle: int = 0
     patience: int = PROBE
 
-    def copy(self) -> Experience:
-        """The same, counted on apart."""
-        return replace(self, table=self.table.copy())
-
 
 @dataclass
 class Shared:
@@ -63,10 +65,6 @@ class Shared:
 
     lookup: AcceptanceTable
     models: dict[str, Experience]
-
-    def copy(self) -> Shared:
-        """The same, counted on apart."""
-        return Shared(self.lookup.copy(), {role: seen.copy() for role, seen in self.models.items()})
 
 
 class Candidate:
@@ -87,15 +85,27 @@ class Candidate:
         self.stop = WorthDrafting(costs, seen.table, seen.ahead, longest)
         self.drafter = make(self.stop)
         self._longest, self._steps = longest, 0
+        self._pays: dict[int, bool] = {}
 
-    def affordable(self, session: Session, limit: int) -> bool:
-        """Whether it pays at least on the easiest text, fits into the model's context, and what the model has not read yet is not more
-        than it can make good."""
-        ids, lane = session.text.ids, session.lanes[self.role]
-        if len(ids) + limit > lane.model.max_context or self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) <= 0.0:
-            return False
+    def able(self, session: Session, limit: int) -> bool:
+        """Whether the text fits into the model's context, and a draft pays at least where text is easiest."""
+        if limit not in self._pays:
+            self._pays[limit] = self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) > 0.0
+        return self._pays[limit] and len(session.text.ids) + limit <= session.lanes[self.role].model.max_context
+
+    def debt(self, session: Session) -> float:
+        """What reading the text costs before the first draft, in target passes over one token."""
+        lane = session.lanes[self.role]
         held = 0 if self.alone and lane.fresh else lane.length
-        return self.costs.reading * (len(ids) - held) <= max(self.seen.gain, 0.0) * session.text.remaining
+        return self.costs.reading * max(0, len(session.text.ids) - held - READ_ALONG)
+
+    def outlook(self, session: Session) -> float:
+        """What drafting with it for the rest of the request gains over plain decoding, its reading of the text included."""
+        return self.seen.gain * session.text.remaining / ROUND_TOKENS - self.debt(session)
+
+    def due(self, session: Session) -> bool:
+        """Whether it is time to try it again, though others gain more."""
+        return self.seen.idle >= max(self.seen.patience, self.debt(session) / TRIAL_SHARE)
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""
@@ -105,14 +115,18 @@ class Candidate:
         self._steps = session.stats.draft_calls - before
         return draft
 
-    def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Count what was judged, and what the round gained."""
+    def learn(self, draft: Draft, verdict: Verdict, rival: float) -> None:
+        """Count what was judged, and what the round gained.
+
+        Args:
+            rival: what the round would have gained otherwise: a model that gains less is not tried again soon.
+        """
         seen = self.seen
         for i, confidence in enumerate(draft.confidence[: verdict.judged]):
             seen.table.update(confidence, kept=i < verdict.accepted)
             seen.ahead += ((i < verdict.accepted) - seen.ahead) / (4 * MEMORY)
         gained = verdict.accepted - self.costs.lengthening(0, len(draft)) - self.costs.step * self._steps
-        seen.patience = PROBE if gained > 0 else min(2 * seen.patience, MOST_PATIENCE)
+        seen.patience = PROBE if gained > rival else min(2 * seen.patience, MOST_PATIENCE)
         seen.rounds += 1
         seen.gain += (gained - seen.gain) / min(MEMORY, FIRST_ROUNDS + seen.rounds)
 
@@ -132,6 +146,7 @@ class BestDrafter:
                  datastore: Datastore | None = None):
         self.costs, self.lookup, self.models, self.longest, self.datastore = costs, lookup, models, longest, datastore
         self.index = SuffixIndex()
+        self._rival = 0.0
         self.chosen: Candidate | None = None
         """What drafted in this round; None: nothing, or a look-up."""
 
@@ -146,16 +161,16 @@ class BestDrafter:
 
     def _choose(self, session: Session, found: Draft, gain: float, limit: int) -> Candidate | None:
         """The model to draft with, if one is expected to gain more than what was found."""
-        able = [one for one in self.models if limit > 0 and one.affordable(session, limit)]
+        able = [one for one in self.models if limit > 0 and one.able(session, limit)]
         for one in able:
             one.seen.idle += 1
-        best = max(able, key=lambda one: one.seen.gain, default=None)
-        if best is None or (len(found) and gain >= best.seen.gain):
-            return None
-        due = None if len(found) else next((one for one in able if one.seen.idle >= one.seen.patience), None)
-        if due is not None:
-            return due
-        return best if best.seen.gain > 0.0 else None
+        best = max(able, key=lambda one: one.outlook(session), default=None)
+        if best is not None and (best.outlook(session) <= 0.0 or (len(found) and gain >= best.seen.gain)):
+            best = None
+        due = None if len(found) else next((one for one in able if one is not best and one.due(session)), None)
+        chosen = due or best
+        self._rival = max([0.0, gain, *(one.seen.gain for one in able if one is not chosen)])
+        return chosen
 
     def _look_up(self, session: Session, limit: int) -> tuple[Draft, float]:
         """What followed the longest match of the text's end, as far as it is worth verifying, and what it is expected to gain."""
@@ -179,7 +194,7 @@ class BestDrafter:
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Count what was judged."""
         if self.chosen is not None:
-            self.chosen.learn(draft, verdict)
+            self.chosen.learn(draft, verdict, self._rival)
             return
         for i, confidence in enumerate(draft.confidence[: verdict.judged]):
             self.lookup.update(confidence, kept=i < verdict.accepted)

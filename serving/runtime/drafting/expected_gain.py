@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.forward_costs import ascending, seconds_at, seconds_table
-from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.hardware_profile import HardwareProfile, RoundOverheads
 from serving.runtime.commands import Role
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.types import Rows
 
 
 class RoundCosts:
-    """Times of a round, in target passes over one token.
+    """Times of a round, what is spent outside forward passes included, in rounds of plain decoding.
 
     Args:
         verify: k → of a target pass over k tokens, from 0 tokens on; never falling, 1 for one.
@@ -35,11 +35,15 @@ class RoundCosts:
         Args:
             role: of the model that drafts, which has to read the prompt first; None: nothing has to.
         """
-        alone = profile.verify_seconds(1)
-        verify = seconds_table(ascending(profile.t_verify), longest + 1)
-        prefill = profile.details.prefill.get(role, {}) if profile.details and role else {}
+        details = profile.details
+        rest = details.rest if details else RoundOverheads(round=profile.t_rest, token=0.0, figure=0.0)
+        verify = [seconds + rest.round + rest.token * max(0, count - 1)
+                  for count, seconds in enumerate(seconds_table(ascending(profile.t_verify), longest + 1))]
+        prefill = details.prefill.get(role, {}) if details and role else {}
         reading = seconds_at(prefill, max(prefill)) / max(prefill) if prefill else 0.0
-        return cls([max(1.0, seconds / verify[1]) for seconds in verify], step_seconds / alone, reading / alone)
+        alone = verify[1]
+        step = step_seconds + rest.figure if step_seconds else 0.0
+        return cls([max(1.0, seconds / alone) for seconds in verify], step / alone, reading / alone)
 
     def lengthening(self, drafted: int, more: int) -> float:
         """What `more` further tokens add to the verification of `drafted` ones."""

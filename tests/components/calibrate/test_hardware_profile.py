@@ -17,9 +17,13 @@ from registry.cards.model_card import figures_of
 from serving.artifacts.base import read_manifest
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
+from serving.runtime.models.eagle3_model import head_of
+from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.session.stats import Stats
 from serving.server.scheduling.costs import from_profile
 from tests.support.errors import raises_code
+from tests.support.models.heads import random_eagle3
+from tests.support.models.llama_shapes import llama
 from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import pair_of, table_pair
 
@@ -191,6 +195,35 @@ def test_a_pair_without_a_draft_has_a_profile_of_its_target(tmp_path, monkeypatc
     assert figures_of(tmp_path / "p", read_manifest(tmp_path / "p"))[0]["t_verify_ms"] == pytest.approx(11.008)
     assert from_profile(read).round_seconds(2, 0) > 0
     assert "draft" not in read.details.model_dump()["prefill"]
+
+
+def test_a_heads_prompts_and_its_steps_after_a_target_pass_are_timed(monkeypatch):
+    """A target pass of 1 s is not counted; the head takes 1 ms and 10 µs a token, so a draft of three steps with four tokens 3.04 ms."""
+    module, clock, order = llama(), Clock(), []
+    monkeypatch.setattr(hardware_profile, "time", clock)
+    target = LeanLlama(module, slots=3)
+    _, head = random_eagle3(module, 40)
+    model = head_of(target, head)
+
+    class Timed:
+        def __init__(self, inner, price):
+            self.inner, self.price = inner, price
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def forward(self, rows):
+            clock.now += self.price(len(rows[0].tokens))
+            order.append((rows[0].model, len(rows[0].tokens)))
+            return self.inner.forward(rows)
+
+    monkeypatch.setattr(hardware_profile, "head_of", lambda *_: Timed(model, lambda tokens: 1e-3 + 1e-5 * tokens))
+    pair = pair_of(Timed(target, lambda tokens: 1.0), None)
+    made = measure_profile(pair, provenance(pair), sizes=(2,), repeats=2, context=8, head=head)
+    assert made.t_head == pytest.approx(3.04e-3 / 3)
+    assert made.details.prefill["head"] == pytest.approx({k: 1e-3 + 1e-5 * k for k in made.details.prefill["target"]})
+    assert "".join(role[0] for role, _ in order).count("thhh") >= 2, "each draft follows a target pass"
+    assert [target.open() for _ in range(3)] and [model.open() for _ in range(3)], "slots were given back"
 
 
 def test_filler_ids_are_in_the_vocabulary():

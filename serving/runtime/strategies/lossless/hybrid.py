@@ -22,6 +22,7 @@ from serving.runtime.drafting.expected_gain import RoundCosts
 from serving.runtime.drafting.head import HeadChain
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.output import Model
+from serving.runtime.requests import Sampling
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
@@ -73,7 +74,7 @@ class Hybrid(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         session.draft_context = UNLIMITED  # a model that a text has outgrown is left out: look-ups and other models go on
-        profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
+        profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling)
         plain = RoundCosts.of(profile, 0.0, longest)
         steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft or 0.0}
         alone = session.sampling.repeatable or self.resources.deterministic
@@ -93,16 +94,21 @@ class Hybrid(Strategy):
         if self.learnt() != dict(learnt):
             raise ValueError("it holds other numbers than hybrid counts")
 
-    def _shared(self, temperature: float) -> Shared:
-        """What was learnt of requests of this class of temperatures; its beginning where each request shall decide for itself."""
-        shared = self._counted(temperature)
-        return shared.copy() if self.resources.deterministic else shared
+    def _shared(self, sampling: Sampling) -> Shared:
+        """What was learnt of requests of this class of temperatures; its beginning where each request shall decide for itself, because its
+        answer must not depend on those before it. A greedy answer never does."""
+        alone = self.resources.deterministic or (sampling.repeatable and not sampling.greedy)
+        return self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
 
     def _counted(self, temperature: float) -> Shared:
         """What requests of this class of temperatures count, from the bundle's acceptance table on."""
         kind = "greedy" if temperature == 0.0 else "sampled"
         if kind not in self.seen:
-            table = self.optional_artifact(AcceptanceTable)
-            known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
-            self.seen[kind] = Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
+            self.seen[kind] = self._beginning(temperature)
         return self.seen[kind]
+
+    def _beginning(self, temperature: float) -> Shared:
+        """What the bundle's acceptance table says before any request."""
+        table = self.optional_artifact(AcceptanceTable)
+        known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
+        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})

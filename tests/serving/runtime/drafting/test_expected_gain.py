@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.drafting.best_drafter import PROBE, BestDrafter, Candidate, Experience
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
+from serving.runtime.drafting.best_drafter import PROBE, READ_ALONG, BestDrafter, Candidate, Experience
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
@@ -193,10 +193,70 @@ def test_a_model_that_is_always_right_is_used(drafter):
     assert job.session.stats.target_calls < 25
 
 
-def test_requests_learn_from_each_other_unless_each_decides_for_itself():
-    for deterministic in (False, True):
-        resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)},
-                                      deterministic=deterministic)
-        strategy = build_strategy("hybrid", {"drafter": "none"}, resources)
-        Engine(counting_pair()).generate([0], Sampling(max_tokens=60), strategy)
-        assert (sum(strategy.seen["greedy"].lookup.total) > 0) is not deterministic
+@pytest.mark.parametrize(("deterministic", "asked", "learns"), [
+    (False, {}, True), (True, {}, False), (False, {"repeatable": True}, True),
+    (False, {"temperature": 1.0}, True), (False, {"temperature": 1.0, "repeatable": True}, False)], ids=str)
+def test_requests_learn_from_each_other_unless_each_decides_for_itself(deterministic, asked, learns):
+    """A sampled request with a seed neither leaves anything behind nor depends on what others left; greedy text is always the same."""
+    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)},
+                                  deterministic=deterministic)
+    strategy = build_strategy("hybrid", {"drafter": "none"}, resources)
+    Engine(counting_pair()).generate([0], Sampling(max_tokens=60, **asked), strategy)
+    assert (sum(sum(seen.lookup.total) for seen in strategy.seen.values()) > 0) is learns
+
+
+def test_a_seeded_sampled_answer_does_not_depend_on_earlier_requests():
+    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN)})
+    strategy = build_strategy("hybrid", {}, resources)
+    models = table_pair(vocab=5)
+    seeded = Sampling(max_tokens=40, temperature=1.0, seed=3, repeatable=True)
+    alone = Engine(models).generate([0, 1, 0], seeded, strategy)
+    for seed in range(4):
+        Engine(models).generate([0, 1, 0], Sampling(max_tokens=60, temperature=1.0, seed=seed), strategy)
+    after = Engine(models).generate([0, 1, 0], seeded, strategy)
+    assert (after.output, after.session.stats.drafted) == (alone.output, alone.session.stats.drafted)
+
+
+def test_time_outside_forward_passes_is_counted():
+    rest = RoundOverheads(round=0.1, token=0.05, figure=0.02)
+    details = RequestTimes(t_draft={1: 0.1}, prefill={"draft": {64: 6.4}}, per_context_token={}, context=1, rest=rest)
+    costs = RoundCosts.of(HardwareProfile(0.1, {1: 0.9, 3: 1.1}, 0.1, ORIGIN, details=details), 0.08, 2, "draft")
+    assert costs.verify == pytest.approx([1.0, 1.0, 1.15, 1.3])
+    assert costs.step == pytest.approx(0.1)
+    assert costs.reading == pytest.approx(0.1)
+
+
+def test_a_model_that_lost_is_tried_again_where_trying_costs_little():
+    """Though it has to read a prompt: reading costs 3 passes, so it is due once rounds have taken 150."""
+    asked, seen = [], Experience(gain=-0.5)
+    one = candidate(seen, 0.3, asked)
+    one.costs.reading = 0.1
+    drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4), Spy(list(range(30 + READ_ALONG)))
+    session.lanes["draft"].length = 0
+    for count in range(1, 151):
+        assert not asked, f"after {count} rounds"
+        next_value(drafter.propose(session, 4))
+    assert len(asked) == 1
+
+
+def test_a_model_that_others_beat_is_tried_ever_less_often():
+    """Its rounds gain something, and less than those of the best."""
+    worse, better = [], []
+    models = [candidate(Experience(gain=0.3), 0.1, worse), candidate(Experience(gain=2.0), 0.1, better)]
+    play(models, 7 * PROBE, lambda model: 1 if model is models[0] else 3)
+    assert len(worse) == 3, "after 12, 24 and 48 rounds"
+
+
+def test_of_two_models_the_text_is_read_by_the_one_that_makes_it_good():
+    """The second gains a little more each round, and would have to read the prompt first."""
+    read, unread = [], []
+    models = [candidate(Experience(gain=1.0), 0.1, read), candidate(Experience(gain=1.1), 0.1, unread)]
+    models[1].costs.reading, models[1].role = 0.1, "head"
+    session = Spy(list(range(200)))
+    session.lanes["head"] = Lane(0)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), models, 4)
+    next_value(drafter.propose(session, 4))
+    assert (len(read), len(unread)) == (1, 0)
+    session.lanes["head"].length = 199
+    next_value(drafter.propose(session, 4))
+    assert (len(read), len(unread)) == (1, 1)
