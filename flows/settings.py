@@ -43,7 +43,6 @@ class PipelineSettings(BaseModel):
     trials: int | None = Field(DEFAULTS.trials, ge=1, description="configurations tried by replay, at most; None: all there are")
     bench_prompts: int = Field(16, ge=2, description="prompts of the gate, disjoint from the others, as all steps' prompts are")
     bench_tokens: int = Field(40, ge=8, description="tokens per prompt of the gate and of the final table")
-    table_prompts: int = Field(6, ge=2, description="of `bench_prompts`, how many other strategies decode too, for the final table")
     lossless_only: bool = Field(DEFAULTS.constraints.lossless_only, description="choose among lossless strategies only")
     max_quality_loss: float | None = Field(None, ge=0, le=1, description="of a lossy choice: relative loss, at most, in the share of "
                                            "tokens that are the target's argmax, compared with plain decoding; None: the gate's")

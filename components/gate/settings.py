@@ -17,7 +17,7 @@ class GateSettings(Settings):
                                                                          "which it has to be in any case")
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
-    compared: int = Field(0, ge=0, description="how many of the prompts other strategies decode too, for a table; nothing is judged by it")
+    others: bool = Field(False, description="whether other strategies decode the prompts too, for a table; nothing is judged by them")
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
     unmeasured: str | None = Field(None, description="why a release may pass although the champion or traces cannot be measured here; "
                                    "kept with the verdict. None fails the gate then")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from flows.cli.options import DeviceOption, DtypeOption, Pair, Threads, pick_dev
 from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
 from serving.errors import DraftwellError
 from serving.temperature import SERVED_TEMPERATURE
+
+if TYPE_CHECKING:
+    from components.bench.schema import BenchReport
 
 KNOWN_BAD = (
     ("fastapi", "0.151", "prefect", "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer"),
@@ -24,7 +27,7 @@ NEEDED = (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", 
 """(package, what alone needs it; nothing for the base)."""
 
 SPEEDS = ("speedup", "sampled speedup")
-"""The gate's checks of speed, which have more prompts than the table and are shown below it."""
+"""The gate's checks of speed, which are shown below the table that has their figures."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,9 +39,7 @@ def add_to(app: typer.Typer) -> None:
 def demo(pair: Pair = "default",
          prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
-         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the gate.")] = 16,
-         table_prompts: Annotated[int, typer.Option(
-             "--table-prompts", min=2, help="Of these, how many other strategies decode too, for the final table.")] = 6,
+         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table.")] = 16,
          sampled_temperature: Annotated[float, typer.Option(
              "--sampled-temperature", min=0.0, max=2.0,
              help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE
@@ -61,7 +62,7 @@ def demo(pair: Pair = "default",
     from registry.pairs import find_pair
 
     settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, device=pick_device(device), threads=threads,
-                                bench_prompts=bench_prompts, table_prompts=table_prompts, sampled_temperature=sampled_temperature)
+                                bench_prompts=bench_prompts, sampled_temperature=sampled_temperature)
     find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
@@ -70,20 +71,29 @@ def demo(pair: Pair = "default",
 
     with reaching_prefect():
         result = pipeline(settings)
-    wide_console().print(bench_table(BenchReport.from_json(result["table"])))
+    for table in tables(BenchReport.from_json(result["report"])):
+        wide_console().print(bench_table(table))
     for line in outcome_lines(result, pair, settings.device):
         wide_console().print(line)
     raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result["verdict"]])
 
 
+def tables(report: BenchReport) -> Iterator[BenchReport]:
+    """What the gate measured, and after that what it measured again, which alone counts then."""
+    yield report
+    if report.in_doubt is not None:
+        say("no clear pass: the gate measured these again, and judged them by this table")
+        yield report.model_copy(update={"strategies": report.in_doubt, "in_doubt": None, "headlines": []})
+
+
 def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[str]:
-    """What was chosen, how fast the gate found it, and what serves now."""
+    """What was chosen, how fast the gate found it, and what serves now. All figures of what was chosen are of the gate's tables: those of
+    tuning are of another run, and never quite the same."""
     from flows.steps.verdict import sentence, unmet
 
-    yield f"greedy requests: {result['strategy']} {result['parameters']}. {result['reason']}"
+    yield f"greedy requests: {chosen(result)}"
     if (sampled := result["sampled"]) is not None:
-        yield (f"sampled requests, at temperature {sampled['temperature']:g}: {sampled['strategy']} {sampled['parameters']}. "
-               f"{sampled['reason']}")
+        yield f"sampled requests, at temperature {sampled['temperature']:g}: {chosen(sampled)}"
     for check in result["checks"]:
         if check.get("name") in SPEEDS:
             yield f"the gate on {check['name']}: {check['detail']}"
@@ -96,6 +106,15 @@ def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[st
         against = "; ".join(check["detail"] for check in unmet(result))
         stays = "nothing is served" if result["champion"] is None else f"release {result['champion']}, the champion, stays"
         yield f"release {result['release']} is not deployed, {stays}: {sentence(result)}: {against}"
+
+
+def chosen(choice: dict[str, Any]) -> str:
+    """A choice in a sentence; of plain decoding also why, for that is about what was not chosen."""
+    from serving.runtime.strategies import PLAIN
+
+    if choice["strategy"] != PLAIN.name:
+        return f"{choice['strategy']} {choice['parameters']}, chosen by tuning on other prompts"
+    return f"plain decoding. Why, by figures of tuning or of a gate that refused: {choice['reason']}"
 
 
 def doctor() -> None:

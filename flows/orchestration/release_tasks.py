@@ -29,17 +29,17 @@ def publish_task(settings: PipelineSettings) -> int:
 
 @task(name="gate", **RETRY)
 def gate_task(settings: PipelineSettings, release: int, full: bool = True, limit: int | None = None) -> dict[str, Any]:
-    """Gate a release; returns report, table, checks and whether it passed.
+    """Gate a release; returns report, checks and whether it passed.
 
     Args:
-        full: with a table of other strategies.
+        full: other strategies decode the same prompts, for a table.
         limit: prompts, at most: two suffice for plain decoding, of which no speed is judged; None takes all.
     """
     prompts = prompts_of(settings)["bench"][:limit]
     gate = GateSettings(device=settings.device, limit=None, max_tokens=settings.bench_tokens,
-                        compared=settings.table_prompts if full else 0)
+                        others=full)
     result = gate_release(open_from_settings(settings), prompts, gate, alias=release)
-    return {key: result[key] for key in ("report", "table", "checks", "passed")}
+    return {key: result[key] for key in ("report", "checks", "passed")}
 
 
 @task(name="promote and deploy", **RETRY)

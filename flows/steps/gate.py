@@ -16,7 +16,7 @@ from components.gate.settings import DEFAULTS, GateSettings
 from components.gate.verdict import GateVerdict, Thresholds
 from flows.context import StepContext, artifact_prompts
 from flows.steps.champion import artifacts_of
-from flows.steps.gate_parts.bench import BenchJudge, comparison, measured, sampled_verdict
+from flows.steps.gate_parts.bench import BenchJudge, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison, find_rival
 from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check, weights_check
 from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
@@ -25,7 +25,7 @@ from serving.device import device_type
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.bench.schema import BenchEntry, BenchReport
+    from components.bench.schema import BenchReport
     from components.prompts.prompt import Prompt
     from registry.releases import ReleaseVersion
     from registry.store import Store
@@ -64,23 +64,11 @@ class Judged:
 
     Args:
         report: the bench of greedy requests that its speed was judged by.
-        table: a shorter one of other strategies and its greedy choice; None where none was asked for.
         verdict: on all but the bundle.
     """
 
     report: BenchReport
-    table: BenchReport | None
     verdict: GateVerdict
-
-    def entry(self, judging: BenchJudge) -> BenchEntry:
-        """The candidate's row, with the cost ratio from wherever it was measured."""
-        entry = judging.entry(self.report.strategies)
-        return entry if self.table is None else entry.model_copy(update={"cost_ratio": judging.entry(self.table.strategies).cost_ratio})
-
-    def write(self, step: StepContext) -> list[Path]:
-        """Keep the benches among the workspace's reports; their files."""
-        benches = {"bench": self.report, "bench_strategies": self.table}
-        return [step.report(name, bench.to_json(), per_device=True) for name, bench in benches.items() if bench is not None]
 
 
 def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSettings = DEFAULTS, *, alias: str | int = "candidate",
@@ -94,8 +82,7 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
         prompts: candidates: those that the release's artifacts were made from are left out, and of the others `settings.limit` taken.
         beside: verdicts of other parts of the gate, such as the counts: kept in the record with this one, so that they bind promotion.
     Returns:
-        of this part alone: `report` (of the bench, as JSON), `table` (the same of other strategies, or None), `passed`, `checks`,
-        `release` (its number), `verdict`.
+        of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its number), `verdict`.
     """
     from registry.bundles.build import build_to_judge
     from registry.gates import load_gates
@@ -106,7 +93,8 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     candidate = open_candidate(step, store, gated_device(step, settings), alias)
     release, rival = candidate.release, find_rival(step, store, candidate.release)
     found = judged(step, prompts, candidate, rival, thresholds, settings)
-    report, verdict, written = found.report, found.verdict, found.write(step)
+    report, verdict = found.report, found.verdict
+    written = [step.report("bench", report.to_json(), per_device=True)]
     with tempfile.TemporaryDirectory() as place:
         bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
         verdict += footprint_check(step, bundle, release, thresholds)
@@ -115,11 +103,11 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
             record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
-            keep_verdict(store, record, total, found.table or report, found.entry(candidate.greedy(thresholds)), written)
+            keep_verdict(store, record, total, report, candidate.greedy(thresholds).entry(report.strategies), written)
             if total.passed:
                 keep_bundle(step, bundle, release, rival)
-    return {"report": report.to_json(), "table": None if found.table is None else found.table.to_json(), "verdict": verdict,
-            "passed": verdict.passed, "release": release.version, "checks": [vars(c) for c in verdict.checks]}
+    return {"report": report.to_json(), "verdict": verdict, "passed": verdict.passed, "release": release.version,
+            "checks": [vars(c) for c in verdict.checks]}
 
 
 def gated_device(step: StepContext, settings: GateSettings) -> str:
@@ -169,4 +157,4 @@ def judged(step: StepContext, prompts: Sequence[Prompt], candidate: Candidate, r
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
     verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured)
-    return Judged(report, comparison(step, rows.prompts, config, resources, rival, settings), verdict)
+    return Judged(report, verdict)

@@ -50,7 +50,8 @@ class HardwareProfile(Artifact):
         t_rest: median seconds that a round spends outside forward passes (sampling, judging).
         split: (t_draft, t_verify) with each model on its own cores and the other one busy; None where not measured.
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
-        t_head: seconds of a head's pass in a draft of three, the first after a target pass; None where there is no head, or it was not measured.
+        t_head: median seconds of a head's pass in a draft of three, the first of them after a target pass; None where there is no head, or
+            it was not measured.
         details: for predictions of complete requests; None in profiles of earlier versions.
     Raises:
         ArtifactError: a time is not positive, or `t_verify` lacks one token.

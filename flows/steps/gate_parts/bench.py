@@ -1,6 +1,6 @@
 """The measured part of the gate: candidate, champion and plain decoding on the same prompts in one run, for greedy and sampled requests.
 
-What other strategies would bring is shown by a shorter bench of its own: a table needs fewer prompts than a verdict.
+What other strategies would bring is measured in that run, too: a table of another one would say something else of the candidate.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from flows.steps.gate_parts.champion import ChampionComparison
     from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.strategies import StrategyResources
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 RUNS_IN_DOUBT = 3
 SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
 """What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an n-gram, a draft model, a head, and the
-best of them by round, each where the pair has it. `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+best of them by round, each where the pair has it, with its usual parameters. `make demo` waits for it, so other strategies are left to
+`draftwell bench`."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,12 @@ def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, 
     from flows.settings import quality_floor
     from serving.runtime.strategies import PLAIN, StrategyChoice
 
-    both = list(dict.fromkeys((PLAIN, StrategyChoice(judging.strategy, judging.parameters))))
-    costs = temperature == 0 and not settings.compared  # no verdict asks for a cost ratio, and `comparison` measures it too
-    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor(), cost_ratios=costs)
-    report = run_bench(step.pair, both, prompts, resources, once, extra=rival.contenders, progress=step.bar)
+    judged = StrategyChoice(judging.strategy, judging.parameters)
+    both = list(dict.fromkeys((PLAIN, judged)))
+    beside = others(step, resources, judged) if settings.others and temperature == 0 else []
+    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor(),
+                         cost_ratios=temperature == 0)  # no verdict on sampled requests asks for it
+    report = run_bench(step.pair, both + beside, prompts, resources, once, extra=rival.contenders, progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(verdict):
         return report, verdict
@@ -79,21 +82,21 @@ def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, 
     return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
 
 
-def comparison(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, resources: StrategyResources,
-               rival: ChampionComparison, settings: GateSettings) -> BenchReport | None:
-    """The choice for greedy requests and other strategies on the first of the prompts, for a table; None where none is asked for."""
-    from components.bench.bench import run_bench
-    from components.bench.settings import BenchSettings
+def others(step: StepContext, resources: StrategyResources, judged: StrategyChoice) -> list[StrategyChoice]:
+    """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice itself."""
     from components.tune.candidates import lacking_for
-    from flows.settings import quality_floor
-    from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
+    from serving.runtime.strategies import PLAIN, StrategyChoice
 
-    if not settings.compared:
-        return None
-    shown = [StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None]
-    choices = dict.fromkeys((PLAIN, *shown, served_choice(config, 0.0)))
-    once = BenchSettings(max_tokens=settings.max_tokens, quality_floor=quality_floor())
-    return run_bench(step.pair, list(choices), prompts[: settings.compared], resources, once, extra=rival.contenders, progress=step.bar)
+    able = [StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None]
+    known = {configured(PLAIN), configured(judged)}
+    return [choice for choice in able if configured(choice) not in known]
+
+
+def configured(choice: StrategyChoice) -> tuple[str, str]:
+    """A strategy's name and all of its parameters: a choice that names a default is the same as one that leaves it out."""
+    from serving.runtime.strategies import build_strategy
+
+    return choice.name, build_strategy(choice.name, dict(choice.parameters)).config.model_dump_json()
 
 
 def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,

@@ -282,6 +282,31 @@ GATED: dict[str, tuple[dict[str, Any], int, str]] = {
              "release 7 is not deployed, nothing is served: the gate had not enough evidence: 1.1 x")}
 
 
+def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
+    """Tuning measured it too, in another run: its figure would contradict the table."""
+    from flows.cli.demo import outcome_lines
+
+    result = {"strategy": "hybrid", "parameters": {"max_draft": 8}, "reason": "1.31 x plain decoding", "sampled": None, "release": 7,
+              "bundle": "b", "checks": [{"name": "speedup", "passed": True, "detail": "1.23 x autoregressive"}]}
+    text = " ".join(outcome_lines(result, "tiny", "cpu"))
+    assert "1.23 x autoregressive" in text
+    assert "1.31" not in text
+    assert "hybrid {'max_draft': 8}, chosen by tuning" in text
+
+
+def test_the_demo_shows_what_the_gate_measured_again() -> None:
+    """These rows alone were judged."""
+    from components.bench.schema import BenchReport
+    from flows.cli.demo import tables
+
+    report = BenchReport.from_json(REPORT)
+    assert list(tables(report)) == [report]
+    again = {"autoregressive": report.strategies["autoregressive"].model_copy(update={"tokens_per_second": 5.0})}
+    first, second = tables(report.model_copy(update={"in_doubt": again}))
+    assert first.strategies == report.strategies
+    assert second.strategies == again
+
+
 @pytest.mark.parametrize("case", GATED)
 def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, prompts_file: Path, case: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +320,7 @@ def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, promp
 
     def pipeline(given):
         settings.append(given)
-        return {**plain, "sampled": {**plain, "temperature": 1.0}, "table": REPORT, "release": 7, "champion": None,
+        return {**plain, "sampled": {**plain, "temperature": 1.0}, "report": REPORT, "release": 7, "champion": None,
                 "verdict": result_of(gated), **gated}
 
     monkeypatch.setattr(flow, "pipeline", pipeline)
@@ -303,7 +328,7 @@ def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, promp
     assert done.exit_code == code, (done.output, done.exception)
     text = " ".join(done.stdout.split())
     assert line in text
-    assert "sampled requests, at temperature 1: autoregressive" in text
+    assert "sampled requests, at temperature 1: plain decoding. Why, by figures of tuning or of a gate that refused: few prompts" in text
     assert settings[0].temperatures == (0.0, 1.0)
     assert run("demo", "--pair", pair_file, "--prompts", prompts_file, "--sampled-temperature", 0).exit_code == code
     assert settings[1].temperatures == (0.0,)

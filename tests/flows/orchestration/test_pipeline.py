@@ -79,8 +79,8 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
     assert (refused_once["strategy"], refused_once["parameters"]) == ("autoregressive", {})
     assert refused_once["reason"].endswith("refused by the gate: too slow")
     assert (refused_once["release"], refused_once["verdict"], refused_once["sampled"]) == (3, "passed", None)
-    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(refused_once["table"]["strategies"])
-    assert set(refused_once["report"]["strategies"]) == {"autoregressive"}, "the choice alone: of 2 prompts, plain decoding"
+    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(refused_once["report"]["strategies"]), \
+        "all in one run, whatever the second release's has"
 
 
 def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(refused_once: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def test_registers_every_kind(made: dict[str, Any]) -> None:
 def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) -> None:
     """Row → config → table → traces, by digests alone."""
     space = draftwell_home() / "pairs" / "tiny" / "float32"
-    done = run("lineage", space / "cpu" / "reports" / "bench_strategies.json", "--json")
+    done = run("lineage", space / "cpu" / "reports" / "bench.json", "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
@@ -168,14 +168,14 @@ def shown(made: dict[str, Any]) -> str:
     return f"{made['strategy']}({settings})" if settings else str(made["strategy"])
 
 
-def test_the_gate_keeps_both_benches_and_the_cost_ratio_that_the_table_has(refused_once: dict[str, Any]) -> None:
-    """Its own bench measures no vanilla SD, which a cost ratio refers to."""
+def test_the_gate_keeps_its_bench_and_the_cost_ratio(refused_once: dict[str, Any]) -> None:
+    """Of vanilla SD, which a cost ratio refers to, and of the other strategies in the same run."""
     store = Store()
     first = store.resolve("release", "tiny.cpu", 1)
-    assert refused_once["report"]["cost_reference"] is None
+    assert refused_once["report"]["cost_reference"] is not None
     assert store.metrics(first)["cost_ratio"] > 0
     (folder,) = [file.path for file in store.client.list_artifacts(first.run_id, "gates") if file.is_dir]
-    assert {"bench.json", "bench_strategies.json"} <= {Path(file.path).name for file in store.client.list_artifacts(first.run_id, folder)}
+    assert "bench.json" in {Path(file.path).name for file in store.client.list_artifacts(first.run_id, folder)}
 
 
 def test_the_tuning_report_is_published_with_the_choice(made: dict[str, Any]) -> None:

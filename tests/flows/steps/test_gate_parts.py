@@ -19,7 +19,7 @@ from components.gate.verdict import UNDECIDED, Thresholds
 from components.prompts.prompt import Prompt
 from flows.context import StepContext
 from flows.steps.gate_parts import checks
-from flows.steps.gate_parts.bench import SHOWN, BenchJudge, comparison, measured, sampled_verdict
+from flows.steps.gate_parts.bench import SHOWN, BenchJudge, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison
 from flows.steps.gate_parts.checks import float32_pair, identity_verdict, prediction_check, weights_check
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -27,7 +27,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.artifacts.verifier import Verifier
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyChoice, StrategyResources
+from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
@@ -164,19 +164,19 @@ def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: S
     assert {"sampled regression", "sampled likelihood"} <= {check.name for check in verdict.checks}
 
 
-def test_a_table_of_other_strategies_takes_a_few_prompts_and_the_verdict_all(step: StepContext) -> None:
-    """Else six strategies that nobody releases would decode every prompt of the gate."""
-    choice, rival = config("svip"), champion(step.pair, None)
-    resources = fixed_resources(step.pair)
-    wanted = GateSettings(max_tokens=6, compared=2)
-    table = comparison(step, ROWS, choice, resources, rival, wanted)
-    assert table is not None
-    assert (table.prompts, table.prompt_ids) == (2, ("p0", "p1"))
-    assert {"autoregressive", "champion", "svip", *SHOWN} - {"eagle3"} == set(table.strategies), "this pair has no head"
-    assert table.cost_reference is not None
-    report, _ = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, wanted)
-    assert (report.prompts, set(report.strategies), report.cost_reference) == (4, {"autoregressive", "champion", "svip"}, None)
-    assert comparison(step, ROWS, choice, resources, rival, GateSettings(max_tokens=6)) is None
+def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepContext) -> None:
+    """A table of another run would contradict the verdict; and a choice is not measured twice because it names its defaults."""
+    rival, resources = champion(step.pair, None), fixed_resources(step.pair)
+    wanted = GateSettings(max_tokens=6, others=True)
+    choice = config("hf_dynamic", **build_strategy("hf_dynamic").config.model_dump())
+    report, verdict = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, wanted)
+    assert report.prompts == 4
+    shown = [entry.strategy for label, entry in report.strategies.items() if label != "champion"]
+    assert sorted(shown) == sorted({"autoregressive", *SHOWN} - {"eagle3"}), "this pair has no head"
+    assert report.cost_reference is not None
+    assert verdict.checks
+    alone, _ = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, GateSettings(max_tokens=6))
+    assert len(alone.strategies) == 3
 
 
 def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:
