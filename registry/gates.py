@@ -91,6 +91,10 @@ class GateRecord(Strict):
     checks: tuple[GateCheck, ...] = Field(min_length=1)
     baseline_version: int | None = Field(None, description="the champion when it was judged; None where there was none")
     bundle_digest: str | None = Field(None, description="digest of the bundle that was judged; None in records of earlier versions")
+    sampled_lower_bound: float | None = Field(
+        None, description="where nothing was tuned for sampled requests: lower end of the greedy choice's speedup over plain decoding for "
+        "them; None where it was not measured")
+    sampled_as_greedy: bool = Field(False, description="whether that lets the greedy choice serve them; else plain decoding does")
     created: str = Field(description="when it was judged, ISO 8601")
 
     @property

@@ -22,6 +22,8 @@ from serving.errors import DraftwellError
 FILES = "acceptance-*.ndjson"
 LEARNS = "custom_class"
 """The method of our plug-in, whose rule learns while it serves, so that drafts are to fare better than at first."""
+HEAD = "eagle3"
+"""The method of a head, which was trained for the target's texts and may no longer fit them."""
 FEWEST_LINES = 12
 """Lines, each of a minute or more, below which an interval over them says little."""
 
@@ -129,5 +131,7 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     words = f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), and kept {before:.3f} when it was tuned"
     change = max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
     if change >= limits.acceptance and not ends[0] <= before <= ends[1]:
-        return report(DRIFTED, f"{words}: tune and gate again on prompts like those that are served", **figures)
+        head = (served or {}).get("method") == HEAD and share < before
+        train = f"train the head again (`draftwell train --kind eagle3_head --pair {pair}`), then " if head else ""
+        return report(DRIFTED, f"{words}: {train}tune and gate again on prompts like those that are served", **figures)
     return report(STEADY, words, **figures)

@@ -52,7 +52,7 @@ def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], wei
     """
     if engine not in ENGINES:
         raise DraftwellError(f"there is no export to {engine!r}: choose from {', '.join(ENGINES)}", code="unknown_engine")
-    speculation = speculation_of(strategy, parameters, draft_tokens)
+    speculation = speculation_of(strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None)
     if speculation.source == "draft" and weights.draft is None:
         raise DraftwellError(f"{strategy} needs a draft that {engine} can read, and this pair names none: name one with "
                              "--draft-model, or write a distilled one with --save-draft", code="no_draft_to_export")

@@ -31,11 +31,12 @@ class Weights:
     head: str | None = None
 
 
-def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: int | None = None) -> Speculation:
+def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: int | None = None, *, head: bool = False) -> Speculation:
     """What other engines can do of a strategy.
 
     Args:
         draft_tokens: constant draft length that replaces a strategy's own rule, if it has one.
+        head: whether the engine loads EAGLE-3 heads and there is one: a strategy that can draft from it then does.
     Raises:
         DraftwellError: an unknown strategy or setting; a strategy of which nothing sensible would remain (`not_exportable`).
     """
@@ -45,7 +46,10 @@ def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: i
     except ValidationError:
         build_strategy(strategy, dict(parameters))  # raises the one-line error
         raise
-    found = cls.speculation(config)
+    chosen = cls.head_speculation(config) if head else None
+    if chosen is not None and draft_tokens is not None:
+        chosen = replace(chosen, length=draft_tokens)
+    found = chosen or cls.speculation(config)
     if found is None:
         raise DraftwellError(f"{strategy} cannot be exported: no other engine has what it drafts from, so nothing that was tuned would "
                              "remain: serve it with `draftwell deploy`, or tune with --lossless-only and export that",

@@ -12,7 +12,7 @@ from components.gate.verdict import Check, GateVerdict, Thresholds
 from serving.artifacts.base import Artifact
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.kinds import other_temperature
-from serving.runtime.strategies import StrategyChoice, find_strategy, served_choice
+from serving.runtime.strategies import PLAIN, StrategyChoice, find_strategy, served_choice
 
 
 def tuned_classes(config: DecodingConfig) -> Iterator[tuple[StrategyChoice, float]]:
@@ -55,14 +55,35 @@ def sampled_temperature(config: DecodingConfig, champion: DecodingConfig | None)
     return next((choice.temperature for choice in tuned if choice is not None), None)
 
 
-def untuned(config: DecodingConfig, temperature: float | None) -> tuple[str, ...]:
-    """A note where nothing was tuned for sampled requests; `temperature`: that they are judged at all the same."""
+def greedy_on_trial(config: DecodingConfig) -> StrategyChoice | None:
+    """The greedy choice, where it may serve sampled requests too once it is measured for them: nothing was tuned for them, and it is
+    lossless, so that what it writes is right at every temperature; None where plain decoding serves them without a measurement."""
+    greedy = served_choice(config, 0.0)
+    return greedy if config.sampled is None and greedy.name != PLAIN.name and find_strategy(greedy.name).lossless else None
+
+
+def passes_trial(verdict: GateVerdict) -> bool:
+    """Whether the verdict on the greedy choice lets it serve sampled requests. How it compares with the champion is not asked: it is
+    compared as what serves them, and so is plain decoding in its place."""
+    own = [check for check in verdict.checks if check.name != "regression"]
+    return any(check.name == "speedup" for check in own) and all(check.passed for check in own)
+
+
+def untuned(config: DecodingConfig, temperature: float | None, serves: StrategyChoice = PLAIN, low: float | None = None) -> tuple[str, ...]:
+    """A note where nothing was tuned for sampled requests.
+
+    Args:
+        temperature: that they were measured at; None where they were not.
+        serves: what decodes them.
+        low: lower end of the greedy choice's speedup over plain decoding there, where that was measured.
+    """
     if config.sampled is not None:
         return ()
-    served = f"nothing was tuned for them, and {served_choice(config, temperature or 1.0)} decodes them"
     if temperature is None:
-        return (f"sampled requests are not judged: {served} (`draftwell tune --temperature`)",)
-    return (f"sampled requests are judged at temperature {temperature:g}, which the champion was tuned for: {served}",)
+        return (f"sampled requests are not judged: nothing was tuned for them, and {serves} decodes them (`draftwell tune --temperature`)",)
+    trial = "" if low is None else f"; {served_choice(config, 0.0)} is at least {low:.2f} times as fast as plain decoding there"
+    return (f"nothing was tuned for sampled requests (`draftwell tune --temperature`): measured at temperature {temperature:g}, {serves} "
+            f"decodes them{trial}",)
 
 
 def judge_sampled(verdict: GateVerdict, entry: BenchEntry, reference: BenchEntry, temperature: float,

@@ -2,7 +2,8 @@
 
 Replay over a trace predicts many configurations without a model, and those that no replay can predict are tried briefly. The best of
 both are measured by successive halving together with plain decoding and the champion. A configuration is chosen only if it keeps to
-the constraints and is surely faster than plain decoding in a measurement that had no part in selecting it.
+the constraints and is surely faster than plain decoding in a measurement of its own, made after it was selected: its times had no part
+in that, some of its prompts had (`successive_halving`). The gate judges it on prompts that had none.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
     if save_head is not None:
         weights = replace(weights, head=str(save_head.resolve()))
     document = export_config(to, strategy, parameters, weights, draft_tokens=draft_tokens)
+    if save_head is not None and weights.head not in document["settings"].values():
+        raise DraftwellError(f"{to}'s settings of {strategy} use no head: leave --save-head out", code="head_not_used")
     if save_draft is not None:
         write_draft(spec, save_draft, released)
     if save_head is not None:

@@ -16,7 +16,7 @@ from components.gate.settings import DEFAULTS, GateSettings
 from components.gate.verdict import GateVerdict, Thresholds
 from flows.context import StepContext, artifact_prompts
 from flows.steps.champion import artifacts_of
-from flows.steps.gate_parts.bench import BenchJudge, measured, sampled_verdict
+from flows.steps.gate_parts.bench import BenchJudge, SampledVerdict, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison, find_rival
 from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check, weights_check
 from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
@@ -65,10 +65,12 @@ class Judged:
     Args:
         report: the bench of greedy requests that its speed was judged by.
         verdict: on all but the bundle.
+        sampled: what was found out about sampled requests; its verdict is part of the other.
     """
 
     report: BenchReport
     verdict: GateVerdict
+    sampled: SampledVerdict
 
 
 def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSettings = DEFAULTS, *, alias: str | int = "candidate",
@@ -96,13 +98,14 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     report, verdict = found.report, found.verdict
     written = [step.report("bench", report.to_json(), per_device=True)]
     with tempfile.TemporaryDirectory() as place:
-        bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
+        bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place),
+                                sampled_as_greedy=found.sampled.as_greedy)
         verdict += footprint_check(step, bundle, release, thresholds)
         if not settings.dry_run and serves(step, release):
             step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
-            record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
+            record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest, found.sampled)
             keep_verdict(store, record, total, report, candidate.greedy(thresholds).entry(report.strategies), written)
             if total.passed:
                 keep_bundle(step, bundle, release, rival)
@@ -150,11 +153,11 @@ def judged(step: StepContext, prompts: Sequence[Prompt], candidate: Candidate, r
     rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
     report, verdict = measured(step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings)
     sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
-    verdict = rows.excuse(verdict) + rows.verdict(thresholds) + judge_artifacts(config, candidate.artifacts) + rows.excuse(sampled)
+    verdict = rows.excuse(verdict) + rows.verdict(thresholds) + judge_artifacts(config, candidate.artifacts) + rows.excuse(sampled.verdict)
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
     verdict += weights_check(step, rows.prompts, thresholds)
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
     verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured)
-    return Judged(report, verdict)
+    return Judged(report, verdict, sampled)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from components.drift.schema import DriftLimits, DriftReport
 
+HEADS = ("eagle3_head", "medusa_heads")
+"""Kinds that draft by themselves and take long to train."""
+
 
 class DriftSettings(TrafficSettings):
     """What monitoring and recalibration work on; those of the pipeline say how much recalibration may do."""
@@ -105,9 +108,24 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     subject = Subject(space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name)
     artifacts = WatchedArtifacts(**watched, untouched=untouched(verifier, origin, rows, prompt_hashes(traces)))
     report = compare_traffic(then, today, limits, subject, artifacts, notes=notes, doubts=doubts)
+    if report.drifted:
+        report = report.model_copy(update={"notes": (*report.notes, *heads_left(champion, space.name))})
     if digest == champion.trace_digest:
         keep_reference(space, traces, digest)
     return report, champion
+
+
+def heads_left(champion: Served, pair: str) -> list[str]:
+    """A line for each head that the champion drafts from: no flow trains it again, and traffic that has changed may fit it less."""
+    from serving.runtime.strategies import find_strategy, served_choice
+
+    config: Any = champion.artifacts.get("decoding_config")
+    if config is None:
+        return []
+    read = {kind for temperature in (0.0, 1.0) for kind in find_strategy(served_choice(config, temperature).name).reads()}
+    return [f"{champion.name} drafts with {kind}, which a recalibration does not train: where fewer of its drafts are kept now, run "
+            f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
+            for kind in HEADS if kind in read and kind in champion.artifacts]
 
 
 def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,

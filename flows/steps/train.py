@@ -80,6 +80,36 @@ def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     return report
 
 
+def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
+    """Make the datastore again of the workspace's traces, where the champion pins one that it drafts from: texts of today's traffic.
+
+    One of the workspace that holds more tokens stays: a schedule collects few texts. Nothing is loaded or measured.
+
+    Returns:
+        the report of the new one; None where nothing was made.
+    """
+    from components.train.datastore import build_datastore
+    from flows.steps.champion import champion_of
+    from flows.steps.tune import champion_decoding
+    from serving.artifacts.datastore import Datastore
+    from serving.runtime.strategies import find_strategy, served_choice
+
+    release = champion_of(step.workspace, device)
+    config = champion_decoding(step) if release is not None and Datastore.kind in release.pins else None
+    if config is None or not any(Datastore.kind in find_strategy(served_choice(config, at).name).reads() for at in (0.0, 1.0)):
+        return None
+    traces = open_trace(step)
+    store, report = build_datastore(traces, made_from(step, traces))
+    kept = step.workspace.found(step.pair, Datastore.kind)
+    if isinstance(kept, Datastore) and len(kept.order) > len(store.order):
+        step.workspace.say(f"the datastore stays: it holds {len(kept.order)} tokens, and the traces have {len(store.order)}; collect more "
+                           "prompts (collect_prompts), or make it with `draftwell train --kind datastore`")
+        return None
+    step.workspace.save(store)
+    step.report("datastore", report.model_dump(mode="json"))
+    return report
+
+
 def run_train_medusa(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> MedusaReport:
     """Train Medusa's heads on the target's texts of a trace, put them into the workspace and return their report.
 
@@ -197,12 +227,15 @@ def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: floa
 
 
 def calibrate_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Calibrate on the workspace's traces with the flows' settings, for each class of temperatures that is tuned; returns a summary."""
+    """Calibrate on the workspace's traces with the flows' settings, for each class of temperatures that is tuned, and make the
+    champion's datastore again (`renew_datastore`); returns a summary."""
     sampled = settings.temperatures[1:]
     report = run_calibrate(step, open_trace(step), prompts, MemorySettings(max_tokens=settings.collect_tokens), keep_sampled=not sampled)
     for temperature in sampled:
         found = run_calibrate_sampled(step, open_trace(step, temperature=temperature), temperature)
         report |= {f"sampled_{name}": value for name, value in found.items()}
+    if (renewed := renew_datastore(step, settings.device)) is not None:
+        report["datastore_tokens"] = renewed.tokens
     return report
 
 

@@ -75,7 +75,9 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
                 set_rights(place)
                 _link_models(pair_spec, files, place)
             else:
-                _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights)
+                record = None if ungated else gate_record(release)
+                _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights,
+                      sampled_as_greedy=record is not None and record.sampled_as_greedy)
             open_bundle(place).files(models_root())
             final = _settle(place, home, release)
             sign(final)
@@ -88,20 +90,25 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
     return final
 
 
-def build_to_judge(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path) -> Path:
-    """Build the bundle of a release that has no verdict yet, exactly as it is deployed once it passed; returns its folder in `place`."""
+def build_to_judge(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path, *,
+                   sampled_as_greedy: bool = False) -> Path:
+    """Build the bundle of a release that has no verdict yet, exactly as it is deployed once it passed; returns its folder in `place`.
+
+    Args:
+        sampled_as_greedy: what the verdict will say of it.
+    """
     bundle = place / "bundle"
     bundle.mkdir()
-    _make(store, release, pair_spec, files, bundle, None, with_weights=False)
+    _make(store, release, pair_spec, files, bundle, None, with_weights=False, sampled_as_greedy=sampled_as_greedy)
     open_bundle(bundle).files(models_root())
     return bundle
 
 
 def _make(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path, ungated_reason: str | None,
-          with_weights: bool) -> None:
+          with_weights: bool, *, sampled_as_greedy: bool) -> None:
     """Write a complete bundle into an empty folder."""
     pinned = _download_pins(store, release, place)
-    manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason, with_weights)
+    manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason, with_weights, sampled_as_greedy)
     (place / MANIFEST).write_text(manifest.to_json())
     set_rights(place)
 
@@ -187,7 +194,7 @@ def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[s
 
 
 def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], spec: PairSpec, files: PairFiles,
-          ungated_reason: str | None, with_weights: bool) -> Manifest:
+          ungated_reason: str | None, with_weights: bool, sampled_as_greedy: bool) -> Manifest:
     """Write everything but the manifest, and return that."""
     if "distilled_draft" in pinned:
         files = replace(files, draft=place / "artifacts" / "distilled_draft")
@@ -213,7 +220,8 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
         pair=spec.name, device=release.device, dtype=dtype, chat=spec.chat, fingerprint=release.fingerprint,
         device_class=read_manifest(profile)["provenance"]["device_class"] if profile.is_dir() else None,
         release_version=release.version, release_digest=release.published.digest,
-        gated=ungated_reason is None, ungated_reason=ungated_reason, versions=release.pins, runtime=wheel.version,
+        gated=ungated_reason is None, ungated_reason=ungated_reason, sampled_as_greedy=sampled_as_greedy,
+        versions=release.pins, runtime=wheel.version,
         models=dict(records), origins=origins,
         runs={"release": release.published.run_id, **{kind: p.run_id for kind, p in pinned.items()}}, files={})
     (place / wheel.name).write_bytes(wheel.data)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from serving.artifacts.base import Artifact, Provenance
+from serving.temperature import SERVED_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ class DecodingConfig(Artifact):
                  sampled: SampledChoice | None = None):
         self.strategy, self.parameters, self.evidence, self.provenance = strategy, parameters, evidence, provenance
         self.sampled = sampled
+
+    def with_greedy_for_sampled(self) -> DecodingConfig:
+        """The same with the greedy choice for sampled requests, too, unless something was tuned for them.
+
+        For a greedy choice that is lossless and that the gate measured for sampled requests (`Manifest.sampled_as_greedy`).
+        """
+        if self.sampled is not None:
+            return self
+        sampled = SampledChoice(SERVED_TEMPERATURE, self.strategy, self.parameters)
+        return DecodingConfig(self.strategy, self.parameters, self.evidence, self.provenance, sampled)
 
     @property
     def written_schema(self) -> int:

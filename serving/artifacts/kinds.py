@@ -140,7 +140,7 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
         "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
             "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
             "`draftwell tune`: replay over a trace, then measurements next to plain decoding; the report is among the run's plots.",
-            "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement that had no part in the choice.",
+            "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement made after the choice.",
             "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
         schema_version=2, per_device=True, pictures=("tuning.html", "tuning_*.png", "tuning_sampled.html")),
     ArtifactKind(

@@ -12,8 +12,8 @@ from serving.artifacts.pair_files import ModelRole
 from serving.errors import DraftwellError
 from serving.files import json_digest
 
-SCHEMA = 2
-"""Version 2 added `runtime` and `origins`; version 1 is still read."""
+SCHEMA = 3
+"""Version 2 added `runtime` and `origins`, version 3 `sampled_as_greedy`; earlier ones are still read."""
 MANIFEST = "manifest.json"
 
 
@@ -58,6 +58,8 @@ class Manifest(_Strict):
     release_digest: str
     gated: bool = Field(description="whether a passed gate record stood for the release")
     ungated_reason: str | None = Field(None, description="why it was deployed without one")
+    sampled_as_greedy: bool = Field(False, description="the greedy choice serves sampled requests too, where none was tuned for "
+                                                       "them: it is lossless, and the gate measured it to be fast enough")
     versions: dict[str, int] = Field(description="kind → registered version")
     runs: dict[str, str] = Field(description="kind → run id in the registry")
     runtime: str | None = Field(None, description="version of the runtime whose wheel is in the bundle")

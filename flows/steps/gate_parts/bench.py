@@ -99,23 +99,51 @@ def configured(choice: StrategyChoice) -> tuple[str, str]:
     return choice.name, build_strategy(choice.name, dict(choice.parameters)).config.model_dump_json()
 
 
-def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,
-                    resources: StrategyResources, rival: ChampionComparison, settings: GateSettings) -> GateVerdict:
-    """The verdict on what serves sampled requests, where candidate or champion has a choice of its own for them; else a note.
+@dataclass(frozen=True)
+class SampledVerdict:
+    """What was found out about sampled requests.
 
-    It is measured at the temperature of the candidate's choice, else of the champion's, and each side decodes what it would serve then.
-    Texts are not compared token by token: the target's own samples differ, too.
+    Args:
+        verdict: on what serves them.
+        low: where nothing was tuned for them: lower end of the greedy choice's speedup over plain decoding for them, if it was measured.
+        as_greedy: whether that is enough for the greedy choice to serve them.
     """
-    from components.gate.temperatures import judge_sampled, sampled_temperature, untuned
-    from serving.runtime.strategies import served_choice
 
-    temperature = sampled_temperature(config, rival.config)
-    notes = untuned(config, temperature)
+    verdict: GateVerdict
+    low: float | None = None
+    as_greedy: bool = False
+
+
+def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,
+                    resources: StrategyResources, rival: ChampionComparison, settings: GateSettings) -> SampledVerdict:
+    """The verdict on what serves sampled requests: what was tuned for them, else the greedy choice if it is lossless and measured to be no
+    slower than plain decoding, else plain decoding.
+
+    It is measured at the temperature of the candidate's choice, else of the champion's, else at the default of requests, and each side
+    decodes what it would serve then. A greedy choice that is too slow there is no reason to refuse a release: plain decoding takes its
+    place. Texts are not compared token by token: the target's own samples differ, too.
+    """
+    from components.gate.temperatures import greedy_on_trial, judge_sampled, passes_trial, sampled_temperature, untuned
+    from serving.runtime.strategies import PLAIN, served_choice
+    from serving.temperature import SERVED_TEMPERATURE
+
+    trial, temperature = greedy_on_trial(config), sampled_temperature(config, rival.config)
+    if trial is not None and temperature is None:
+        temperature = SERVED_TEMPERATURE
     if temperature is None:
-        return GateVerdict((), notes)
-    choice = served_choice(config, temperature)
-    judging = BenchJudge(choice.name, dict(choice.parameters), replace(thresholds, lossless_identical=False))
+        return SampledVerdict(GateVerdict((), untuned(config, None)))
+    choice = trial or served_choice(config, temperature)
+    relaxed = replace(thresholds, lossless_identical=False)
+    judging = BenchJudge(choice.name, dict(choice.parameters), relaxed)
     report, verdict = measured(step, prompts, judging, resources, rival.at(temperature), settings, temperature)
     step.report("bench_sampled", report.to_json(), per_device=True)
     entries = report.in_doubt or report.strategies
-    return GateVerdict((), notes) + judge_sampled(verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds)
+    low = judging.entry(entries).speedup_low if trial else None
+    as_greedy = trial is not None and passes_trial(verdict)
+    if trial is not None and not as_greedy:
+        choice = PLAIN
+        judging = BenchJudge(PLAIN.name, {}, relaxed)
+        verdict = judging.of(report.model_copy(update={"strategies": entries})) if rival.contenders else GateVerdict(())
+    noted = GateVerdict((), untuned(config, temperature, choice, low))
+    judged = judge_sampled(verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds)
+    return SampledVerdict(noted + judged, low, as_greedy)

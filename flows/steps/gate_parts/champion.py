@@ -59,6 +59,7 @@ class ChampionComparison:
 def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
     from components.bench.runner import StrategyContender
+    from registry.releases import gate_record
     from serving.runtime.strategies import StrategyResources, served_choice
 
     champion = champion_of(step.workspace, release.device)
@@ -76,6 +77,9 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         theirs = artifacts_of(store, champion, champion.fingerprint)
         made_of = artifact_prompts(theirs, draft)
     config: Any = theirs["decoding_config"]
+    record = gate_record(champion)
+    if record is not None and record.sampled_as_greedy:  # what its bundle serves
+        theirs["decoding_config"] = config = config.with_greedy_for_sampled()
     contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion")
     return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {}, prompts=made_of)
 

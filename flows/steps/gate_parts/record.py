@@ -13,6 +13,7 @@ from flows.steps.champion import champion_number
 if TYPE_CHECKING:
     from components.bench.schema import BenchEntry, BenchReport
     from components.gate.verdict import GateVerdict
+    from flows.steps.gate_parts.bench import SampledVerdict
     from flows.steps.gate_parts.champion import ChampionComparison
     from registry.gates import GateRecord
     from registry.releases import ReleaseVersion
@@ -29,7 +30,8 @@ def serves(step: StepContext, release: ReleaseVersion) -> bool:
     return champion_number(step.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
 
 
-def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, bundle_digest: str) -> GateRecord:
+def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, bundle_digest: str,
+              sampled: SampledVerdict) -> GateRecord:
     """The verdict as the registry keeps it."""
     from registry.gates import GateCheck, GateRecord
 
@@ -37,7 +39,8 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
                              enough=c.enough, prompts_needed=c.prompts_needed)
                    for c in verdict.checks)
     return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
-                      checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now())
+                      checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now(),
+                      sampled_lower_bound=sampled.low, sampled_as_greedy=sampled.as_greedy)
 
 
 def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, shown: BenchReport, entry: BenchEntry,

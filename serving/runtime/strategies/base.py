@@ -119,6 +119,12 @@ class Strategy(ABC):
         """
         return None
 
+    @classmethod
+    def head_speculation(cls, config: Any) -> Speculation | None:
+        """The same for an engine that loads EAGLE-3 heads, where a head is at hand that the strategy can do without; None: it drafts from
+        none."""
+        return None
+
     def learnt(self) -> dict[str, float]:
         """What this object itself has learnt in addition to its artifacts, at one moment, from any thread; empty for most."""
         return {}

@@ -109,6 +109,8 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
     if not isinstance(config, DecodingConfig):
         raise DraftwellError(f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
                              code="no_decoding_config")
+    if bundle.manifest.sampled_as_greedy:
+        config = config.with_greedy_for_sampled()
     check_device_class(config, artifacts, bundle.manifest.device)
     log_temperatures(config, artifacts, bundle.manifest.device)
     return config
@@ -140,8 +142,8 @@ def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], 
     """Log what was not tuned or made for the temperatures that it serves."""
     sampled = served_choice(config, SERVED_TEMPERATURE)
     if config.sampled is None:
-        log.warning("nothing was tuned for sampled requests: they are decoded with %s (draftwell tune --device %s --temperature %g)",
-                    sampled, device, SERVED_TEMPERATURE)
+        log.warning("nothing was tuned or measured for sampled requests: they are decoded plainly (draftwell tune --device %s "
+                    "--temperature %g)", device, SERVED_TEMPERATURE)
     for choice, temperature in ((served_choice(config, 0), 0.0), (sampled, config.sampled.temperature if config.sampled else None)):
         used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
         if temperature is not None and (why := other_temperature(used, temperature)):

@@ -53,6 +53,15 @@ def test_of_a_rule_that_learns_while_it_serves_only_a_fall_is_drift() -> None:
     assert [check(rows, served=served).verdict for rows in (better, worse)] == ["steady", "drift"]
 
 
+def test_of_a_head_that_fares_worse_the_command_that_trains_it_is_named() -> None:
+    """Tuning again would only make its drafts shorter."""
+    served = {**SERVED, "method": "eagle3"}
+    worse, better = (check([{**row, "method": "eagle3"} for row in traffic(share)], served=served) for share in (0.4, 0.8))
+    assert "`draftwell train --kind eagle3_head --pair tiny`" in worse.why
+    assert "draftwell train" not in better.why
+    assert "draftwell train" not in check(traffic(0.4)).why, "n-grams are not trained"
+
+
 def test_one_bad_minute_is_no_drift() -> None:
     rows = traffic(0.6, minutes=14)
     rows[3] = line(3, 0, 400)

@@ -93,6 +93,33 @@ def test_our_proposers_leave_outputs_as_they_are(peers: Path) -> None:
         cascade.stop()
 
 
+@pytest.mark.slow
+def test_it_drafts_with_an_exported_head(peers: Path) -> None:
+    """A head that vLLM loads without its states, its rows or its vocabulary in the right order decodes as plainly, and nothing is accepted.
+
+    As of our proposers: float32, where near-ties are rare.
+    """
+    from components.bench.peers.model_files import head_folder, model_folder
+    from serving.artifacts.eagle3_head import Eagle3Head
+    from tests.support.models.default_pair import SHIPPED, default_pair, generated
+
+    pair = default_pair()
+    files = VllmFiles(model_folder(pair, "target"), head=head_folder(pair, Eagle3Head.load(SHIPPED / "eagle3_head")))
+    prompts = [list(ids) for _, ids, _ in generated()[:3]]
+    plain, drafting = (VllmEngine(f"vllm/{label}", files.target, dtype="float32", threads=1) for label in ("off", "eagle3"))
+    try:
+        plain.start(EngineSettings(slots=3, context=512))
+        expected = [answer.tokens for answer in plain.decode(prompts, Sampling(max_tokens=TOKENS)).answers]
+        plain.stop()
+        drafting.start(EngineSettings(speculation=Method("eagle3", 3).speculative_config(files), slots=3, context=512))
+        found = drafting.decode(prompts, Sampling(max_tokens=TOKENS))
+        assert [answer.tokens for answer in found.answers] == expected
+        assert sum(answer.acceptance.accepted for answer in found.answers) > 0
+    finally:
+        plain.stop()
+        drafting.stop()
+
+
 def test_vllm_calls_proposers_and_loggers_as_the_stub_of_our_tests_does(peers: Path) -> None:
     """Its sources are read, not run: the call of a custom proposer, the logger's methods, the counters that we read."""
     root = next((peers / "vllm").glob("lib/python*/site-packages/vllm"))

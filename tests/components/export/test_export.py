@@ -91,6 +91,20 @@ def test_a_head_in_the_settings_of_engines_that_load_one() -> None:
         export_config("vllm", "eagle3", {}, Weights("org/target", "org/draft"))
 
 
+@pytest.mark.parametrize(("engine", "model"), [("vllm", "model"), ("sglang", "speculative-draft-model-path")])
+def test_hybrid_drafts_from_a_head_where_the_engine_loads_one(engine: str, model: str) -> None:
+    """The head brings most of its speed: n-grams alone can be slower than plain decoding."""
+    alone = Weights("org/target", "org/draft")
+    assert export_config(engine, "hybrid", {}, WEIGHTS)["settings"] == export_config(engine, "eagle3", {}, WEIGHTS)["settings"]
+    assert export_config(engine, "hybrid", {"max_draft": 2}, WEIGHTS) != export_config(engine, "hybrid", {}, WEIGHTS)
+    assert export_config(engine, "hybrid", {}, WEIGHTS, draft_tokens=5)["usage"] == export_config(
+        engine, "eagle3", {"num_speculative_tokens": 5}, WEIGHTS)["usage"]
+    for parameters, weights in (({}, alone), ({"drafter": "none"}, WEIGHTS), ({"drafter": "draft"}, WEIGHTS)):
+        assert model not in export_config(engine, "hybrid", parameters, weights)["settings"]
+    assert any("--save-head" in note for note in export_config(engine, "hybrid", {}, alone)["notes"])
+    assert export_config("llama.cpp", "hybrid", {}, WEIGHTS)["settings"]["spec-type"] == "ngram-simple", "it loads no heads"
+
+
 def test_a_head_as_a_folder_that_other_engines_load(tmp_path: Path) -> None:
     """What they find in the folder: their configuration, and the weights with the rows that the head borrows."""
     module = llama()

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.gate.temperatures import judge_artifacts, judge_sampled, sampled_temperature, untuned
+from components.gate.temperatures import greedy_on_trial, judge_artifacts, judge_sampled, passes_trial, sampled_temperature, untuned
 from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
 from flows.steps.verdict import only_sampled
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from serving.runtime.strategies import StrategyChoice
 from tests.support.models.resources import ORIGIN
 
 SPIDE = SampledChoice(0.7, "spide", {})
@@ -47,7 +48,25 @@ def test_sampled_requests_are_judged_where_candidate_or_champion_has_a_choice_fo
     assert untuned(tuned, 0.7) == ()
     [alone], [beside] = untuned(plain, None), untuned(plain, 0.7)
     assert alone.startswith("sampled requests are not judged: nothing was tuned for them, and autoregressive decodes them")
-    assert beside.startswith("sampled requests are judged at temperature 0.7, which the champion was tuned for")
+    assert beside == ("nothing was tuned for sampled requests (`draftwell tune --temperature`): measured at temperature 0.7, "
+                      "autoregressive decodes them")
+
+
+def test_a_lossless_greedy_choice_is_on_trial_for_sampled_requests_where_none_was_tuned_for_them() -> None:
+    configs = [DecodingConfig("svip", {"max_draft": 3}, {}, ORIGIN), DecodingConfig("svip", {}, {}, ORIGIN, SPIDE),
+               DecodingConfig("csd", {}, {}, ORIGIN), DecodingConfig("autoregressive", {}, {}, ORIGIN)]
+    assert [greedy_on_trial(config) for config in configs] == [StrategyChoice("svip", {"max_draft": 3}), None, None, None]
+    [note] = untuned(configs[0], 1.0, low=0.934)
+    assert "autoregressive decodes them" in note
+    assert "is at least 0.93 times as fast as plain decoding there" in note
+
+
+@pytest.mark.parametrize(("checks", "passes"), [
+    ({"speedup": True}, True), ({"speedup": True, "regression": False}, True), ({"speedup": False}, False),
+    ({"speedup": True, "time per token": False}, False), ({"time per token": True}, False)])
+def test_the_trial_asks_for_a_measured_bound_and_not_for_the_champion(checks: dict[str, bool], passes: bool) -> None:
+    verdict = GateVerdict(tuple(Check(name, 1.0, 1.0, passed, "") for name, passed in checks.items()))
+    assert passes_trial(verdict) is passes
 
 
 def samples(shift: float, *, lossless: bool = False, prompts: int = 40, noise: float = 0.2, seed: int = 0, read: bool = True) -> BenchEntry:

@@ -39,6 +39,13 @@ def test_a_config_as_a_document(run: Any, pair_file: Path, config: Path, tmp_pat
     assert document["engine_version"] == schema("vllm")["version"]
 
 
+def test_a_head_that_the_settings_do_not_use_is_not_written(run: Any, pair_file: Path, config: Path, tmp_path: Path) -> None:
+    done = run("export", "--to", "vllm", "--pair", pair_file, "--config", config, "--save-head", tmp_path / "head")
+    assert done.exit_code == 2, done.output
+    assert "use no head: leave --save-head out" in done.output
+    assert not (tmp_path / "head").exists()
+
+
 def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(run: Any, config: Path, tmp_path: Path) -> None:
     file = tmp_path / "hub.yaml"
     body = "name: hub\ndescription: x\nlicence: x\ntarget:\n  hub: org/target\n  revision: {}\ndraft:\n  hub: org/draft\n"

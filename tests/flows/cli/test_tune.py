@@ -13,7 +13,7 @@ import pytest
 from components.prompts.overlap import hashes_of
 from components.prompts.prompt import prompts_digest, read_prompts
 from serving.artifacts.decoding_config import DecodingConfig
-from serving.runtime.strategies import StrategyChoice, served_choice
+from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
 from tests.support.loop.bad_traces import foreign
 from tests.support.loop.tiny_files import snapshot
 
@@ -180,7 +180,7 @@ def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any
     promote(Store(), "tiny", "cpu", made.version, verdict(made))
     served = champion_decoding(step)
     assert served is not None
-    assert served_choice(served, 0.0) == served_choice(served, 1.0) == StrategyChoice("spide", {"gamma": 4})
+    assert (served_choice(served, 0.0), served_choice(served, 1.0)) == (StrategyChoice("spide", {"gamma": 4}), PLAIN)
     assert tune().exit_code == 0
     report = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
     assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"

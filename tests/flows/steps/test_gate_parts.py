@@ -19,7 +19,7 @@ from components.gate.verdict import UNDECIDED, Thresholds
 from components.prompts.prompt import Prompt
 from flows.context import StepContext
 from flows.steps.gate_parts import checks
-from flows.steps.gate_parts.bench import SHOWN, BenchJudge, measured, sampled_verdict
+from flows.steps.gate_parts.bench import SHOWN, BenchJudge, SampledVerdict, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison
 from flows.steps.gate_parts.checks import float32_pair, identity_verdict, prediction_check, weights_check
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -132,9 +132,10 @@ def champion(pair: LoadedPair, sampled: SampledChoice | None) -> ChampionCompari
     return ChampionComparison(contenders=(StrategyContender(pair, resources, StrategyChoice("autoregressive"), "champion"),))
 
 
-def sampled_part(step: StepContext, mine: DecodingConfig, rival: ChampionComparison) -> tuple[Any, dict[str, Any] | None]:
+def sampled_part(step: StepContext, mine: DecodingConfig, rival: ChampionComparison,
+                 limits: Thresholds = ANY_SPEED) -> tuple[SampledVerdict, dict[str, Any] | None]:
     resources = StrategyResources({}, step.pair.special_tokens)
-    verdict = sampled_verdict(step, ROWS, mine, ANY_SPEED, resources, rival, GateSettings(max_tokens=6))
+    verdict = sampled_verdict(step, ROWS, mine, limits, resources, rival, GateSettings(max_tokens=6))
     file = step.workspace.device_reports / "bench_sampled.json"
     return verdict, json.loads(file.read_text()) if file.is_file() else None
 
@@ -144,7 +145,8 @@ def sampled_part(step: StepContext, mine: DecodingConfig, rival: ChampionCompari
 def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(step: StepContext, mine: DecodingConfig, served: str) -> None:
     """It would else be promoted over a champion that is faster for every request without a temperature, and nobody would see it."""
     rival = champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3}))
-    verdict, bench = sampled_part(step, mine, rival)
+    found, bench = sampled_part(step, mine, rival)
+    verdict = found.verdict
     assert bench is not None
     assert bench["settings"]["temperature"] == 0.7
     rows = {label: (row["strategy"], row["parameters"]) for label, row in bench["strategies"].items()}
@@ -152,16 +154,17 @@ def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(st
     assert (served, {"num_speculative_tokens": 2} if served == "vanilla_sd" else {}) in rows.values()
     assert {"sampled speedup", "sampled regression"} <= {check.name for check in verdict.checks}
     assert "sampled likelihood" not in {check.name for check in verdict.checks}, "both are lossless"
-    assert verdict.notes[0].startswith("sampled requests are judged at temperature 0.7, which the champion was tuned for")
+    assert f"measured at temperature 0.7, {served}" in verdict.notes[0]
     assert any("likelihood, not judged of a lossless choice" in note for note in verdict.notes) is (served == "vanilla_sd")
 
 
 def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: StepContext) -> None:
     mine = config("autoregressive", SampledChoice(0.5, "lossy_sd", {}))
-    verdict, bench = sampled_part(step, mine, champion(step.pair, None))
+    found, bench = sampled_part(step, mine, champion(step.pair, None))
     assert bench is not None
     assert (bench["settings"]["temperature"], bench["strategies"]["champion"]["strategy"]) == (0.5, "autoregressive")
-    assert {"sampled regression", "sampled likelihood"} <= {check.name for check in verdict.checks}
+    assert {"sampled regression", "sampled likelihood"} <= {check.name for check in found.verdict.checks}
+    assert (found.low, found.as_greedy) == (None, False), "a choice of its own was tuned"
 
 
 def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepContext) -> None:
@@ -211,10 +214,36 @@ def test_identity_loads_the_models_once_for_both_classes(step: StepContext, monk
     assert (none.checks, len(loads), len(decoded)) == ((), 2, 3)
 
 
-def test_sampled_requests_that_nobody_tuned_for_are_a_note(step: StepContext) -> None:
-    verdict, bench = sampled_part(step, config("vanilla_sd"), champion(step.pair, None))
-    assert (verdict.checks, bench) == ((), None)
-    assert verdict.notes[0].startswith("sampled requests are not judged")
+def test_the_greedy_choice_is_measured_for_sampled_requests_at_the_default_temperature(step: StepContext) -> None:
+    """It served them unmeasured: at a temperature that nobody tuned for it may be slower than plain decoding."""
+    found, bench = sampled_part(step, config("vanilla_sd", num_speculative_tokens=2), ChampionComparison())
+    assert bench is not None
+    assert (bench["settings"]["temperature"], set(bench["strategies"])) == (1.0, {"autoregressive", "vanilla_sd"})
+    assert found.as_greedy, "any speed is enough here"
+    rows = bench.get("in_doubt") or bench["strategies"]
+    assert found.low == rows["vanilla_sd"]["speedup_low"]
+    assert "sampled speedup" in {check.name for check in found.verdict.checks}
+
+
+@pytest.mark.parametrize("rival", [False, True])
+def test_a_greedy_choice_that_is_too_slow_for_sampled_requests_gives_way_to_plain_decoding(step: StepContext, rival: bool) -> None:
+    """That refuses no release; a champion that is faster at them does."""
+    beside = champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3})) if rival else ChampionComparison()
+    limits = replace(ANY_SPEED, min_speedup_lower_bound=1000.0)
+    found, bench = sampled_part(step, config("vanilla_sd", num_speculative_tokens=2), beside, limits)
+    assert bench is not None
+    assert found.low is not None
+    assert (found.low < 1000, found.as_greedy) == (True, False)
+    assert [check.name for check in found.verdict.checks] == (["sampled speedup", "sampled regression"] if rival else [])
+    assert all(check.passed for check in found.verdict.checks)
+    assert "autoregressive decodes them" in found.verdict.notes[0]
+
+
+@pytest.mark.parametrize("mine", [config("lossy_sd"), config("autoregressive")])
+def test_sampled_requests_that_are_decoded_plainly_are_a_note(step: StepContext, mine: DecodingConfig) -> None:
+    found, bench = sampled_part(step, mine, champion(step.pair, None))
+    assert (found.verdict.checks, bench, found.low, found.as_greedy) == ((), None, None, False)
+    assert found.verdict.notes[0].startswith("sampled requests are not judged")
 
 
 def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(step: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:

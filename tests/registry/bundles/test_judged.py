@@ -53,6 +53,21 @@ def test_what_was_judged_is_deployed_byte_for_byte(store: Store, spec: PairSpec,
     assert {path.stat().st_mode & 0o777 for path in [deployed, *deployed.rglob("*")] if path.is_dir()} == {0o755}
 
 
+def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(store: Store, spec: PairSpec, files: PairFiles,
+                                                                                tmp_path: Path) -> None:
+    """Else a deployment on another machine than the gate's would decode them plainly, or unmeasured."""
+    made = release(store, spec, files, tmp_path / "release")
+    for number, as_greedy in enumerate((True, False)):
+        (tmp_path / f"judge{number}").mkdir()
+        bundle = build_to_judge(store, made, spec, files, tmp_path / f"judge{number}", sampled_as_greedy=as_greedy)
+        manifest = open_bundle(bundle).manifest
+        record = verdict(made).model_copy(update={"bundle_digest": manifest.digest, "sampled_as_greedy": as_greedy})
+        promote(store, "tiny", "cpu", made.version, record)
+        deployed = build_bundle(store, spec, files, out=tmp_path / f"dist{number}")
+        assert open_bundle(deployed).manifest.sampled_as_greedy is as_greedy
+        assert deviation(deployed, champion_of(store)) is None
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "serve.sh", "artifacts/decoding_config/config.json"])
 def test_a_changed_byte_is_refused(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes],
                                    name: str) -> None:

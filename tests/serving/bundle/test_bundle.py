@@ -136,10 +136,13 @@ def test_a_newer_schema_is_refused_by_name(bundle: Path) -> None:
 
 def test_a_bundle_of_schema_1_is_still_read(bundle: Path) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
-    old = {key: value for key, value in data.items() if key not in ("digest", "runtime", "origins")} | {"schema_version": 1}
+    old = {key: value for key, value in data.items() if key not in ("digest", "runtime", "origins", "sampled_as_greedy")}
+    old["schema_version"] = 1
     old["digest"] = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     (bundle / "manifest.json").write_text(json.dumps(old))
-    assert open_bundle(bundle).manifest.runtime is None
+    manifest = open_bundle(bundle).manifest
+    assert manifest.runtime is None
+    assert not manifest.sampled_as_greedy, "nobody measured it"
 
 
 def test_an_artifact_of_a_newer_schema_is_refused_before_any_is_loaded(bundle: Path) -> None:

@@ -15,6 +15,7 @@ from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
 from serving.files import sha256_file
 from serving.runtime.commands import Role
+from serving.runtime.strategies import find_strategy
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
 from serving.server.settings import ServerSettings
@@ -32,9 +33,13 @@ def save_tiny_models(root: Path) -> dict[Role, Path]:
 
 
 def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
-                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None,
+                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None, as_greedy: bool = True,
                 more: Callable[[Provenance], list[Artifact]] = lambda provenance: []) -> Path:
-    """A bundle with weights; its profile and its config were made on `machine`; `more` gives further artifacts."""
+    """A bundle with weights; its profile and its config were made on `machine`; `more` gives further artifacts.
+
+    Args:
+        as_greedy: the gate measured a lossless choice for sampled requests, too.
+    """
     records = {}
     for role, source in models.items():
         shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
@@ -51,6 +56,7 @@ def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, pa
     files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
              for p in sorted(folder.rglob("*")) if p.is_file()}
     manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
+                        sampled_as_greedy=as_greedy and strategy is not None and find_strategy(strategy).lossless,
                         models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
     (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
     return folder

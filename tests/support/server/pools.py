@@ -7,7 +7,7 @@ from typing import Any
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy
+from serving.runtime.strategies import Strategy, find_strategy
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import StrategyPool
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -27,9 +27,11 @@ class Pair:
 
 def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
          pair: Pair | None = None, sampled: SampledChoice | None = None, **settings: Any) -> StrategyPool:
-    """A pool whose bundle has an artifact of every kind but those in `without`."""
+    """A pool whose bundle has an artifact of every kind but those in `without`; a lossless choice serves sampled requests, too."""
     artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
     config = DecodingConfig(strategy, parameters or {}, {}, ORIGIN, sampled)
+    if find_strategy(strategy).lossless:
+        config = config.with_greedy_for_sampled()
     return StrategyPool(pair or Pair(), artifacts, config, None, mode, **settings)  # type: ignore[arg-type]
 
 

@@ -49,7 +49,10 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     space, store = Workspace("default", dtype), Store()
     files, name = space.files(), space.spec.name
     made = Provenance(pair=name, fingerprint=fingerprint(files, dtype))
-    DecodingConfig(strategy, dict(parameters), {}, made).save(folder / "decoding_config")
+    config = DecodingConfig(strategy, dict(parameters), {}, made)
+    if find_strategy(strategy).lossless:  # its requests are sampled
+        config = config.with_greedy_for_sampled()
+    config.save(folder / "decoding_config")
     if profiled:
         measure_profile(space, folder / "hardware_profile")
     own = [folder / "decoding_config", folder / "hardware_profile"]

@@ -32,6 +32,9 @@ from serving.runtime.strategies.speculation import Speculation
 HEAD_SHARE = 0.1
 """A head's step, in target passes, where no profile has measured it."""
 
+HEAD_LENGTH = 3
+"""Tokens of a head's draft in an engine that knows one length only: the default of `eagle3`."""
+
 
 class Hybrid(Strategy):
     """Nothing is drafted that is not expected to gain, the reading of the prompt by a model included: at worst it is plain decoding, but
@@ -59,7 +62,15 @@ class Hybrid(Strategy):
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
         return Speculation("ngram", config.max_draft, ngram=3,
-                           notes=("Only n-grams of the text are left: no other engine chooses the drafter by round.",))
+                           notes=("Only n-grams of the text are left: no other engine chooses the drafter by round. With a head, "
+                                  "--save-head exports that to vLLM and SGLang instead.",))
+
+    @classmethod
+    def head_speculation(cls, config: Any) -> Speculation | None:
+        if config.drafter not in ("auto", "head"):
+            return None
+        return Speculation("eagle3", min(config.max_draft, HEAD_LENGTH), notes=(
+            "Only the head is left, with drafts of one length: no other engine chooses drafter and length by round.",))
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         wanted, chosen = self.config.drafter, {"target": models["target"]}

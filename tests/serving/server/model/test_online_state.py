@@ -341,7 +341,7 @@ def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
     both: dict[str, Any] = {**table_resources(VOCAB).artifacts, "acceptance_table": table}
 
     def fresh() -> StrategyPool:
-        return StrategyPool(Pair(), both, DecodingConfig("spide", {}, {}, ORIGIN))  # type: ignore[arg-type]
+        return StrategyPool(Pair(), both, DecodingConfig("spide", {}, {}, ORIGIN).with_greedy_for_sampled())  # type: ignore[arg-type]
 
     it = fresh()
     sampled = it.get(None, temperature=1.0)

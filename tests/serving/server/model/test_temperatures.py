@@ -24,13 +24,29 @@ SAMPLED = SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 2})
 
 @pytest.mark.parametrize(("greedy", "sampled", "chosen"), [
     ("svip", SAMPLED, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})),
-    ("svip", None, StrategyChoice("svip")),  # lossless: what it writes stays right, only its speed is not known
+    ("svip", None, PLAIN),  # lossless, but nobody measured that it is no slower there
     ("csd", None, PLAIN),  # nobody measured its quality on sampled texts
     ("csd", SAMPLED, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}))])
 def test_sampled_requests_get_their_own_choice_or_a_safe_one(greedy: str, sampled: SampledChoice | None, chosen: StrategyChoice) -> None:
     config = DecodingConfig(greedy, {}, {}, ORIGIN, sampled)
     assert served_choice(config, 0) == StrategyChoice(greedy)
     assert served_choice(config, 0.2) == served_choice(config, 1.0) == chosen
+
+
+@pytest.mark.parametrize(("as_greedy", "used"), [(True, "prompt_lookup"), (False, "autoregressive")])
+def test_the_greedy_choice_serves_sampled_requests_only_where_the_gate_measured_it(tmp_path: Path, tiny_models: dict[Role, Path],
+                                                                                  as_greedy: bool, used: str) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "prompt_lookup", machine=device_class("cpu"), as_greedy=as_greedy)
+    pool = load_bundle(bundle, slots=1, max_context=64).strategies
+    assert (pool.get(temperature=0.0).name, pool.get(temperature=1.0).name) == ("prompt_lookup", used)
+
+
+def test_what_was_tuned_for_sampled_requests_is_not_replaced_by_the_greedy_choice() -> None:
+    tuned = DecodingConfig("svip", {"max_draft": 3}, {}, ORIGIN, SAMPLED)
+    assert tuned.with_greedy_for_sampled() is tuned
+    untuned = DecodingConfig("svip", {"max_draft": 3}, {}, ORIGIN)
+    assert served_choice(untuned.with_greedy_for_sampled(), 0.7) == StrategyChoice("svip", {"max_draft": 3})
+    assert untuned.sampled is None, "the artifact itself keeps its bytes"
 
 
 def test_one_strategy_tuned_for_both_classes_has_both_parameters_and_two_states() -> None:
