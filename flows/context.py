@@ -68,26 +68,26 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
     return traces
 
 
-def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterable[str] = ()) -> TrainingPrompts:
+def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterable[str] = (),
+                     pair: LoadedPair | None = None) -> TrainingPrompts:
     """The prompts that a workspace's traces, artifacts and distilled draft were made from, so that nothing is measured on them.
 
     Args:
         traces: trace folder; None takes the workspace's.
         kinds: of the artifacts, in the workspace or shipped with the pair, whichever strategies would get.
+        pair: as in `prompts_behind`.
     """
-    from components.collect.plan import prompt_hashes
     from components.prompts.overlap import TrainingPrompts
     from serving.recording.trace import TraceSet
 
-    found, recorded = TraceSet(traces or space.traces), dict[str, Iterable[str] | None]()
+    found, recorded, lacking = TraceSet(traces or space.traces), dict[str, Iterable[str] | None](), dict[str, Sequence[str]]()
     if found.shards:
-        hashes = prompt_hashes(found)
-        recorded["traces"] = None if hashes is None else hashes.values()
+        recorded["traces"], lacking["traces"] = prompts_behind(found, pair)
     folders = {kind: next((place / kind for place in (space.artifacts, space.shipped) if (place / kind / MANIFEST).is_file()), None)
                for kind in kinds if kind not in MADE_OF_NO_PROMPTS}
     made = made_from_prompts({**folders, "distilled_draft": distilled_draft(space)})
     recorded |= {kind: one.training_prompts for kind, one in made.items()}
-    return TrainingPrompts.of(recorded, {kind: one.unknown_prompts for kind, one in made.items()})
+    return TrainingPrompts.of(recorded, lacking | {kind: one.unknown_prompts for kind, one in made.items()})
 
 
 def distilled_draft(space: Workspace) -> Path | None:
@@ -102,12 +102,19 @@ def made_from_prompts(folders: Mapping[str, Path | None]) -> dict[str, Provenanc
     return {kind: Provenance.model_validate(read_manifest(folder)["provenance"]) for kind, folder in present.items()}
 
 
-def prompts_behind(traces: TraceSet) -> list[str] | None:
-    """Hashes of the prompts of traces, for the provenance of what is made from them; None where they are not known."""
+def prompts_behind(traces: TraceSet, pair: LoadedPair | None = None) -> tuple[list[str] | None, tuple[str, ...]]:
+    """Hashes of the prompts of traces, for the provenance of what is made from them, and what of the traces has others.
+
+    Args:
+        pair: that the traces are of; it decodes the prompts of requests that a server recorded without a body.
+    Returns:
+        None in place of the hashes where no prompt is known.
+    """
     from components.collect.plan import prompt_hashes
+    from components.drift.recorded_prompts import recorded_prompts
 
     hashes = prompt_hashes(traces)
-    return None if hashes is None else sorted(set(hashes.values()))
+    return recorded_prompts(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
 
 
 def take_untouched(step: StepContext, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None) -> list[Prompt]:

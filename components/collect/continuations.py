@@ -177,6 +177,17 @@ def template_around(pair: LoadedPair, *, raw: bool = False) -> tuple[int, int]:
     return shared_beginning(one, other), shared_beginning(one[::-1], other[::-1])
 
 
+def message_of(pair: LoadedPair, ids: Sequence[int], around: tuple[int, int]) -> str | None:
+    """The one message that the tokens of a prompt were made of; None where they are of something else, such as a conversation.
+
+    Args:
+        around: of `template_around`.
+    """
+    head, tail = around
+    text = pair.decode(list(ids[head : len(ids) - tail]))
+    return text if text.strip() and pair.encode_prompt(text) == list(ids) else None
+
+
 def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

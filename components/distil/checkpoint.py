@@ -32,9 +32,12 @@ def save(draft: Any, optimizer: Any, progress: Mapping[str, Any], folder: Path, 
     os.replace(partial, folder / CHECKPOINT)
 
 
-def restore(draft: Any, optimizer: Any, folder: Path, identity: Mapping[str, str]) -> dict[str, Any]:
+def restore(draft: Any, optimizer: Any, folder: Path, identity: Mapping[str, str], *,
+            absent: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Load the checkpoint of a folder, if there is one, and return the progress.
 
+    Args:
+        absent: what a checkpoint is taken to have been trained with where an older version did not record it.
     Raises:
         DraftwellError: it belongs to another run, or cannot be read; nothing was changed.
     """
@@ -47,9 +50,10 @@ def restore(draft: Any, optimizer: Any, folder: Path, identity: Mapping[str, str
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             recorded, progress = json.loads(metadata.get("identity", "{}")), dict(json.loads(metadata["progress"]))
+            recorded = {**(absent or {}), **recorded}
             other = sorted(key for key in {*recorded, *identity} if recorded.get(key) != identity.get(key))
             if other:
-                raise DraftwellError(f"{path} belongs to a draft with another {' and '.join(other)}: name another --work, or remove it",
+                raise DraftwellError(f"{path} belongs to a training with another {' and '.join(other)}: name another --work, or remove it",
                                      code="foreign_checkpoint")
             known = set(file.keys())
             for name, p in draft.named_parameters():

@@ -131,6 +131,14 @@ def corpus_digest(sequences: Sequence[Conversation]) -> str:
     return digest.hexdigest()
 
 
+def hold_out(sequences: Sequence[Conversation], every: int = 50) -> tuple[list[Conversation], list[Conversation]]:
+    """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is repeated is on one side only."""
+    prompts: dict[bytes, int] = {}
+    places = [prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts)) for s in sequences]
+    held = [s for s, place in zip(sequences, places, strict=True) if place % every == 0]
+    return held, [s for s, place in zip(sequences, places, strict=True) if place % every]
+
+
 def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -> Tensor:
     """The `count` ids that the target emits most, ascending; ties go to the ids seen most in prompts, then the lowest."""
     emitted = torch.zeros(vocab, dtype=torch.double)

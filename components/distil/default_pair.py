@@ -1,8 +1,13 @@
-"""The recipe of the default pair's draft, qualifier and EAGLE-3 head, from prompt files to the artifact.
+"""The recipe of the default pair's draft, qualifier and EAGLE-3 head, from prompt files to the artifacts (CONTRIBUTING.md).
 
-    python -m components.distil.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
-    python -m components.distil.default_pair --role qualifier --start DRAFT ... (the same corpus; the draft, grown)
-    python -m components.distil.default_pair --role head ... (a corpus with the states of three layers, in WORK/corpus)
+    python -m components.distil.default_pair --role all --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
+
+makes OUT/draft, OUT/qualifier (the draft, grown; on the same corpus) and OUT/head (on a corpus with the states of three layers, in
+WORK/corpus); those that are there already are kept. One alone, with further options:
+
+    python -m components.distil.default_pair --role draft --target FOLDER --data FOLDER --work FOLDER --out ARTIFACT
+    python -m components.distil.default_pair --role qualifier --start DRAFT ...
+    python -m components.distil.default_pair --role head ...
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set do not belong there.
 Every step keeps its finished work: instructions, shards of the target's own outputs, training checkpoints.
@@ -20,7 +25,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from components.distil.corpus import write_corpus
+from components.collect.continuations import message_of, template_around
+from components.distil.corpus import Conversation, write_corpus
 from components.distil.distil import Source, distil_draft
 from components.distil.eagle3.distil import pinned_shards, train_on
 from components.distil.eagle3.network import default_features
@@ -32,6 +38,7 @@ from components.distil.training import Recipe
 from components.distil.writers import LeanWriter, Writer
 from components.prompts.overlap import hashes_of
 from components.prompts.prompt import Prompt
+from serving.artifacts.base import MANIFEST
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
@@ -47,7 +54,8 @@ GENTLE = 3e-4
 """Peak learning rate for layers that are a draft already."""
 MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
 LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, *MIDDLE, 28, 29)}
-HEAD = "head"
+HEAD, ALL = "head", "all"
+UNREAD = "conversations of an earlier corpus"
 DATA = "the target's own greedy outputs on calibration prompts, passage templates and instructions it invented"
 
 
@@ -83,22 +91,40 @@ def asked(pair: LoadedPair, texts: Iterable[str]) -> dict[str, list[int]]:
 def main(target: Annotated[Path, typer.Option(help="Folder of the target, float32 safetensors.")],
          data: Annotated[Path, typer.Option(help="Folder with calib/ and lm/.")],
          work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
-         out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
-         role: Annotated[str, typer.Option(help="draft or qualifier, which differ in the layers that are kept, or head.")] = "draft",
+         out: Annotated[Path, typer.Option(help="Folder of the artifact; of three with --role all.")],
+         role: Annotated[str, typer.Option(help="draft or qualifier, which differ in the layers that are kept, head, or all.")] = "draft",
          start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
-         minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
+         minutes: Annotated[float, typer.Option(help="Training time of each artifact.")] = 60.0,
          pair: Annotated[Path | None, typer.Option(help="Folder with draft and qualifier of the pair that a head is for.")] = None,
          limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None,
          extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts.")] = None,
          shards: Annotated[Path | None, typer.Option(help="Folder of a head's corpus that was written earlier: what it holds at the "
                                                      "first start is learned too, and its prompts are not asked again.")] = None) -> None:
     """Make a draft, a qualifier or a head for a Llama-shaped target."""
-    if role not in {*LAYERS, HEAD}:
-        raise typer.BadParameter(f"--role is {', '.join(LAYERS)} or {HEAD}, not {role}")
+    if role not in {*LAYERS, HEAD, ALL}:
+        raise typer.BadParameter(f"--role is {', '.join(LAYERS)}, {HEAD} or {ALL}, not {role}")
+    if role == ALL and (start is not None or pair is not None):
+        raise typer.BadParameter(f"--start and --pair go with one role: with --role {ALL} they are what it makes")
     if role != HEAD and shards is not None:
         raise typer.BadParameter(f"--shards goes with --role {HEAD}")
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
+    if role != ALL:
+        make(role, target, data, work, out, start=start, minutes=minutes, pair=pair, limit=limit, extra=extra, shards=shards)
+        return
+    for stage in (*LAYERS, HEAD):
+        if (out / stage / MANIFEST).is_file():
+            typer.echo(f"{stage}: in {out / stage} already")
+            continue
+        typer.echo(f"{stage}: {minutes:g} minutes of training, after the target has written what is missing of the text")
+        make(stage, target, data, work, out / stage, start=out / "draft" if stage == "qualifier" else None, minutes=minutes,
+             pair=out if stage == HEAD else None, limit=limit, extra=extra)
+    typer.echo(f"{out} holds {', '.join(LAYERS)} and {HEAD}; what follows is in CONTRIBUTING.md, and {work} is not needed any more")
+
+
+def make(role: str, target: Path, data: Path, work: Path, out: Path, *, start: Path | None = None, minutes: float = 60.0,
+         pair: Path | None = None, limit: int | None = None, extra: Path | None = None, shards: Path | None = None) -> None:
+    """Make one artifact; arguments as for `main`."""
     work.mkdir(parents=True, exist_ok=True)
     files = PairFiles("smollm2-135m", target)
     loaded = load_pair(files, LoadSettings(dtype="float32", max_context=2 * LONGEST, keep_modules=True))
@@ -139,9 +165,21 @@ def make_head(source: Source, texts: Iterable[str], work: Path, minutes: float, 
     shards = write_corpus(writer, [ids for ids in source.prompts if tuple(ids) not in answered], work / "corpus", donor=source.donor,
                           say=typer.echo)
     corpus = known + read_stored(shards)
-    learned = {tuple(conversation.ids[: conversation.prompt].tolist()) for conversation in corpus}
-    hashes = hashes_of(Prompt("", None, [text]) for text in texts if tuple(source.target.encode_prompt(text)) in learned)
-    return train_on(replace(source, hashes=hashes), corpus, recipe, work / HEAD, say=typer.echo)[0]
+    hashes, unknown = prompts_behind(source.target, corpus, texts)
+    return train_on(replace(source, hashes=hashes, unknown=unknown), corpus, recipe, work / HEAD, say=typer.echo)[0]
+
+
+def prompts_behind(pair: LoadedPair, corpus: Iterable[Conversation], texts: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Hashes of the prompts of a corpus, and what of it has others: those of shards that were written earlier need not be among `texts`.
+
+    The tokens of a prompt that is not are hashed, and the text that they decode to where it is one message.
+    """
+    learned = dict.fromkeys(tuple(conversation.ids[: conversation.prompt].tolist()) for conversation in corpus)
+    asked = {text: ids for text in texts if (ids := tuple(pair.encode_prompt(text))) in learned}
+    others, around = list(learned.keys() - set(asked.values())), template_around(pair)
+    read = [text for ids in others if (text := message_of(pair, ids, around)) is not None]
+    prompts = [*(Prompt("", None, [text]) for text in (*asked, *read)), *(Prompt("", None, [""], tokens=(ids,)) for ids in others)]
+    return hashes_of(prompts), () if len(read) == len(others) else (UNREAD,)
 
 
 def prompts_of(extra: Path | None) -> list[str]:

@@ -45,6 +45,7 @@ class Source:
         name: of the pair that target and draft will be.
         data: what the prompts are in a few words, for the provenance.
         hashes: of the prompts to learn on (`components.prompts.overlap`), for the provenance; None where they are not known.
+        unknown: what was learned whose prompts are not among `hashes`.
     """
 
     target: LoadedPair
@@ -57,6 +58,7 @@ class Source:
     name: str = field(kw_only=True)
     data: str = field(kw_only=True)
     hashes: Sequence[str] | None = field(default=None, kw_only=True)
+    unknown: Sequence[str] = field(default=(), kw_only=True)
 
 
 def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[Any], Any] | None = None, folder: str = "training",
@@ -111,7 +113,8 @@ def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation]
         "output_tokens": output_tokens(corpus), "data": source.data}
     return Provenance(pair=source.name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
                       library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()},
-                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)))
+                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
+                      unknown_prompts=sorted(source.unknown))
 
 
 def output_tokens(corpus: Sequence[Conversation]) -> int:

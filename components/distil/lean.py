@@ -52,12 +52,17 @@ class BatchedLlama:
         config, shape = module.config, architecture_of(module.config)
         assert shape is not None, config.model_type
         self.dtype, self.eps, self.features = dtype, config.rms_norm_eps, features
-        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, shape.head_dim
         with torch.no_grad():
             self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
             self.layers = [Layer(layer, lambda weight, bias: partial(F.linear, weight=weight.to(dtype), bias=bias), shape)
                            for layer in module.model.layers]
-        self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST))
+            if config.rope_parameters.get("rope_type", "default") == "default":
+                tables = rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST)
+            else:  # scaled, as Llama 3's: the module knows how
+                cos, sin = module.model.rotary_emb(module.model.norm.weight.float(), torch.arange(LONGEST)[None])
+                tables = cos[0], sin[0]
+        self.cos, self.sin = (t.to(dtype) for t in tables)
         self.cache: list[tuple[Tensor, Tensor]] = []
 
     def start(self, batch: int, length: int) -> None:

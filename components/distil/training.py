@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.distil.checkpoint import restore, save
-from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens
+from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, hold_out
 from components.distil.family import Head
 from serving.errors import DraftwellError
 
@@ -143,7 +143,7 @@ def train_draft(
         DraftwellError: the folder's checkpoint belongs to another run, or there is too little text.
     """
     corpus = [s for s in corpus if len(s.ids) > 2]  # the first token's state is never learned
-    held, train_set = corpus[::50], [s for i, s in enumerate(corpus) if i % 50]
+    held, train_set = hold_out(corpus)
     if not train_set:
         raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts", code="too_little_text")
     identity = {**(bound or {}), "layers": ",".join(map(str, recipe.layers)), "loss": recipe.loss,

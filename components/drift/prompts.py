@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.collect.continuations import template_around
+from components.collect.continuations import message_of, template_around
 from components.prompts.prompt import Prompt
 from components.prompts.sources import jsonl_files, readable_requests
 from components.train.examples import Examples, split_by_prompt
@@ -64,14 +64,13 @@ def watched(file: Path, shards: Collection[str]) -> bool:
 
 def decoded(pair: LoadedPair, rows: pa.Table) -> list[Prompt]:
     """Prompts of a trace's token ids: those of one message, which its tokens can be made of again. Others are left out."""
-    head, tail = template_around(pair)
+    around = template_around(pair)
     found = []
     columns = rows.select(["prompt_id", "turn", "prompt_tokens"]).to_pydict()
     for name, turn, ids in zip(*columns.values(), strict=True):
         if ids is None or turn:
             continue
-        text = pair.decode(ids[head : len(ids) - tail])
-        if text.strip() and pair.encode_prompt(text) == ids:
+        if (text := message_of(pair, ids, around)) is not None:
             found.append(Prompt(name, None, [text]))
     return found
 

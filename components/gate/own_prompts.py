@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from components.gate.verdict import FAILED, Check, GateVerdict, Thresholds
-from components.prompts.overlap import TrainingPrompts
+from components.prompts.overlap import WHY_UNKNOWN, TrainingPrompts
 from components.prompts.prompt import Prompt
 
 FEWEST = 8
@@ -69,8 +69,8 @@ class JudgingPrompts:
             detail = f"not recorded: {', '.join(self.unknown)}" if self.unknown else "every artifact records its training prompts"
             checks.append(Check("training prompts known", len(self.unknown), 0, not self.unknown, detail))
         elif self.unknown:
-            notes.append(f"warning: training prompts unknown: {', '.join(self.unknown)} (an older version made it, or its traces); what it "
-                         "learnt from may be among the prompts")
+            notes.append(f"warning: training prompts unknown: {', '.join(self.unknown)} ({WHY_UNKNOWN}); what it learnt "
+                         "from may be among the prompts")
         return GateVerdict(tuple(checks), tuple(notes))
 
     def excuse(self, verdict: GateVerdict) -> GateVerdict:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 HASH_LENGTH = 16
 """Hexadecimal digits: among 100,000 prompts two share a hash by chance once in billions of cases."""
 
+WHY_UNKNOWN = "made by an older version, or from requests that were recorded without a text"
+
 
 def hash_of(prompt: Prompt) -> str:
     """The hash of a prompt, the same whatever file it comes from and whatever its id.
@@ -51,7 +53,7 @@ class TrainingPrompts:
 
     Args:
         by_name: name of an artifact, or `traces` → hashes.
-        unknown: names of what carries no hashes, because an older version made it, or not all of them, with what lacks them.
+        unknown: names of what carries no hashes, because it records none, or not all of them, with what lacks them.
     """
 
     by_name: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -100,5 +102,5 @@ class TrainingPrompts:
                                  code="no_untouched_prompts")
         lines = [f"{len(used)} prompts left out: they were used to make {self.users_of(used)}"] if used else []
         if self.unknown:
-            lines.append(f"warning: training prompts unknown: {', '.join(self.unknown)} (an older version made it, or its traces)")
+            lines.append(f"warning: training prompts unknown: {', '.join(self.unknown)} ({WHY_UNKNOWN})")
         return left[:limit], lines

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
+from components.collect.repeated_prompts import first_of_the_same
 from components.collect.trace_checks import targets_own
 from components.train.examples import TEST_SHARE
 from components.train.reports import Report
@@ -68,7 +69,10 @@ def build_datastore(trace: TraceSet, provenance: Provenance, most: int = MAX_TOK
 
 
 def read_texts(trace: TraceSet) -> tuple[list[str], list[np.ndarray]]:
-    """The target's own texts in order, each `[tokens]`, with the id of its prompt; a position without a token ends a text."""
+    """The target's own texts in order, each `[tokens]`, with the id of its prompt; a position without a token ends a text.
+
+    Of several prompts with the same tokens it is the first one's id: a server names every request anew.
+    """
     import pyarrow.compute as pc
 
     table = targets_own(trace.read(COLUMNS))
@@ -77,8 +81,9 @@ def read_texts(trace: TraceSet) -> tuple[list[str], list[np.ndarray]]:
         return [], []
     prompts, turns, positions, tokens = (table.column(name).to_numpy() for name in ("prompt_id", "turn", "position", "token"))
     begins = (positions[1:] != positions[:-1] + 1) | (prompts[1:] != prompts[:-1]) | (turns[1:] != turns[:-1])
-    edges = np.flatnonzero(begins) + 1
-    return [str(part[0]) for part in np.split(prompts, edges)], np.split(tokens, edges)
+    edges, alike = np.flatnonzero(begins) + 1, first_of_the_same(trace)
+    names = [str(part[0]) for part in np.split(prompts, edges)]
+    return [alike.get(name, name) for name in names], np.split(tokens, edges)
 
 
 def held_out_figures(prompts: Sequence[str], texts: Sequence[np.ndarray]) -> tuple[float | None, float | None]:

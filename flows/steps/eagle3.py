@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from flows.workspace import Workspace
 from serving.artifacts.base import digest_of
 from serving.artifacts.pair_files import fingerprint
 from serving.device import core_ids
-from serving.errors import DraftwellError
 from serving.files import write_json
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
 
     Raises:
-        DraftwellError: the target is not shaped as Llama is, or is too shallow; or as in `train_on`.
+        DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too shallow; or as in `train_on`.
     """
     from components.collect.plan import exclusive_folder
     from components.distil.curves import Curves
-    from components.distil.eagle3.distil import distil_head
+    from components.distil.eagle3.distil import checkpoint_folder, distil_head
     from components.distil.eagle3.network import default_features
     from components.distil.eagle3.plots import training_plot
     from components.distil.eagle3.recipe import HeadRecipe
@@ -75,19 +75,37 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens,
                             seed=wanted.seed)
-        curves = Curves(work / "head")
+        source = source_of(space, pair, wanted, layers, work, say)
+        curves = Curves(checkpoint_folder(source, recipe, work))
 
         def tell(name: str, value: float, step: int) -> None:
             curves.add(name, value, step)
             log(name, value, step)
 
-        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=tell, say=say)
+        made, report = distil_head(source, recipe, work, log=tell, say=say)
         report["curves"] = curves.read()
         head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
         folder = space.save(head)
+    report["digest"] = digest_of(folder)
     write_json(space.reports / "eagle3_head.json", report)
-    note_artifact(training_plot(report, space.reports / "eagle3_head.png"), digest_of(folder))
+    note_artifact(training_plot(report, space.reports / "eagle3_head.png"), report["digest"])
+    say(f"{work} keeps {size_of(work) / 1e9:.1f} GB of the target's texts and of training: remove it when no further head shall be trained "
+        "on these prompts")
     return head, report
+
+
+def curves_of(space: Workspace, folder: Path) -> dict[str, Any]:
+    """The curves of the training of a head, name → pairs of step and value; none where the workspace's report is of another one."""
+    try:
+        report = json.loads((space.reports / "eagle3_head.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return dict(report["curves"]) if report.get("digest") == digest_of(folder) else {}
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
@@ -95,9 +113,9 @@ def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
     from transformers.utils import logging
 
     from components.distil.distil import LONGEST_PROMPT
+    from components.distil.eagle3.start import check_startable
     from serving.artifacts.pair_files import PairFiles
     from serving.number_format import dtype_of
-    from serving.runtime.models.lean_llama import runs
     from serving.runtime.pair import LoadSettings, load_pair
 
     logging.disable_progress_bar()
@@ -105,10 +123,7 @@ def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
     pair = load_pair(PairFiles(space.spec.name, space.files().target), LoadSettings.model_validate({
         "dtype": dtype_of(space.dtype), "slots": AT_ONCE, "max_context": LONGEST_PROMPT + wanted.max_tokens, "chat": space.spec.chat,
         "keep_modules": True}))
-    if not runs(pair.modules["target"]):
-        kind = pair.modules["target"].config.model_type
-        raise DraftwellError(f"heads are trained for targets like Llama, not for {kind}: distil a draft with `draftwell distill` instead",
-                             code="unsupported_architecture")
+    check_startable(pair.modules["target"])
     return pair
 
 
@@ -117,7 +132,7 @@ def source_of(space: Workspace, pair: LoadedPair, wanted: HeadRequest, layers: t
     from components.distil.distil import LONGEST_PROMPT, Source
     from components.distil.instructions import kept_instructions
     from components.distil.writers import writer_of
-    from components.prompts.overlap import hashes_of
+    from components.prompts.overlap import different, hashes_of
     from components.prompts.prompt import ids_of
     from serving.artifacts.pair_files import weights_digest
 
@@ -125,6 +140,7 @@ def source_of(space: Workspace, pair: LoadedPair, wanted: HeadRequest, layers: t
     writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)
     asked = wanted.prompts if wanted.prompts is not None else kept_instructions(
         writer_of(pair, AT_ONCE), pair, wanted.invented, donor, work, say)
+    asked = different(asked)  # a prompt that is repeated would be learned from and held out
     rows = [ids for p in asked if 0 < len(ids := ids_of(pair, p)) <= LONGEST_PROMPT]
     if len(rows) < len(asked):
         say(f"{len(asked) - len(rows)} prompts of more than {LONGEST_PROMPT} tokens are left out")

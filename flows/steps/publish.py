@@ -37,6 +37,7 @@ def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str |
     Raises:
         DraftwellError: no tuned config for the device, or one that was made on another.
     """
+    from flows.steps.eagle3 import curves_of
     from flows.steps.reference_traces import keep_served
     from registry.pairs import model_records
     from registry.releases import create_release
@@ -57,7 +58,9 @@ def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str |
         folders["distilled_draft"] = files.draft
     config = DecodingConfig.load(folders["decoding_config"])
     check_temperatures(config, folders)
-    pins = {kind: store.publish(folder, pair=space.spec.name, plots=pictures_of(space, kind)).version for kind, folder in folders.items()}
+    metrics = {"eagle3_head": curves_of(space, folders["eagle3_head"])} if "eagle3_head" in folders else {}
+    pins = {kind: store.publish(folder, pair=space.spec.name, metrics=metrics.get(kind), plots=pictures_of(space, kind)).version
+            for kind, folder in folders.items()}
     release = create_release(store, space.spec.name, device, pins, model_records(space.spec, files), dict(evidence),
                              settings=shown_settings(config))
     keep_served(step, release, config)

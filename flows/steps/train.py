@@ -128,8 +128,9 @@ def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     """Provenance of what is made from traces, with their temperature: it is for requests of that class."""
     from components.report.provenance import provenance
 
+    prompts, unknown = prompts_behind(traces, step.pair)
     return provenance(step.pair, trace_digest=traces.digest(), parameters={"temperature": traces.header.temperature},
-                      training_prompts=prompts_behind(traces))
+                      training_prompts=prompts, unknown_prompts=unknown)
 
 
 def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]) -> ScoreCost:
@@ -162,7 +163,7 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     from components.prompts.overlap import hashes_of
     from components.report.provenance import provenance
 
-    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder), prompts, limit)
+    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder, pair=step.pair), prompts, limit)
     table, before = build_acceptance_table(traces, made_from(step, traces)), known_table(step) if keep_sampled else None
     table = with_sampled(table, before.sampled if before else None)
     # The memory never reads the traces: its provenance names the prompts that it was decoded from.

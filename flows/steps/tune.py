@@ -43,7 +43,7 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], set
     from components.tune.tune import TuneFiles, TuneHooks, tune_strategy
     from flows.workers.task_runners import spread_replays
 
-    used = training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES)
+    used = training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES, step.pair)
     prompts = take_untouched(step, used, prompts, limit)
     inputs = inputs_of(step, traces, prompts, settings)
     folder, temperature = step.workspace.device_root / "tuning", settings.temperature
@@ -56,7 +56,7 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], set
         TuneHooks(spread=spread_replays(workers, step, traces.folder) if workers else None, progress=step.bar))
     if rungs is None:
         return evidence
-    seen = {*(prompts_behind(traces) or ()), *hashes_of(prompts)}
+    seen = {*(prompts_behind(traces, step.pair)[0] or ()), *hashes_of(prompts)}
     evidence = evidence.model_copy(update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown})
     save_choice(step, config_with(step, evidence, traces.digest(), inputs.profile.provenance.device_class), evidence)
     rungs.unlink(missing_ok=True)

@@ -100,6 +100,13 @@ class TraceSet:
             except (OSError, pa.ArrowException) as error:
                 raise _broken(path) from error
 
+    def read_shard(self, path: Path, columns: Sequence[str]) -> pa.Table:
+        """Some columns of one of the shards; otherwise as `read`."""
+        import pyarrow as pa
+
+        schema = trace_schema(self.header)
+        return _in_schema(self._read(path, columns), pa.schema([schema.field(name) for name in columns]))
+
     @property
     def num_rows(self) -> int:
         """Positions in all shards."""

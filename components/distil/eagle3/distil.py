@@ -14,7 +14,7 @@ from components.distil.corpus import Conversation, corpus_digest, frequent_token
 from components.distil.distil import LONGEST_PROMPT, Source, output_tokens
 from components.distil.eagle3.network import Eagle3Network, head_config
 from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.start import start_from_target
+from components.distil.eagle3.start import check_startable, start_from_target
 from components.distil.eagle3.training import train_head
 from components.distil.stored_corpus import read_stored
 from components.distil.training import Log
@@ -22,7 +22,7 @@ from components.report.provenance import git_commit, library_versions, plain
 from serving.artifacts.base import Provenance
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
-from serving.files import write_atomically
+from serving.files import json_digest, write_atomically
 
 
 def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequence[list[int]] = (),
@@ -32,21 +32,28 @@ def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequenc
     Args:
         source: its writer gives the states of `recipe.layers` (`writers.LeanWriter`); no prompts are set aside, 2 % of the
             conversations are.
-        work: gets the folders `corpus`, for shards, and `head`, for the checkpoint.
+        work: gets the folders `corpus`, for shards, and `checkpoint_folder`, of this very training.
         more: ids of further prompts to learn on; their shards come after the others and leave those as they are.
         log, say: as in `train_head`.
     Returns:
         the artifact, and what `train_head` returns with `corpus`.
     Raises:
-        DraftwellError: no prompts, or another run's checkpoint.
+        DraftwellError: no prompts, or a target that a head cannot start from (`start.check_startable`).
     """
     batches = [prompts for prompts in (source.prompts, more) if prompts]
     if not batches:
         raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones",
                              code="no_prompt_fits")
+    check_startable(source.target.modules["target"])  # refused before hours are spent on the corpus
     shards = [shard for prompts in batches for shard in write_corpus(
         source.writer, prompts, work / "corpus", donor=source.donor, new_tokens=source.new_tokens, batch=source.batch, say=say)]
-    return train_on(source, read_stored(shards), recipe, work / "head", log=log, say=say)
+    return train_on(source, read_stored(shards), recipe, checkpoint_folder(source, recipe, work, more), log=log, say=say)
+
+
+def checkpoint_folder(source: Source, recipe: HeadRecipe, work: Path, more: Sequence[list[int]] = ()) -> Path:
+    """Where the checkpoint of a training is, known before its text is: on other prompts or with other settings another begins."""
+    of = [source.donor, source.writer.identity, source.new_tokens, recipe.head_tokens, recipe.identity(), source.prompts, list(more)]
+    return work / f"head-{json_digest(of)[:16]}"
 
 
 def pinned_shards(folder: Path, work: Path) -> list[Path]:
@@ -104,11 +111,14 @@ def provenance_of(source: Source, recipe: HeadRecipe, corpus: Sequence[Conversat
                   head_tokens: int) -> Provenance:
     """Where a head comes from, with its acceptance on held-out conversations; its pair is the one that the target was loaded as."""
     parameters = {
-        "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "unrolled_steps": recipe.steps, "steps": found["steps"],
+        "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "unrolled_steps": recipe.steps, "seed": recipe.seed,
+        "batch_tokens": recipe.batch_tokens, "peak_rate": recipe.peak_rate, "noise": recipe.noise, "steps": found["steps"],
         "tokens_processed": found["tokens"], "minutes": round(found["minutes"], 1), "conversations": len(corpus),
         "output_tokens": output_tokens(corpus), "data": source.data}
     depths = {f"acceptance_depth_{depth}": float(share) for depth, share in enumerate(found["acceptance"], 1)}
     return Provenance(pair=source.name, fingerprint=source.target.fingerprint, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
                       library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()},
-                      metrics={**depths, "accepted_length": float(found["accepted_length"]), "positions": float(found["positions"])},
-                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)))
+                      metrics={**depths, "acceptance": sum(depths.values()) / len(depths),
+                               "accepted_length": float(found["accepted_length"]), "positions": float(found["positions"])},
+                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
+                      unknown_prompts=sorted(source.unknown))

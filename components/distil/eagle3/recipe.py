@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -50,6 +50,13 @@ class HeadRecipe(Schedule):
     save_seconds: float = 300.0
     measure_steps: int = 200
     measured: int = 64
+
+    def identity(self) -> dict[str, str]:
+        """What tells one training from another: all settings but the budget and what is reported and kept of it. How many tokens the head
+        covers is not among them: which ones it does is known by their digest."""
+        others = ("minutes", "tokens", "save_seconds", "measure_steps", "measured", "head_tokens", "layers")
+        settings = {name: str(value) for name, value in asdict(self).items() if name not in others}
+        return {"layers": ",".join(map(str, self.layers)), **settings}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from torch import Tensor
 from components.distil.corpus import Conversation
 from components.distil.eagle3.network import Eagle3Network
 from components.distil.lean import BatchedLlama
+from serving.errors import DraftwellError
+from serving.runtime.models.architecture import architecture_of
 
 RIDGE = 1e-3
 """Share of the features' mean square that is added to the diagonal."""
@@ -23,6 +25,22 @@ SAMPLE = 24
 """Conversations that the regression is fitted on."""
 SMALL = 0.02
 """Standard deviation of weights without a model, Llama's own."""
+
+
+def check_startable(target: Any) -> None:
+    """Refuse a target whose last layer is not one that a head, a plain layer of Llama's, can begin as.
+
+    Llama, Mistral and Qwen 2 have one (of Qwen 2 the biases are left out). Phi 3 keeps several matrices in one, Qwen 3 has norms of
+    queries and keys, and Gemma norms and an activation of its own.
+
+    Raises:
+        DraftwellError: with the kind of model.
+    """
+    shape, attention = architecture_of(target.config), target.model.layers[-1].self_attn
+    plain = shape is not None and not shape.sandwich and shape.activation == "silu" and set(shape.ropes) == {None}
+    if not plain or not hasattr(attention, "q_proj") or hasattr(attention, "q_norm"):
+        raise DraftwellError(f"heads are trained for targets like Llama, not for {target.config.model_type}: distil a draft with "
+                             "`draftwell distill` instead", code="unsupported_architecture")
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from components.distil.checkpoint import restore, save
-from components.distil.corpus import Conversation, batches, corpus_digest
+from components.distil.corpus import Conversation, batches, corpus_digest, hold_out
 from components.distil.eagle3.measure import Reach, reach
 from components.distil.eagle3.network import Eagle3Network
 from components.distil.eagle3.objective import head_losses, spread_of
@@ -46,7 +46,8 @@ def train_head(
         corpus: written with the states of `recipe.layers`.
         folder: of the checkpoint.
         bound: further identity of the run, such as the target's digest; a checkpoint of a different run is refused.
-        log: called with the loss's parts, `acceptance_depth_1`…, `acceptance` (their mean) and `accepted_length`.
+        log: called during training with the loss's parts and, of a sample of the held-out conversations, `sample_acceptance_depth_1`…,
+            `sample_acceptance` (their mean) and `sample_accepted_length`.
     Returns:
         steps, tokens, minutes, and acceptance on held-out conversations (2 %): `acceptance` of each depth, `accepted_length` (expected
         tokens of a draft of `recipe.steps`), `positions`, and the `curve` of accepted lengths during training.
@@ -54,15 +55,15 @@ def train_head(
         DraftwellError: the folder's checkpoint belongs to another run, there is too little text, or training diverged.
     """
     corpus = [s for s in corpus if len(s.ids) > s.prompt + 1 and len(s.ids) > 2]  # those with a token to draft
-    held, train_set = corpus[::50], [s for i, s in enumerate(corpus) if i % 50]
+    held, train_set = hold_out(corpus)
     if not train_set:
         raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts", code="too_little_text")
-    identity = {**(bound or {}), "layers": ",".join(map(str, recipe.layers)), "steps": str(recipe.steps), "corpus": corpus_digest(corpus),
+    identity = {**(bound or {}), **recipe.identity(), "corpus": corpus_digest(corpus),
                 "head": hashlib.sha256(borrowed.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest()}
     run = Run(network, borrowed, recipe, held, spread_of(train_set), log, say)
     optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay,
                                   fused=True)
-    progress = restore(network, optimizer, folder, identity)
+    progress = restore(network, optimizer, folder, identity, absent=HeadRecipe(recipe.layers).identity())
     started, spent, saved = time.monotonic(), progress["minutes"], time.monotonic()
     while recipe.spent(progress) < 1:
         groups = list(batches(train_set, recipe.batch_tokens, random.Random(f"{recipe.seed}/{progress['passes']}")))
@@ -83,7 +84,6 @@ def train_head(
             progress["passes"], progress["position"] = progress["passes"] + 1, 0
     save(network, optimizer, progress, folder, identity)
     found = run.reach(held)
-    run.tell(found, progress["steps"])
     return {**progress, "acceptance": list(found.depths), "accepted_length": found.length, "positions": found.positions}
 
 
@@ -130,8 +130,8 @@ class Run:
                  f"accepted {found.length:.2f} of {self.recipe.steps}")
 
     def tell(self, found: Reach, step: int) -> None:
-        """Log acceptance."""
+        """Log acceptance of the sample. That of all held-out conversations, which the artifact has without the prefix, would be a jump."""
         for depth, share in enumerate(found.depths, 1):
-            self.log(f"acceptance_depth_{depth}", share, step)
-        self.log("acceptance", found.mean, step)
-        self.log("accepted_length", found.length, step)
+            self.log(f"sample_acceptance_depth_{depth}", share, step)
+        self.log("sample_acceptance", found.mean, step)
+        self.log("sample_accepted_length", found.length, step)

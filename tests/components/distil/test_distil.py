@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -40,6 +42,8 @@ from components.distil.instructions import (
 from components.distil.lean import BatchedLlama, generate_batch
 from components.distil.training import Recipe, head_of, losses, train_draft
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
+from components.prompts.overlap import hashes_of
+from components.prompts.prompt import Prompt
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.model_files import build_distilled
@@ -347,8 +351,6 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
 
 def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
     """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
-    import json
-
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from components.distil import default_pair
@@ -375,6 +377,97 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
     assert str(draft.provenance.parameters["output_tokens"]) in str(qualifier.provenance.parameters["started_from"])
     assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
     assert draft.donor == qualifier.donor
+
+
+def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypatch, capsys):
+    """From files in the form of the real ones: instructions, draft, qualifier and head; what is there is not made again."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.distil import default_pair
+    from serving.artifacts.eagle3_head import Eagle3Head
+    from tests.support.server.served_pair import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
+                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+                         eos_token_id=tokenizer.eos_token_id)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    recipe_files(tmp_path / "data", default_pair.SHARES)
+    small = {"LAYERS": {"draft": (0, 6), "qualifier": (0, 1, 2, 6)}, "MIDDLE": (1, 2), "MIDDLE_AT": 1, "PASSAGES": 4, "ARTICLES": 2,
+             "QUESTIONS": 4, "INVENTED": 4}
+    for name, value in small.items():
+        monkeypatch.setattr(default_pair, name, value)
+    settings = {"target": tmp_path / "target", "data": tmp_path / "data", "work": tmp_path / "work", "out": tmp_path / "out",
+                "minutes": 0.003, "role": "all"}
+    default_pair.main(**settings)
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if " minutes of training," in line] == [
+        "draft", "qualifier", "head"]
+    draft, qualifier = (DistilledDraft.load(tmp_path / "out" / name) for name in ("draft", "qualifier"))
+    head = Eagle3Head.load(tmp_path / "out" / "head")
+    assert "trained on" in str(qualifier.provenance.parameters["started_from"])
+    assert head.provenance.fingerprint != draft.provenance.fingerprint, "bound to the pair of target, draft and qualifier"
+    asked = set(hashes_of(Prompt("", None, [text]) for text in json.loads((tmp_path / "work" / "instructions.json").read_text())))
+    for made in (draft, qualifier, head):
+        assert len(made.provenance.training_prompts) == made.provenance.parameters["conversations"] > 20
+        assert set(made.provenance.training_prompts) <= asked
+
+    shutil.rmtree(tmp_path / "out" / "head")
+    default_pair.main(**settings)
+    said = capsys.readouterr().out
+    assert f"draft: in {tmp_path / 'out' / 'draft'} already" in said
+    assert "tokens by the target" not in said, "nor is the text written again"
+    assert (tmp_path / "out" / "head").is_dir()
+
+
+def recipe_files(folder, names):
+    """Prompt files and plain text in the form that the recipe reads."""
+    (folder / "calib").mkdir(parents=True)
+    (folder / "lm").mkdir()
+    for name in names:
+        rows = [{"prompt": f"say {name} {i}", "question": f"what is {name} {i}"} for i in range(3)]
+        (folder / "calib" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paragraph = "The old Inn of Onion Town was built on the other hand in an hour . " * 5
+    (folder / "lm" / "articles.jsonl").write_text(json.dumps({"prompt": "\n".join([paragraph] * 30)}) + "\n")
+    (folder / "lm" / "x_continuation.jsonl").write_text("no JSON: these files are left out\n")
+
+
+def test_the_recipes_instructions_are_of_every_source_and_kept(tmp_path, monkeypatch):
+    from components.distil import default_pair
+
+    class Inventing:
+        identity = "test"
+
+        def greedy(self, rows: Any, new_tokens: int) -> Any:
+            raise AssertionError
+
+        def sampled(self, rows: Any, new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+            return [[5, 6, 7] for _ in rows]
+
+    class Tokenizer:
+        chat_template, bos_token_id = None, 1
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [3]}
+
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return " something invented"
+
+    recipe_files(tmp_path / "data", default_pair.SHARES)
+    for name, value in {"PASSAGES": 7, "ARTICLES": 5, "QUESTIONS": 6, "INVENTED": 9}.items():
+        monkeypatch.setattr(default_pair, name, value)
+    (tmp_path / "work").mkdir()
+    made = default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work")
+    invented = sum("something invented" in text for text in made)
+    rows = sum(any(name in text for name in default_pair.SHARES) for text in made)
+    assert rows == 3 * len(default_pair.SHARES), "as many of each file as it has, up to its share"
+    assert 1 <= invented <= 9
+    assert len(made) == rows + invented + 7 + 5 + 6
+    assert made != sorted(made)
+    for path in (tmp_path / "data" / "lm").iterdir():
+        path.unlink()
+    assert default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work") == made, "kept, not drawn again"
 
 
 def test_no_prompt_that_fits(tmp_path):

@@ -7,21 +7,24 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
+from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, hold_out, read_corpus, write_corpus
+from components.distil.distil import Source
 from components.distil.eagle3 import training
 from components.distil.eagle3 import unroll as unrolling
+from components.distil.eagle3.distil import checkpoint_folder, distil_head
 from components.distil.eagle3.loss import Wanted, divergence
 from components.distil.eagle3.measure import reach
 from components.distil.eagle3.network import Eagle3Network, default_features, head_config
 from components.distil.eagle3.objective import head_losses, spread_of
 from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.start import entering_last, start_from_target
+from components.distil.eagle3.start import check_startable, entering_last, start_from_target
 from components.distil.eagle3.training import train_head
 from components.distil.eagle3.unroll import Batch, Starts, unroll
 from components.distil.lean import rotate
@@ -31,6 +34,7 @@ from components.prompts.overlap import hashes_of
 from components.prompts.prompt import Prompt
 from serving.artifacts.base import Provenance
 from serving.artifacts.eagle3_head import Eagle3Head
+from serving.runtime.pair import LoadedPair
 from tests.support.errors import raises_code
 
 LAYERS, STEPS = (1, 2, 3), 4
@@ -218,7 +222,10 @@ def test_training_learns(target, corpus, tmp_path):
     assert losses[-1] < 0.85 * losses[0]
     assert after.length > before.length + 0.3
     assert len(found["acceptance"]) == recipe.steps
-    assert {"acceptance_depth_1", "acceptance_depth_4", "acceptance", "accepted_length", "kl_4"} <= {name for name, _, _ in told}
+    assert {"sample_acceptance_depth_1", "sample_acceptance_depth_4", "sample_acceptance", "sample_accepted_length", "kl_4"} <= {
+        name for name, _, _ in told}
+    lengths = [[step, value] for name, value, step in told if name == "sample_accepted_length"]
+    assert lengths == found["curve"], "all of one sample: no last point of more conversations"
     assert found["curve"][-1][0] == found["steps"] // 20 * 20
 
 
@@ -272,8 +279,82 @@ def test_a_checkpoint_of_another_head_is_refused(target, corpus, tmp_path):
     network, borrowed = begun(target, corpus)
     short = replace(STEADY, tokens=300)
     train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    with raises_code("foreign_checkpoint", "steps"):
-        train_head(network, corpus, borrowed, replace(short, steps=2), tmp_path, say=quiet)
+    for name, value in {"steps": 2, "seed": 1, "batch_tokens": 128, "peak_rate": 1e-3, "noise": 0.2}.items():
+        with raises_code("foreign_checkpoint", f"another {name}:"):
+            train_head(network, corpus, borrowed, replace(short, **{name: value}), tmp_path, say=quiet)
+
+
+def test_a_checkpoint_that_does_not_record_its_settings_is_of_the_defaults(target, corpus, tmp_path, monkeypatch):
+    """As an older version wrote it: with these it goes on, with others it is refused."""
+    short = replace(HeadRecipe(LAYERS), head_tokens=48, tokens=300)
+    network, borrowed = begun(target, corpus, short)
+    with monkeypatch.context() as patch:
+        patch.setattr(HeadRecipe, "identity", lambda recipe: {"layers": "1,2,3", "steps": "4"})
+        before = train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
+    assert train_head(network, corpus, borrowed, short, tmp_path, say=quiet)["steps"] == before["steps"]
+    with raises_code("foreign_checkpoint", "seed"):
+        train_head(network, corpus, borrowed, replace(short, seed=1), tmp_path, say=quiet)
+
+
+def test_each_training_has_a_folder_of_its_own(target):
+    """Known from prompts and settings, before any text is written."""
+    writer, pair = LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS), cast(LoadedPair, None)
+    source = Source(pair, "d" * 64, writer, [[3, 4], [5]], [], name="tiny", data="")
+    trainings = [(source, STEADY), (replace(source, prompts=[[3, 4]]), STEADY), (replace(source, new_tokens=9), STEADY),
+                 (source, replace(STEADY, seed=1)), (source, replace(STEADY, head_tokens=9))]
+    folders = [checkpoint_folder(*one, Path()) for one in trainings]
+    folders.append(checkpoint_folder(source, STEADY, Path(), more=[[6]]))
+    assert len(set(folders)) == 6
+    assert checkpoint_folder(source, replace(STEADY, tokens=None, minutes=9.0), Path()) == folders[0], "more time continues it"
+
+
+def test_a_repeated_prompt_is_not_held_out_and_learned_from():
+    def said(prompt: int, answer: int) -> Conversation:
+        return Conversation(torch.tensor([prompt, answer]), 1, torch.zeros(1, 4))
+
+    corpus = [said(prompt, answer) for answer in range(3) for prompt in range(60)]
+    held, learned = hold_out(corpus)
+    assert [(int(s.ids[0]), int(s.ids[1])) for s in held] == [(p, a) for a in range(3) for p in (0, 50)]
+    assert len(held) + len(learned) == len(corpus)
+    assert not {int(s.ids[0]) for s in held} & {int(s.ids[0]) for s in learned}
+    assert [int(s.ids[0]) for s in hold_out(corpus[:60])[0]] == [0, 50], "of different prompts each fiftieth"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "phi3", "gemma2"])
+def test_targets_that_a_head_cannot_start_from_are_refused_before_any_text(kind, tmp_path):
+    """They have all that the engine runs, but not the layer that a head begins as."""
+    source: Any = SimpleNamespace(prompts=[[3]], target=SimpleNamespace(modules={"target": other_target(kind)}))
+    with raises_code("unsupported_architecture", kind):
+        distil_head(source, STEADY, tmp_path, say=quiet)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [
+    {"model_type": "qwen2"},
+    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8}},
+])
+def test_states_of_other_targets_that_a_head_starts_from(changes):
+    """Of Qwen 2, whose configuration names no size of a head, and of scaled rotary positions."""
+    module = other_target(changes.get("model_type", "llama"), **{k: v for k, v in changes.items() if k != "model_type"})
+    check_startable(module)
+    ids = torch.arange(3, 43)
+    with torch.no_grad():
+        expected = module.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
+    (found,) = entering_last(module, [ids])
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)  # bfloat16
+    corpus = [Conversation(ids, 3, torch.randn(39, 4 * 32))]
+    start_from_target(Eagle3Network(head_config(module.config, 48, LAYERS)), module, corpus)
+
+
+def other_target(kind: str, **changes: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4,
+                                  num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0,
+                                  bos_token_id=1, eos_token_id=2, initializer_range=0.2, **changes)
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def test_too_little_text(target, corpus, tmp_path):
@@ -402,6 +483,12 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     again = Eagle3Head.load(tmp_path / "again").provenance
     assert again.parameters["conversations"] == 63
     assert set(again.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in texts))
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "instructions.json").write_text(json.dumps(["and this"]))
+    default_pair.main(**{**other, "work": tmp_path / "few"}, out=tmp_path / "few" / "head")
+    few = Eagle3Head.load(tmp_path / "few" / "head").provenance
+    assert set(few.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in [*texts, "and this"])), "those of the shards, too"
+    assert few.unknown_prompts == []
     (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
     default_pair.main(**other, out=tmp_path / "again")
     assert Eagle3Head.load(tmp_path / "again").provenance.trace_digest is not None

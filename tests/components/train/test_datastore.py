@@ -53,8 +53,8 @@ def test_it_holds_the_targets_texts_and_no_prompt(trace: TraceSet) -> None:
     assert f"{len(store)} tokens of 6 texts; on held-out prompts" in report.line()
     for text in expected:
         found = store.continuations(text[:4], 4)
-        assert found.length >= 2
-        assert text[4:8] in found.tokens or found.length < 4
+        assert found.length == 4, "the text itself is found"
+        assert text[4:8] in found.tokens
 
 
 def test_the_newest_texts_that_fit_are_kept(trace: TraceSet) -> None:
@@ -63,6 +63,14 @@ def test_the_newest_texts_that_fit_are_kept(trace: TraceSet) -> None:
     assert (report.texts, report.left_out) == (2, 4)
     assert store.stream.tolist() == [*expected[-2], -1, *expected[-1], -1]
     assert report.found is not None
+
+
+def test_a_repeated_prompt_is_not_looked_up_in_its_own_text(tmp_path: Path) -> None:
+    """A server names each request anew: what counts is what was asked."""
+    prompts = [Prompt(f"p{i}", None, [f"{word} two"]) for i, word in enumerate(["one", "two", "three"] * 5)]
+    names, texts = read_texts(collect_traces(table_pair(), prompts, tmp_path, max_tokens=12, rollout=2, hidden=False))
+    assert names == ["p0", "p1", "p2"] * 5
+    assert len(texts) == 15
 
 
 def test_a_gap_in_what_was_recorded_ends_a_text(trace: TraceSet, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.distil.eagle3.recipe import HeadRecipe
+from flows.steps.eagle3 import curves_of
+from flows.workspace import Workspace
 from registry.store import Store
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
@@ -42,6 +44,8 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     done = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, "--tokens", 3000)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
+    assert "tokens by the target" in done.stderr
+    assert "remove it when no further head shall be trained" in done.stderr
     home = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
     head = Eagle3Head.load(home / "artifacts" / "eagle3_head")
     assert head.layers == (2, 3, 4)
@@ -50,10 +54,12 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     assert report["tokens"] >= 3000
     version = Store().resolve("eagle3_head", "tiny", 1)
     assert version.digest == head.digest
-    curve = [(point.step, point.value) for point in Store().client.get_metric_history(version.run_id, "acceptance_depth_1")]
+    (final,) = Store().client.get_metric_history(version.run_id, "acceptance_depth_1")
+    assert final.value == pytest.approx(report["acceptance"][0])
+    curve = [(point.step, point.value) for point in Store().client.get_metric_history(version.run_id, "sample_acceptance_depth_1")]
     assert len(curve) >= 2, "it is drawn over the steps of training"
     assert min(step for step, _ in curve) > 0
-    assert max(curve) == (report["steps"], pytest.approx(report["acceptance"][0]))
+    assert max(curve)[0] == report["steps"]
     losses = {point.step for point in Store().client.get_metric_history(version.run_id, "loss")}
     assert len(losses) >= 2
     assert losses <= {step for step, _ in curve}
@@ -71,11 +77,29 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     again = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, *QUICK)
     assert again.exit_code == 0, (again.output, again.exception)
     assert "tokens by the target" not in again.stderr, "the corpus is there already"
+    assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, "and the training is finished"
+    space = Workspace(str(deep_pair), "float32", device="cpu")
+    assert {name: [list(point) for point in points] for name, points in curves_of(space, home / "artifacts" / "eagle3_head").items()
+            }.keys() >= {"loss", "sample_acceptance_depth_1"}, "what a later release draws"
+    more = own_stores / "more.jsonl"
+    more.write_text(prompts_file.read_text() + '{"prompt": "the inn"}\n{"prompt": "the inn"}\n')
+    for changed in (("--prompts", prompts_file, "--seed", 1), ("--prompts", more)):
+        other = run("train", "--kind", "eagle3_head", "--pair", deep_pair, *changed, *QUICK)
+        assert other.exit_code == 0, (other.output, other.exception)
+        assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, "another training, not a finished one"
+    made = Eagle3Head.load(home / "artifacts" / "eagle3_head").provenance
+    assert made.parameters["conversations"] == len(made.training_prompts or ()), "a repeated prompt is learned once"
+    assert curves_of(space, tmp_head(own_stores, head)) == {}, "the report is of another head now"
     settings = ("--config", config_file(own_stores), "--save-head", own_stores / "for_vllm")
     exported = run("export", "--to", "vllm", "--pair", deep_pair, *settings)
     assert exported.exit_code == 0, (exported.output, exported.exception)
     assert json.loads(exported.stdout)["settings"]["model"] == str(own_stores / "for_vllm")
     assert (own_stores / "for_vllm" / "model.safetensors").is_file()
+
+
+def tmp_head(folder: Path, head: Eagle3Head) -> Path:
+    head.save(folder / "first")
+    return folder / "first"
 
 
 def config_file(folder: Path) -> Path:
@@ -111,6 +135,7 @@ def test_the_recipe_is_given_the_seed(run: Any, own_stores: Path, pair_file: Pat
     monkeypatch.setattr("flows.steps.eagle3.load_target", lambda *_: SimpleNamespace(modules={
         "target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}))
     monkeypatch.setattr("flows.steps.eagle3.source_of", lambda *_: None)
+    monkeypatch.setattr("components.distil.eagle3.distil.checkpoint_folder", lambda *_: own_stores / "head")
 
     def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
         asked.append(recipe.seed)
