@@ -112,7 +112,8 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
     assert report["served"]["failed"] == 0
     assert report["served"]["requests"] > 12
     assert report["drift"]["verdict"] == "steady", report["drift"]
-    for words in ("vllm, plain", "times plain", "lower bound", "draft_model(k=2) is 1.60 times", "regret by", "the gate passed", str(bundle)):
+    for words in ("vllm, plain", "times plain", "lower bound", "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
+                  str(bundle)):
         assert words in done.stdout
 
 

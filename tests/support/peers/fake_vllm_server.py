@@ -1,4 +1,4 @@
-"""vLLM's server as `serve.sh` starts it: it answers `/v1/models` and `/v1/completions`, and spools counts of acceptance as our plug-in does.
+"""vLLM's server as `serve.sh` starts it: it answers `/v1/models` and `/v1/completions`, and spools counts as our plug-in does.
 
 FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, or `refuse` (every request).
 """

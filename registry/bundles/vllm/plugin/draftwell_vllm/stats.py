@@ -1,7 +1,7 @@
 """The stat logger (`vllm.stat_logger_plugins`): vLLM's counters of drafts go into the folder that `DRAFTWELL_SPOOL` names.
 
-vLLM loads it in the process of its API server. Without the variable it does nothing. `DRAFTWELL_SPOOL_SECONDS` is how long a line counts, at least:
-a minute, unless a trial wants its lines sooner.
+vLLM loads it in the process of its API server. Without the variable it does nothing. A line counts a minute or more;
+`DRAFTWELL_SPOOL_SECONDS` is another time, for trials that want their lines sooner.
 """
 
 from __future__ import annotations
