@@ -99,7 +99,7 @@ def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: d
             first, *rest = candidates([name], settings, known)
             measure(name, first)
             others[first] = rest
-    for first in sorted((one for one in others if one in found), key=lambda one: -found[one].ratio):
+    for first in sorted(others, key=lambda one: -found[one].ratio if one in found else 0.0):
         for method in others[first]:
             if first.name not in out:
                 measure(first.name, method)
