@@ -80,12 +80,14 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     from components.bench.engines.table import figure_table
     from components.tune.engines.settings import EngineTuneSettings
     from flows.context import training_prompts
-    from flows.steps.engine import CHOICE, tune_on_engine
+    from flows.steps.engine import CHOICE, refuse_if_nothing_is_left, tune_on_engine
 
     if methods is not None:
         settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())
     chosen = EngineTuneSettings(levels=numbers(levels), **settings)
     with open_engine("tune", pair, dtype, device, threads) as space:
+        if methods is not None:
+            refuse_if_nothing_is_left(space, chosen)
         used = training_prompts(space.workspace, kinds=("eagle3_head",))
         prompts, lines = used.untouched(rows(used), limit)
         for line in lines:

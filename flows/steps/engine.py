@@ -207,6 +207,21 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     return document
 
 
+def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) -> None:
+    """Refuse a tuning in which none of the methods that a person named can be tried: plain decoding would be no answer to that.
+
+    Raises:
+        DraftwellError: the line says why for each (`no_method_left`).
+    """
+    from components.tune.engines.candidates import left_out
+
+    out = left_out(settings, space.files, lacks)
+    if all(name in out for name in settings.methods if name != OFF):
+        reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
+        raise DraftwellError(f"none of the methods that were named can be tried ({reasons or 'off alone'}): name others with --methods",
+                             code="no_method_left")
+
+
 def tuning_subject(store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None) -> str:
     """Digest of all that a choice depends on but for the time that there was."""
     return json_digest([store.subject, settings.model_dump(mode="json"), texts])

@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.bench.engines.figures import figure_of
-from components.engines.vllm import lacks
-from components.engines.vllm_methods import OFF
 from components.tune.engines.settings import EngineTuneSettings
-from flows.steps.engine import EngineSpace, about, collect_on_engine, gate_on_engine, lab_of, tune_on_engine, tuning_subject, untouched
+from flows.steps.engine import (
+    EngineSpace,
+    about,
+    collect_on_engine,
+    gate_on_engine,
+    lab_of,
+    refuse_if_nothing_is_left,
+    tune_on_engine,
+    tuning_subject,
+    untouched,
+)
 from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record
 from flows.steps.engine_serve import serve_and_ask
 from serving.errors import DraftwellError
@@ -208,13 +216,11 @@ class EngineLoop:
     def tune(self, texts: Sequence[Text]) -> EngineChoice:
         """The choice, with its regret; that of an earlier run stays where nothing that it depends on has changed."""
         from components.tune.engines.budget import Budget
-        from components.tune.engines.candidates import left_out
         from components.tune.engines.regret import regret_of
 
         wanted, settings = self.wanted, self.wanted.tuning()
-        out = left_out(settings, self.space.files, lacks)
-        if wanted.methods is not None and all(name in out for name in settings.methods if name != OFF):
-            refuse_methods(out)
+        if wanted.methods is not None:
+            refuse_if_nothing_is_left(self.space, settings)
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
         if wanted.fresh or self.space.tuned().get("subject") != tuning_subject(store, settings, texts):
@@ -305,16 +311,6 @@ class EngineLoop:
         """Keep a line in the report, and say it."""
         self.report[name] = line
         self.say(f"    {line}")
-
-
-def refuse_methods(out: dict[str, str]) -> None:
-    """Refuse a tuning in which none of the methods that were named can be tried.
-
-    Raises:
-        DraftwellError: always (`no_method_left`).
-    """
-    reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
-    raise DraftwellError(f"none of the methods that were named can be tried ({reasons}): name others with --methods", code="no_method_left")
 
 
 def clock_time(seconds: float) -> str:
