@@ -19,7 +19,7 @@ TORCH_INDEX ?=
 # cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
 DEVICE ?=
 device = $(if $(DEVICE),--device $(DEVICE))
-# What `make deploy` and `make serve` are for: empty: our own engine; or vllm.
+# What `make demo`, `make deploy` and `make serve` are for: empty: our own engine; or vllm.
 ENGINE ?=
 engine = $(if $(ENGINE),--engine $(ENGINE))
 # The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
@@ -97,8 +97,8 @@ $(STAMP): $(RUN_STAMP)
 	$(call step,tests$(comma) linters and remote stores (about a minute),$(install) -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
 	@touch $@
 
-demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE=
-	$(BIN)/draftwell demo $(device)
+demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE= FLAGS=, or ENGINE=vllm
+	$(BIN)/draftwell demo $(engine) $(device) $(FLAGS)
 
 test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"

@@ -76,6 +76,11 @@ class EngineTexts:
                              "with --fresh", code="other_texts")
 
 
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of texts."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][1:]
+
+
 def row_of(prompt: Prompt, ids: Sequence[int], answer: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """One line: `id`, `task`, `prompt_ids`, `text`, and the fields of an `Answer`."""
     return {"id": prompt.id, "task": prompt.task, "prompt_ids": list(ids), "text": decode(answer["tokens"]), **answer}

@@ -195,6 +195,7 @@ class EngineGateRecord(Message):
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
     passed: bool
     checks: list[dict[str, Any]]
+    figures: tuple[Figure, ...] = Field((), strict=False, description="that speed was judged by, one for each load")
     made: str = Field(description="ISO 8601, UTC")
 
     def check(self, **here: Any) -> None:

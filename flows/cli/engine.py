@@ -80,12 +80,14 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     from components.bench.engines.table import figure_table
     from components.tune.engines.settings import EngineTuneSettings
     from flows.context import training_prompts
-    from flows.steps.engine import CHOICE, tune_on_engine
+    from flows.steps.engine import CHOICE, refuse_if_nothing_is_left, tune_on_engine
 
     if methods is not None:
         settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())
     chosen = EngineTuneSettings(levels=numbers(levels), **settings)
     with open_engine("tune", pair, dtype, device, threads) as space:
+        if methods is not None:
+            refuse_if_nothing_is_left(space, chosen)
         used = training_prompts(space.workspace, kinds=("eagle3_head",))
         prompts, lines = used.untouched(rows(used), limit)
         for line in lines:
@@ -196,16 +198,37 @@ def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn
     """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment.
 
     Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL` names another or is empty.
-    """
-    from components.engines.environments import interpreter
-    from components.engines.process import FOREIGN
-    from components.engines.vllm import NAME
-    from serving.artifacts.pair_files import draftwell_home
 
-    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
+    Raises:
+        DraftwellError: the port is taken (`engine_port_taken`).
+    """
+    from components.engines.ports import refuse_taken
+    from flows.steps.engine_serve import server_environment
+
+    variables = server_environment(pair)
+    if (port := port_of(bundle, options)) is not None:
+        refuse_taken(port, option_of(options, "--host") or "127.0.0.1")
     script = str(bundle / "serve.sh")
-    os.execve(script, [script, *options], {**variables, "PYTHON": str(interpreter(NAME))})
+    os.execve(script, [script, *options], variables)
+
+
+def port_of(bundle: Path, options: Sequence[str]) -> int | None:
+    """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then what is wrong."""
+    try:
+        named = option_of(options, "--port") or os.environ.get("PORT")
+        return int(named or json.loads((bundle / "manifest.json").read_text())["settings"]["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def option_of(options: Sequence[str], name: str) -> str | None:
+    """The value of an option of a command line, the last one.
+
+    >>> option_of(["--port", "1", "--host=::", "--port=2"], "--port"), option_of(["--port"], "--port")
+    ('2', None)
+    """
+    pairs = [(one.partition("=")[0], one.partition("=")[2] or after) for one, after in zip(options, [*options[1:], ""], strict=True)]
+    return next((value for key, value in reversed(pairs) if key == name and value), None)
 
 
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:

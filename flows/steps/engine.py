@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from components.gate.engine_checks import Difference, EngineGateRecord, Null
     from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
+    from components.tune.engines.budget import Budget
     from components.tune.engines.lab import Lab
+    from components.tune.engines.ngram_replay import Text
     from components.tune.engines.settings import EngineTuneSettings
     from components.tune.engines.tune import EngineChoice
     from serving.runtime.pair import LoadedPair
@@ -181,23 +183,51 @@ class EngineSpace:
             return None
 
 
-def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False) -> dict[str, Any]:
-    """Choose how the engine speculates; the document is written into the workspace and returned."""
+def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False,
+                   texts: Sequence[Text] | None = None, budget: Budget | None = None) -> dict[str, Any]:
+    """Choose how the engine speculates; the document is written into the workspace and returned.
+
+    Args:
+        texts: greedy texts of the target that were collected, which decide which n-grams are looked up.
+        budget: of time; None takes as long as it takes.
+    """
     from components.prompts.overlap import hashes_of
     from components.tune.engines.tune import tune_engine
 
     lab, store = lab_of(space, prompts, settings, fresh=fresh)
+    lab.budget = budget or lab.budget
     space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
     if store.read:
         space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
-    choice = tune_engine(lab, settings, lacks)
+    choice = tune_engine(lab, settings, lacks, texts)
     document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts),
-                "choice": choice.model_dump(mode="json"), "exports": exports(choice, space.files)}
+                "subject": tuning_subject(store, settings, texts), "choice": choice.model_dump(mode="json"),
+                "exports": exports(choice, space.files)}
     write_json(space.file_of(CHOICE, settings.temperature), document)
     return document
 
 
-def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Any, Measurements]:
+def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) -> None:
+    """Refuse a tuning in which none of the methods that a person named can be tried: plain decoding would be no answer to that.
+
+    Raises:
+        DraftwellError: the line says why for each (`no_method_left`).
+    """
+    from components.tune.engines.candidates import left_out
+
+    out = left_out(settings, space.files, lacks)
+    if all(name in out for name in settings.methods if name != OFF):
+        reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
+        raise DraftwellError(f"none of the methods that were named can be tried ({reasons or 'off alone'}): name others with --methods",
+                             code="no_method_left")
+
+
+def tuning_subject(store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None) -> str:
+    """Digest of all that a choice depends on but for the time that there was."""
+    return json_digest([store.subject, settings.model_dump(mode="json"), texts])
+
+
+def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Lab, Measurements]:
     """What a tuning measures with, and its store."""
     from components.bench.engines.store import Measurements
     from components.tune.engines.lab import Lab
@@ -273,7 +303,8 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     plugin = plugin_version() if choice.method == CASCADE else None
     names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "made")
     record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
-                              settings=choice.chosen.speculative_config(space.files), checks=[vars(check) for check in verdict.checks])
+                              settings=choice.chosen.speculative_config(space.files), checks=[vars(check) for check in verdict.checks],
+                              figures=tuple(figures))
     if keep:
         write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
     return verdict, record

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.engines.failures import last_line
+from components.engines.failures import last_line, why_ended
+from components.engines.ports import free_port, refuse_taken
 from components.engines.process import END_SECONDS, START_SECONDS
 from serving.errors import DraftwellError
 
@@ -22,20 +22,25 @@ POLL_SECONDS = 0.2
 
 
 class Server:
-    """A server on a free port of this machine.
+    """A server on a port of this machine.
 
     Args:
         label: its row in the table.
         command: starts it; `--port` is added.
         log: file for all that it prints.
+        port: None takes a free one.
+        end_seconds: that it has to end when it is asked to.
     Raises:
-        DraftwellError: it ended, or did not answer in time (`server_failed`).
+        DraftwellError: it ended, or did not answer in time (`server_failed`, or what `failures.KNOWN` makes of its log); the port is taken
+            (`engine_port_taken`).
     """
 
     def __init__(self, label: str, command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None,
-                 start_seconds: float = START_SECONDS):
-        self.label, self.log = label, log
-        port = free_port()
+                 start_seconds: float = START_SECONDS, port: int | None = None, end_seconds: float = END_SECONDS):
+        self.label, self.log, self.end_seconds = label, log, end_seconds
+        if port is None:
+            port = free_port()
+        refuse_taken(port)
         self.url = f"http://127.0.0.1:{port}"
         with log.open("wb") as out:
             self._process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
@@ -51,6 +56,9 @@ class Server:
         """Name of the model that it serves, as soon as it answers."""
         while time.monotonic() < end:
             if self._process.poll() is not None:
+                error = why_ended(f"the server {self.label}", self.log, self._process.returncode)
+                if error.code != "engine_failed":
+                    raise error
                 raise DraftwellError(f"the server {self.label} ended with exit code {self._process.returncode} ({last_line(self.log)}): "
                                      f"see {self.log}", code="server_failed")
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
@@ -72,7 +80,7 @@ class Server:
         self._signal(signal.SIGCONT)
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
+            self._process.wait(self.end_seconds)
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -80,9 +88,3 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

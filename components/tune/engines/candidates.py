@@ -27,7 +27,7 @@ def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[st
         if needed is not None and getattr(files, needed) is None:
             found[name] = f"the pair has no {needed} that the engine can read"
         elif package is not None and lacks(package):
-            found[name] = f"the engine's environment has no {package}"
+            found[name] = f"the engine's environment has no {package}: install it there"
     return found
 
 
@@ -43,16 +43,26 @@ def first_ngram(settings: EngineTuneSettings) -> Method:
 
 
 def candidates(names: Sequence[str], settings: EngineTuneSettings, texts: Sequence[Text] | None) -> list[Method]:
-    """All ways of these methods; of n-grams one for each draft length, with the n that `texts` decide.
+    """All ways of these methods, a method's middle length first; of n-grams one for each draft length, with the n that `texts` decide.
 
     Args:
         texts: greedy texts of the target; None (sampled ones predict nothing) takes the middle one of the n.
     """
     found = []
     for name in names:
-        for k in lengths_of(name, settings) if name != OFF else ():
+        for k in middle_first(lengths_of(name, settings)) if name != OFF else ():
             n = 0
             if name == "ngram":
                 n = best_n(texts, k, settings.ngram_n) if texts else settings.ngram_n[len(settings.ngram_n) // 2]
             found.append(Method(name, k, n))
     return found
+
+
+def middle_first(lengths: Sequence[int]) -> list[int]:
+    """The same lengths, those in the middle before those at the ends: where time is short, the ends are left out.
+
+    >>> middle_first((1, 2, 3, 5)), middle_first((8,))
+    ([3, 2, 5, 1], [8])
+    """
+    middle = len(lengths) // 2
+    return [lengths[i] for i in sorted(range(len(lengths)), key=lambda i: abs(i - middle))]

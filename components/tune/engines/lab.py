@@ -11,6 +11,7 @@ from components.bench.engines.measure import Beside, Progress, groups_of, measur
 from components.bench.engines.store import Measurements
 from components.engines.port import Engine, EngineSettings
 from components.engines.vllm_methods import OFF, Method, VllmFiles
+from components.tune.engines.budget import Budget
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
 
@@ -32,6 +33,7 @@ class Lab:
         slots, context: as in `EngineSettings`; all engines are started with the same.
         groups: of requests, at levels above 1.
         store: what is measured already.
+        budget: learns what measurements cost.
     """
 
     make: Callable[[str], Engine]
@@ -43,6 +45,7 @@ class Lab:
     groups: int
     store: Measurements
     progress: Progress | None = None
+    budget: Budget = field(default_factory=Budget)
     _plain: Engine | None = field(default=None, init=False)
 
     @contextmanager
@@ -72,14 +75,20 @@ class Lab:
             other = self.make(method.label)
             try:
                 plain = self.plain()
-                self._start(other, method)
+                with self.budget.starting():
+                    self._start(other, method)
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
-                    made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
+                    with self.budget.decoding(level, len(groups)):
+                        made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
                     self.store.put(self.name(method, stage, level), made)
             finally:
                 other.stop()
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
+
+    def has(self, method: Method, stage: str, level: int = 1) -> bool:
+        """Whether it was measured already."""
+        return self.name(method, stage, level) in self.store.found
 
     def groups_at(self, level: int) -> list[list[Sequence[int]]]:
         """What is measured at a level, of all prompts."""

@@ -1,5 +1,5 @@
 """The search: every way on a few prompts, the best on all of them, then lengths by load. Plain decoding is always among them, and is chosen
-unless another way is surely faster."""
+unless another way is surely faster. Where time is short (`Lab.budget`), what is measured is what promises most."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataclasses import replace
 from pydantic import Field
 
 from components.bench.engines.figures import TAIL, Figure
+from components.bench.engines.measure import Beside
 from components.engines.port import Message
 from components.engines.vllm_methods import OFF, ONE_LENGTH, Method
 from components.report.intervals import FEWEST_PROMPTS
+from components.tune.engines.budget import NO_TIME
 from components.tune.engines.candidates import candidates, first_ngram, left_out, lengths_of
 from components.tune.engines.lab import DoesNotStart, Lab
 from components.tune.engines.ngram_replay import Text
@@ -42,12 +44,14 @@ class EngineChoice(Message):
         return Method(self.method, self.k, self.n, self.schedule)
 
 
-def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], bool] = lambda package: False) -> EngineChoice:
+def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], bool] = lambda package: False,
+                texts: Sequence[Text] | None = None) -> EngineChoice:
     """Choose how an engine speculates, by running it.
 
     Args:
         lab: with as many slots as the highest level.
         lacks: whether a distribution is missing in the engine's environment.
+        texts: greedy texts of the target, which decide which n-grams are looked up; None: those of the first measurement do.
     Raises:
         DraftwellError: what engines raise; levels that do not ascend from 1 (`bad_tune_setting`). What was finished is in the lab's store.
     """
@@ -55,23 +59,70 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
         raise DraftwellError(f"levels are numbers of requests at once, ascending from 1, such as 1,4,16, not {settings.levels}",
                              code="bad_tune_setting")
     out = left_out(settings, lab.files, lacks)
-    names = [name for name in settings.methods if name not in out and name != OFF]
     with lab.open():
-        explored: dict[Method, Figure] = {}
-        for name in names:
-            with left_out_if_it_does_not_start(out, name):
-                texts = plain_texts(lab, settings) if name == "ngram" else None
-                for method in candidates([name], settings, texts):
-                    explored[method] = lab.measure(method, "explore", prompts=settings.explore)[0]
+        explored = explore(lab, settings, [name for name in settings.methods if name not in out and name != OFF], out, texts)
         best = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
         confirmed: dict[Method, Figure] = {}
         for method in best:
+            if confirmed and not lab.has(method, "confirm") and not lab.budget.allows([(1, len(lab.prompts))]):
+                out[method.label] = NO_TIME
+                continue
             with left_out_if_it_does_not_start(out, method.label):
                 confirmed[method] = lab.measure(method, "confirm", tail=TAIL / len(best))[0]
         winner, reason = decide(confirmed)
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
                              confirmed=tuple(confirmed.values()), left_out=out)
         return found if winner.name == OFF or len(settings.levels) == 1 else with_schedule(lab, settings, winner, found)
+
+
+def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: dict[str, str],
+            texts: Sequence[Text] | None) -> dict[Method, Figure]:
+    """Measure every way on a few prompts: the middle length of each method, then the other lengths, those of the fastest method first.
+
+    Args:
+        out: gets what does not start, and what there was no time for.
+    """
+    found: dict[Method, Figure] = {}
+    others: dict[Method, list[Method]] = {}
+    to_come = [[(1, len(lab.prompts))]] * settings.confirm
+
+    def measure(name: str, method: Method) -> None:
+        if not lab.has(method, "explore") and not lab.budget.allows([(1, settings.explore)], *to_come):
+            out[method.label] = NO_TIME
+            return
+        with left_out_if_it_does_not_start(out, name):
+            found[method] = lab.measure(method, "explore", prompts=settings.explore)[0]
+
+    for name in names:
+        with left_out_if_it_does_not_start(out, name):
+            known = plain_texts(lab, settings) if name == "ngram" and texts is None else texts
+            first, *rest = candidates([name], settings, known)
+            measure(name, first)
+            others[first] = rest
+    for first in sorted(others, key=lambda one: -found[one].ratio if one in found else 0.0):
+        for method in others[first]:
+            if first.name not in out:
+                measure(first.name, method)
+    return found
+
+
+def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice, texts: Sequence[Text] | None) -> dict[str, Beside]:
+    """All that a tuning chooses among, measured on all prompts, one request at a time; what was confirmed is not measured again.
+
+    Returns:
+        label → measurement; what does not start is missing.
+    """
+    found: dict[str, Beside] = {}
+    with lab.open():
+        for name in settings.methods:
+            if name in choice.left_out or name == OFF:
+                continue
+            known = plain_texts(lab, settings) if name == "ngram" and texts is None else texts
+            for method in candidates([name], settings, known):
+                with left_out_if_it_does_not_start({}, name):
+                    lab.measure(method, "confirm")
+                    found[method.label] = lab.found(method, "confirm")
+    return found
 
 
 @contextmanager
@@ -117,9 +168,15 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     higher = settings.levels[1:]
     lengths = (winner.k,) if winner.name in ONE_LENGTH else lengths_of(winner.name, settings)  # one length at all loads, or none
     out, loads = dict(choice.left_out), dict[int, list[Figure]]()
-    for k in lengths:
+    schedule_too = [[(level, settings.groups) for level in some] for some in (higher, settings.levels)]
+    for k in sorted(lengths, key=lambda k: k != winner.k):
+        if not lab.budget.allows(*schedule_too):
+            out[f"{winner.with_k(k).label} at {', '.join(map(str, higher))} at once"] = NO_TIME
+            continue
         with left_out_if_it_does_not_start(out, winner.with_k(k).label):
             loads[k] = lab.measure(winner.with_k(k), "load", higher, tail=TAIL / len(lengths))
+    if not loads and not lab.budget.allows(*schedule_too):
+        return choice.model_copy(update={"left_out": out})
     if not loads:
         return plain_instead(choice, out, "plain decoding, because the engine does not start a second time with what was chosen")
     levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]

@@ -67,7 +67,7 @@ def test_one_that_is_killed_is_a_line_and_the_next_run_resumes(vllm: Callable[..
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", "killed@draft_model")
     said = line(vllm("tune", "--methods", "ngram,draft_model", "--limit", 8))
-    assert said.startswith("Error: vllm/draft_model(k=1) was ended by signal 9")
+    assert said.startswith("Error: vllm/draft_model(k=3) was ended by signal 9")
     assert not (folder / "tuned.json").exists()
     kept = json.loads((folder / "measurements.json").read_text())["measurements"]
     assert [name for name in kept if "ngram" in name]

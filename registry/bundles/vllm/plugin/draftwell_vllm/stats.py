@@ -1,6 +1,7 @@
 """The stat logger (`vllm.stat_logger_plugins`): vLLM's counters of drafts go into the folder that `DRAFTWELL_SPOOL` names.
 
-vLLM loads it in the process of its API server. Without the variable it does nothing.
+vLLM loads it in the process of its API server. Without the variable it does nothing. A line counts a minute or more;
+`DRAFTWELL_SPOOL_SECONDS` is another time, for trials that want their lines sooner.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from . import installed_version
-from .spool import AcceptanceSpool
+from .spool import SECONDS, AcceptanceSpool
 
-FOLDER, BUNDLE = "DRAFTWELL_SPOOL", "DRAFTWELL_BUNDLE"
+FOLDER, BUNDLE, EVERY = "DRAFTWELL_SPOOL", "DRAFTWELL_BUNDLE", "DRAFTWELL_SPOOL_SECONDS"
 
 
 class AcceptanceLogger(StatLoggerBase):
@@ -23,7 +24,7 @@ class AcceptanceLogger(StatLoggerBase):
 
     def __init__(self, vllm_config: Any, engine_index: int = 0):
         folder = os.environ.get(FOLDER)
-        self.spool = AcceptanceSpool(Path(folder), about(vllm_config, engine_index)) if folder else None
+        self.spool = AcceptanceSpool(Path(folder), about(vllm_config, engine_index), line_seconds()) if folder else None
         if self.spool is not None:
             atexit.register(self.spool.write)
 
@@ -48,6 +49,15 @@ class AcceptanceLogger(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
+
+
+def line_seconds() -> float:
+    """Seconds that a line counts, at least; a minute where the variable is missing or no number from 1 on."""
+    try:
+        seconds = float(os.environ.get(EVERY) or SECONDS)
+    except ValueError:
+        return SECONDS
+    return seconds if seconds >= 1 else SECONDS
 
 
 def about(vllm_config: Any, engine_index: int) -> dict[str, Any]:

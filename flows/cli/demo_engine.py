@@ -1,0 +1,111 @@
+"""`draftwell demo --engine vllm`: the loop of `flows.steps.engine_loop`, and what it ends with: a table and a few lines."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flows.cli.engine import open_engine
+from flows.cli.options import check_folder, say, set_threads, wide_console
+from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("setting", "measured by", "at once", "tokens/s", "times plain", "interval", "lower bound")
+
+
+def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, prompts: Path | None, methods: str | None,
+                   port: int | None, out: Path, **wanted: Any) -> None:
+    """Run the loop, print what it found, and leave with the gate's exit code.
+
+    Args:
+        wanted: fields of `LoopSettings`.
+    """
+    from components.engines.ports import refuse_taken
+    from components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
+    from components.prompts.prompt import demo_prompts, mixed, read_prompts
+    from flows.steps.engine_loop import EngineLoop, LoopSettings
+    from flows.steps.monitor import load_limits
+    from flows.steps.verdict import result_of
+    from registry.gates import load_gates
+
+    named = None if methods is None else tuple(part.strip() for part in methods.split(",") if part.strip())
+    rows = read_prompts(prompts) if prompts else mixed(demo_prompts())
+    check_folder(out)
+    if port is not None:
+        refuse_taken(port)  # now, and not after half an hour
+    set_threads(threads)
+    with ends_what_it_started(), open_engine("demo", pair, dtype, device, threads) as space:
+        loop = EngineLoop(space, rows, LoopSettings(methods=named, port=port, out=out, **wanted),
+                          Thresholds.of(load_gates().model_dump()), load_limits(None), say)
+        report = loop.run()
+    wide_console().print(figures_table(report))
+    for line in outcome(report):
+        typer.echo(line)
+    raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result_of(report["record"])])
+
+
+@contextmanager
+def ends_what_it_started() -> Iterator[None]:
+    """Asked to end (SIGTERM), this process leaves through its `finally` blocks, which end engines and servers."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def figures_table(report: Mapping[str, Any]) -> Table:
+    """Plain decoding, the settings that were measured on all prompts of the tuning, and what the gate measured of the choice."""
+    from components.report.tables import rich_table
+
+    choice, record = report["choice"], report["record"]
+    tuned = [("tuning", figure) for figure in (*choice["confirmed"], *choice["scheduled"])]
+    judged = [("gate", figure) for figure in record["figures"]]
+    rows = []
+    for name, figure in ([judged[0]] if judged else tuned[:1]):
+        rows.append([f"{report['engine']}, plain", name, str(figure["at_once"]), f"{figure['plain_tokens_per_second']:.1f}", "1", "–", "–"])
+    for name, figure in (*tuned, *judged):
+        rows.append([figure["label"], name, str(figure["at_once"]), f"{figure['tokens_per_second']:.1f}", f"{figure['ratio']:.3f}",
+                     f"{figure['low']:.3f}–{figure['high']:.3f}", f"{figure['low']:.3f}"])
+    return rich_table(COLUMNS, rows, f"{report['pair']} in {report['dtype']} on {report['device_class']}, {report['engine']} "
+                                     f"{report['version']}, {report['threads']} threads; each setting beside plain decoding")
+
+
+def outcome(report: Mapping[str, Any]) -> Iterator[str]:
+    """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
+    from flows.steps.engine_loop import clock_time
+    from flows.steps.verdict import sentence, unmet
+
+    seconds = report["seconds"]
+    yield f"chosen: {report['choice']['reason']}"
+    yield regret_line(report["regret"], "by the tuning's own figures")
+    if (grid := report.get("grid")) and grid["regret"]:
+        yield regret_line(grid["regret"], "by the whole grid on all prompts of the tuning")
+    against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(report["record"]))
+    yield sentence(report["record"]) + (f": {against}" if against else "")
+    if "bundle" in report:
+        served = report["served"]
+        yield (f"served: {served['requests']} requests, {served['failed']} failed, {served['tokens_per_second']:.1f} tokens/s with "
+               f"{served['clients']} at once, ready after {served['start_seconds']:.0f} s")
+        yield f"drafts since the tuning: {report['drift']['verdict']}, {report['drift']['why']}"
+    yield (f"{clock_time(sum(seconds.values()))} of {report['minutes']:g} minutes: "
+           + ", ".join(f"{name} {clock_time(taken)}" for name, taken in seconds.items()))
+    if "bundle" in report:
+        yield f"bundle {report['bundle']}. Next: `make serve ENGINE={report['engine']}`"
+    else:
+        yield "nothing was deployed; what was deployed before stays"
+
+
+def regret_line(regret: Mapping[str, Any], by: str) -> str:
+    """How far the choice is behind the best that was measured."""
+    interval = "" if regret["low"] is None else f" ({100 * regret['low']:.1f} to {100 * regret['high']:.1f})"
+    best = f", {regret['best']}," if regret["regret"] else ""
+    return f"regret {by}: {100 * regret['regret']:.1f} %{interval}: the best of {regret['settings']} settings{best} over what was chosen"

