@@ -83,7 +83,7 @@ class LoopSettings:
 
     def tuning(self) -> EngineTuneSettings:
         """Settings of the tuning."""
-        named = {} if self.methods is None else {"methods": self.methods}
+        named: dict[str, Any] = {} if self.methods is None else {"methods": self.methods}
         return EngineTuneSettings(levels=self.levels, max_tokens=self.max_tokens, **named)
 
 
