@@ -229,6 +229,15 @@ def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, t
             assert f"port {port} of 127.0.0.1 is taken" in line(run("serve", "--engine", "vllm", "--bundle", bundle, *options))
 
 
+def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(demo: Callable[..., Any], folder: Path) -> None:
+    done = demo("--methods", "eagle3,draft_model")
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((folder / "loop.json").read_text())
+    assert report["head"].startswith("none is trained: a head reads three layers of the target, which has only")
+    assert report["choice"]["left_out"] == {"eagle3": "the pair has no head that the engine can read"}
+    assert report["choice"]["method"] == "draft_model"
+
+
 def plant(folder: Path, **speeds: float) -> dict[str, float]:
     """Let the choice be what a tuning found when the engine was as it is no more; its measurements stay."""
     document = json.loads((folder / "tuned.json").read_text())
@@ -291,7 +300,8 @@ def test_asked_to_end_it_leaves_no_engine_behind(words: tuple[str, ...], peers: 
     with subprocess.Popen(command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         spool = folder.parents[4] / "spool" / "tiny"
         try:
-            wait_until(lambda: spool.is_dir() and any(spool.iterdir()), "it does not serve", seconds=900)
+            wait_until(lambda: process.poll() is not None or (spool.is_dir() and any(spool.iterdir())), "it does not serve", seconds=900)
+            assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(90) == 128 + signal.SIGTERM
         finally:
