@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -108,8 +109,16 @@ def asked(server: Server, prompts: Sequence[Sequence[int]], max_tokens: int, sec
 
 
 def answer_tokens(server: Server, prompt: Sequence[int], max_tokens: int) -> int:
-    """Tokens of a greedy answer."""
+    """Tokens of a greedy answer.
+
+    Raises:
+        DraftwellError: the server refused the request (`server_failed`).
+    """
     body = {"model": server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
     request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
-        return int(json.load(answer)["usage"]["completion_tokens"])
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
+            return int(json.load(answer)["usage"]["completion_tokens"])
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            raise DraftwellError(f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}", code="server_failed") from None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import REPO
-from tests.support.peers.environments import install
+from tests.support.peers.environments import FAKE_DRIVER, install
 from tests.support.server.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python")
@@ -157,7 +157,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.slow] * one.startswith(("die", "port"))) for one in FAULTS])
 def test_what_stops_it_is_one_line_and_the_next_run_continues(fault: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", fault)
@@ -207,14 +207,14 @@ def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any]
     assert not (folder / "tuned.json").exists()
 
 
-@pytest.mark.parametrize(("fault", "code", "words"), [
+@pytest.mark.parametrize(("fault", "what", "advice"), [
     ("plugin", "No module named 'draftwell_vllm'", "install what is named"), ("refuse", "answered none of", "see ")])
-def test_a_server_that_fails_is_one_line(fault: str, code: str, words: str, demo: Callable[..., Any], tmp_path: Path,
+def test_a_server_that_fails_is_one_line(fault: str, what: str, advice: str, demo: Callable[..., Any], tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SERVER_FAULT", fault)
     said = line(demo())
-    assert code in said
-    assert words in said
+    assert what in said
+    assert advice in said
     assert (tmp_path / "dist" / "vllm" / "tiny" / "current").exists()
 
 
@@ -227,6 +227,15 @@ def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, t
         port = taken.getsockname()[1]
         for options in (("--port", port), (f"--port={port}",)):
             assert f"port {port} of 127.0.0.1 is taken" in line(run("serve", "--engine", "vllm", "--bundle", bundle, *options))
+
+
+def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(demo: Callable[..., Any], folder: Path) -> None:
+    done = demo("--methods", "eagle3,draft_model")
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((folder / "loop.json").read_text())
+    assert report["head"].startswith("none is trained: a head reads three layers of the target, which has only")
+    assert report["choice"]["left_out"] == {"eagle3": "the pair has no head that the engine can read"}
+    assert report["choice"]["method"] == "draft_model"
 
 
 def plant(folder: Path, **speeds: float) -> dict[str, float]:
@@ -266,6 +275,7 @@ def test_a_planted_setting_is_caught_and_not_deployed(what: str, demo: Callable[
     assert "served" not in json.loads((folder / "loop.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert demo().exit_code == 0
     document = json.loads((folder / "tuned.json").read_text())
@@ -280,14 +290,18 @@ def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path,
     assert "by the whole grid" in done.stdout
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_leaves_no_engine_behind(words: tuple[str, ...], peers: Path, folder: Path) -> None:
     """While the server of the bundle runs."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "flows.cli.main", *words, "--serve-seconds", "300"]
+    program = (f"import pathlib, sys; from components.engines import environments; environments.DRIVERS['vllm'] = "
+               f"pathlib.Path({str(FAKE_DRIVER)!r}); from flows.cli.main import main; main()")
+    command = [sys.executable, "-c", program, *words, "--serve-seconds", "300"]
     with subprocess.Popen(command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         spool = folder.parents[4] / "spool" / "tiny"
         try:
-            wait_until(lambda: spool.is_dir() and any(spool.iterdir()), "it does not serve", seconds=240)
+            wait_until(lambda: process.poll() is not None or (spool.is_dir() and any(spool.iterdir())), "it does not serve", seconds=900)
+            assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(90) == 128 + signal.SIGTERM
         finally:

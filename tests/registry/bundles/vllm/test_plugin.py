@@ -323,6 +323,19 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     assert len(file.read_text().splitlines()) == 2, "nothing is written of a time without traffic"
 
 
+@pytest.mark.parametrize(("said", "seconds"), [("5", 5.0), ("", 60.0), ("0", 60.0), ("soon", 60.0), ("nan", 60.0)])
+def test_a_trial_may_want_its_lines_sooner(said: str, seconds: float, logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_SPOOL_SECONDS", said)
+    made = logger.make()
+    made.record(*step())
+    logger.clock.now += seconds - 0.5
+    made.log()
+    assert not logger.folder.exists()
+    logger.clock.now += 0.5
+    made.log()
+    assert logger.folder.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning_and_not_vllms_end(logger: Any, caplog: pytest.LogCaptureFixture) -> None:
     logger.folder.write_text("a file")
     made = logger.make()
