@@ -55,8 +55,8 @@ class BatchedLlama:
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, shape.head_dim
         with torch.no_grad():
             self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
-            self.layers = [Layer(layer, lambda weight, bias: partial(F.linear, weight=weight.to(dtype), bias=bias), shape)
-                           for layer in module.model.layers]
+            self.layers = [Layer(layer, lambda weight, bias: partial(
+                F.linear, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype)), shape) for layer in module.model.layers]
             if config.rope_parameters.get("rope_type", "default") == "default":
                 tables = rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST)
             else:  # scaled, as Llama 3's: the module knows how

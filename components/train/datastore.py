@@ -71,7 +71,7 @@ def build_datastore(trace: TraceSet, provenance: Provenance, most: int = MAX_TOK
 def read_texts(trace: TraceSet) -> tuple[list[str], list[np.ndarray]]:
     """The target's own texts in order, each `[tokens]`, with the id of its prompt; a position without a token ends a text.
 
-    Of several prompts with the same tokens it is the first one's id: a server gives every request a name of its own.
+    Of several prompts with the same tokens it is the first one's id: a server gives every request a new id.
     """
     import pyarrow.compute as pc
 

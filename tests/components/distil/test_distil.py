@@ -379,6 +379,7 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
     assert draft.donor == qualifier.donor
 
 
+@pytest.mark.slow
 def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypatch, capsys):
     """From files in the form of the real ones: instructions, draft, qualifier and head; what is there is not made again."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -342,7 +342,7 @@ def test_states_of_other_targets_that_a_head_starts_from(changes):
     with torch.no_grad():
         expected = module.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
     (found,) = entering_last(module, [ids])
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)  # bfloat16
+    assert float((found - expected).norm() / expected.norm()) < 0.1, "bfloat16 is 0.03 off, other rotary positions 0.6"
     corpus = [Conversation(ids, 3, torch.randn(39, 4 * 32))]
     start_from_target(Eagle3Network(head_config(module.config, 48, LAYERS)), module, corpus)
 
@@ -354,7 +354,11 @@ def other_target(kind: str, **changes: Any) -> Any:
     config = AutoConfig.for_model(kind, vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4,
                                   num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0,
                                   bos_token_id=1, eos_token_id=2, initializer_range=0.2, **changes)
-    return AutoModelForCausalLM.from_config(config).eval()
+    module = AutoModelForCausalLM.from_config(config).eval()
+    for name, p in module.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.5)
+    return module
 
 
 def test_too_little_text(target, corpus, tmp_path):

@@ -66,7 +66,7 @@ def test_the_newest_texts_that_fit_are_kept(trace: TraceSet) -> None:
 
 
 def test_a_repeated_prompt_is_not_looked_up_in_its_own_text(tmp_path: Path) -> None:
-    """A server names each request anew: what counts is what was asked."""
+    """A server gives each request a new id: what counts is what was asked."""
     prompts = [Prompt(f"p{i}", None, [f"{word} two"]) for i, word in enumerate(["one", "two", "three"] * 5)]
     names, texts = read_texts(collect_traces(table_pair(), prompts, tmp_path, max_tokens=12, rollout=2, hidden=False))
     assert names == ["p0", "p1", "p2"] * 5
