@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.tool_prompt import knows_tools, told
 from serving.settings import Settings
 
+log = logging.getLogger(__name__)
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 RESERVED = frozenset({"self", "messages", "conversations", "raise_exception", "strftime_now"})
 """Names in a chat template that are no request's to set, besides Jinja's own."""
@@ -223,6 +225,7 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     compiling: dict[str, Any] = {"compiled": settings.compile, "libraries": [settings.libraries] if settings.libraries else []}
     target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
                         **compiling, weights=weights)
+    note_limits(target)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -251,6 +254,13 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         if isinstance(target, LeanLlama):
             target.note_libraries = partial(note_used, pair.fingerprint)
     return pair
+
+
+def note_limits(target: ModuleModel) -> None:
+    """Say which strategies lose something over this target: all but the first of these go on without a word."""
+    if isinstance(target, StaticLlama):
+        log.warning("CUDA graphs of the target keep no hidden states for a head and read no trees: eagle3 is refused, hybrid drafts "
+                    "without its head, and medusa and lookahead propose chains (docs/architecture.md)")
 
 
 def check_weights(weights: Weights | None, settings: LoadSettings) -> None:

@@ -125,9 +125,14 @@ class Text:
         return self.ids[self.prompt_length :]
 
     @property
+    def output_length(self) -> int:
+        """Tokens of `output`, which is a copy."""
+        return len(self.ids) - self.prompt_length
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be emitted."""
-        return self.sampling.max_tokens - (len(self.ids) - self.prompt_length)
+        return self.sampling.max_tokens - self.output_length
 
     @property
     def finished(self) -> bool:

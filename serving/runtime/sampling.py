@@ -201,6 +201,7 @@ class LogitRows:
         self._probs: dict[int, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._raw: dict[int, Tensor] = {}
+        self._confidence: dict[int, float] = {}
 
     def __len__(self) -> int:
         return int(self._logits.shape[0])
@@ -254,7 +255,9 @@ class LogitRows:
 
     def confidence(self, row: int) -> float:
         """C: the largest raw probability of a row."""
-        return float(self._softmax(row).max())
+        if row not in self._confidence:  # a draft's stop rule and its drafter both ask, and each read would wait for the result
+            self._confidence[row] = float(self._softmax(row).max())
+        return self._confidence[row]
 
     def raw_prob(self, row: int, token: int) -> float:
         """Raw probability of a token."""

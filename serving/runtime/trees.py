@@ -23,8 +23,8 @@ class DraftTree:
         parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`: it follows the text.
         rows: for each token the one-row distribution that it and its siblings were drawn from, without replacement and in their order;
             empty where all were proposed deterministically (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
-        read_along: so many of the last tokens are read for the target's rows alone (a lookahead branch): they are nobody's children, so
-            no rule looks at them and they never become text.
+        read_along: so many of the last tokens are in the verification batch, but are no draft tokens (a lookahead branch, read for the
+            target's rows alone): they are nobody's children, so no rule looks at them and they never become text.
 
     >>> tree = DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 2])
     >>> tree.children(ROOT), tree.depths, tree.path(3), tree.is_chain

@@ -4,6 +4,9 @@ Children that were proposed deterministically are tested as `Ranked` tests candi
 replacement from q: keep x_1 with probability min(1, p(x_1) / q(x_1)); else p becomes norm(max(0, p − q)), q loses x_1 and is normalised
 again, and x_2 is tested. Each step leaves the text's distribution p, since q is then the distribution that x_2 was drawn from. The token
 after the last kept one is drawn from what is left of p. At temperature 0 a child is kept if it is the target's choice.
+
+No strategy here draws its trees yet: those of `eagle3`, `medusa` and `lookahead` are deterministic. The rule for drawn ones is there for
+strategies of others, and proved by tests (docs/proofs.md).
 """
 
 from __future__ import annotations

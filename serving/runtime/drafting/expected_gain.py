@@ -92,7 +92,7 @@ class WorthDrafting(FixedLength):
 
     Args:
         table: the draft's confidence → the chance that a token is kept.
-        ahead: the chance of a token whose distribution is not known yet.
+        ahead: the mean acceptance rate, for draft tokens whose distribution is not known yet.
         cap: longest draft.
     """
 

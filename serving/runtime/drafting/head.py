@@ -6,6 +6,8 @@ the last draft is fed first, whatever the head had made of those places from its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,14 +23,18 @@ class HeadPairs:
     def __init__(self) -> None:
         self.known = 0
 
-    def read(self, session: Session) -> Step[Rows]:
-        """Feed the head all pairs that the target's states allow; the row that predicts the first draft token."""
-        lane, text = session.head, session.text.ids
+    def read(self, session: Session, sequence: Sequence[int]) -> Step[Rows]:
+        """Feed the head all pairs that the target's states allow; the row that predicts the first draft token.
+
+        Args:
+            sequence: the second tokens of these pairs, which is the text without its first.
+        """
+        lane, pairs = session.head, len(sequence)
         known = max(self.known, lane.reused)  # at first those that an earlier request left
-        lane.rollback(min(known, len(text) - 2))  # the last pair again where nothing is new: its row is wanted
-        states = session.target.hidden_states(lane.length, len(text) - 1)
-        row = yield from lane.read(text[1:], features=states)
-        self.known = len(text) - 1
+        lane.rollback(min(known, pairs - 1))  # the last pair again where nothing is new: its row is wanted
+        states = session.target.hidden_states(lane.length, pairs)
+        row = yield from lane.read(sequence, features=states)
+        self.known = pairs
         return row
 
 
@@ -50,11 +56,12 @@ class HeadChain:
         if limit == 0:
             return draft
         self.stop.start()
-        row = yield from self._pairs.read(session)
-        before = session.text.ids[1:]
+        sequence = session.text.ids[1:]  # the draft's tokens are put after it: a text is copied once a draft, not once a step
+        row = yield from self._pairs.read(session, sequence)
         while not self.stop.stop_before(row):
             token = row.sample(0, session.rng.draft)
             draft.tokens.append(token)
+            sequence.append(token)
             draft.rows.append(row)
             if self.with_confidence:
                 draft.confidence.append(row.confidence(0))
@@ -63,7 +70,7 @@ class HeadChain:
             if len(draft) == limit:
                 draft.cut = limit >= most  # else the budget ended it
                 break
-            row = yield from session.head.read(before + draft.tokens, features=row.hidden(0)[None], sure=False)
+            row = yield from session.head.read(sequence, features=row.hidden(0)[None], sure=False)
         session.stats.drafted += len(draft)
         return draft
 
@@ -73,6 +80,7 @@ class HeadTree:
 
     Level by level the `beam` likeliest nodes are expanded by the head's `beam` likeliest tokens each; of all that were found the `nodes`
     likeliest are proposed, which include their ancestors, as no token is likelier than its path. All are chosen by rank, none is drawn.
+    For requests whose target reads trees (`Lane.trees`).
 
     Args:
         depth: levels.
@@ -87,9 +95,9 @@ class HeadTree:
         depth = min(self.depth, limit)
         if depth == 0:
             return DraftTree()
-        beam = self.beam if session.target.trees else 1
-        nodes = min(self.nodes if beam > 1 else self.depth, session.tree_room())
-        row = yield from self._pairs.read(session)
+        assert session.target.trees, "the head's rows below the first level know no penalties and no grammar: draft a `HeadChain`"
+        beam, nodes = self.beam, min(self.nodes, session.tree_room())
+        row = yield from self._pairs.read(session, session.text.ids[1:])
         found, chances = DraftTree(), list[float]()
         level = self._expand(found, chances, ROOT, 1.0, row, 0, beam)
         states: dict[int, Tensor] = dict.fromkeys(level, row.hidden(0))
@@ -101,10 +109,9 @@ class HeadTree:
             if not level:
                 break
             grown += level
-            rows = yield from self._read(session, found, grown, states)
+            rows = yield from self._read(session, found, grown, states, len(level))
             leaves, level = level, []
-            for leaf in leaves:
-                at = grown.index(leaf)
+            for at, leaf in enumerate(leaves):
                 children = self._expand(found, chances, leaf, chances[leaf], rows, at, beam)
                 states |= dict.fromkeys(children, rows.hidden(at))
                 level += children
@@ -122,14 +129,14 @@ class HeadTree:
                 chances.append(chance * prob)
         return places
 
-    def _read(self, session: Session, found: DraftTree, grown: list[int], states: dict[int, Tensor]) -> Step[Rows]:
-        """The head's rows after the nodes `grown`, read as one tree: of its earlier levels the slot keeps nothing, since siblings must
-        not see each other."""
+    def _read(self, session: Session, found: DraftTree, grown: list[int], states: dict[int, Tensor], keep: int) -> Step[Rows]:
+        """The head's rows after the last `keep` of the nodes `grown`, read as one tree: of its earlier levels the slot keeps nothing,
+        since siblings must not see each other."""
         place = {node: i for i, node in enumerate(grown)}
         tree = DraftTree([found.tokens[node] for node in grown], [place.get(found.parents[node], ROOT) for node in grown])
         lane = session.head
         lane.rollback(self._pairs.known)
-        return (yield from lane.read_after(tree, features=torch.stack([states[node] for node in grown])))
+        return (yield from lane.read_after(tree, features=torch.stack([states[node] for node in grown]), keep=keep))
 
 
 def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftTree:

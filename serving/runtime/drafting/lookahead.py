@@ -86,11 +86,15 @@ class Lookahead:
         yield  # a generator without a forward pass
 
     def follow(self, tree: DraftTree, path: Sequence[int], rows: Rows) -> None:
-        """After a verification: shift the window by what the target says after its last level, and pool its n-grams."""
-        if not self._places:
+        """After a verification: shift the window by what the target says after its last level, and pool its n-grams.
+
+        A draft that came with the request is verified without `propose`, and has no window: the places are of one verification only.
+        """
+        places, self._places = self._places, []
+        if not places:
             return
         top = rows.top
-        newest = [top[place + 1] for place in self._places[-1]]
+        newest = [top[place + 1] for place in places[-1]]
         firsts = [self._before, *self._levels[0]]
         if self._fresh > 0:
             self._fresh -= 1

@@ -57,6 +57,11 @@ class Job:
         """All final tokens so far."""
         return self.session.text.output
 
+    @property
+    def output_length(self) -> int:
+        """Tokens of `output`, which is a copy."""
+        return self.session.text.output_length
+
     def new_tokens(self) -> list[Emitted]:
         """Final tokens since the last call, with where they come from and, where asked for, their ratings."""
         fresh = self.session.emitted(self._sent)
@@ -69,7 +74,7 @@ class Job:
         times = read_marks([marks for _, marks, _ in self.unread])
         for (command, _, sharers), (start, end) in zip(self.unread, times, strict=True):
             stats.time_forward(command, start - self.started, end - self.started, sharers)
-        stats.end(wall, len(self.output))
+        stats.end(wall, self.output_length)
         stats.overlap_seconds = self.task.overlaps
 
 
@@ -251,7 +256,7 @@ class Engine:
                 else:
                     copy_prompt(job, leaf)
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
-        self._share_budget(list(flights.values()), sum(not job.output for job in held_back))
+        self._share_budget(list(flights.values()), sum(not job.output_length for job in held_back))
         target = id(self.models["target"])
         drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
         if self._workers is None and drafting:
@@ -262,7 +267,7 @@ class Engine:
             self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
             if self.budget:
                 self.budget.spend(id(flight.model), sum(len(leaf.piece.tokens) for job, leaf in flight.group if leaf.piece
-                                                        and (leaf.read or reads_prompt(leaf) or not job.output)))
+                                                        and (leaf.read or reads_prompt(leaf) or not job.output_length)))
         return [flight for flight in flights.values() if flight.group]
 
     def _share_budget(self, flights: Sequence[BatchInFlight], copying: int) -> None:
@@ -271,7 +276,7 @@ class Engine:
         Args:
             copying: requests without a token that wait to copy another's prompt: they read none, so they make no burst.
         """
-        answered = [job for job in self.jobs if job.output]
+        answered = [job for job in self.jobs if job.output_length]
         waiting = len(self.jobs) - len(answered) - copying
         reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
         readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
@@ -322,15 +327,15 @@ class Engine:
                 self._advance(job, leaf, output)
 
     def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
-        known = len(job.output)
+        known = job.output_length
         try:
             leaf.resume(output)
             job.task.join()
         except Exception as error:
             self._end(job, error)
             return
-        self._continued = self._continued or len(job.output) > known > 0
-        if job.session.stats.first_token_seconds == 0.0 and job.output:
+        self._continued = self._continued or job.output_length > known > 0
+        if job.session.stats.first_token_seconds == 0.0 and job.output_length:
             job.session.stats.first_token_seconds = time.perf_counter() - job.started
         if job.task.done:
             self._end(job, None)

@@ -67,6 +67,8 @@ class Eagle3Model:
             if found:
                 target.note_libraries([found[1]])  # type: ignore[attr-defined]
             self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
+            self._places = torch.arange(self.max_context)
+            self._sees_all = torch.zeros(self.max_context, dtype=self.dtype)
         self.hidden_size = int(config["hidden_size"])
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
@@ -119,8 +121,12 @@ class Eagle3Model:
         if self._row is None or len(rows) > 1 or count > LONGEST_ROW or slot >= self.slots.count:
             return None
         embedded, hidden, rope = self._inputs(rows, placed)
-        mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
-        states, normed, logits = self._row([embedded, hidden, *rope, *self.slots.memory(0, slot), torch.arange(start, start + count), mask])
+        if count == 1:
+            mask = self._sees_all[: start + 1][None]
+        else:
+            mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
+        states, normed, logits = self._row([embedded, hidden, *rope, *self.slots.memory(0, slot), self._places[start : start + count],
+                                            mask])
         first = count - row.keep
         return states[first:], normed[first:], logits[first:]
 
@@ -135,6 +141,10 @@ class Eagle3Model:
 
     def _inputs(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Rope]:
         """Embeddings and states, `[total, hidden]`, and cosines and sines of the positions, of packed pairs."""
+        if len(rows) == 1 and len(rows[0].tokens) == 1:  # a step of a chain: views, since a copy costs more than what is copied
+            (_, start, _), row = placed[0], rows[0]
+            cos, sin = (one[start : start + 1] for one in self._rope)
+            return self.embedding[row.tokens[0]][None], self._hidden(row), (cos, sin)
         ids = torch.tensor([token for row in rows for token in row.tokens], device=self.device)
         positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
         cos, sin = (one[positions] for one in self._rope)

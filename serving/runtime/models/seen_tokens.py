@@ -6,7 +6,8 @@ so that further ones can stand beside them without any training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class SeenTokens:
         self.covered, self.rows = covered, rows
         self._covered = frozenset(covered.tolist())
         self._seen: dict[int, dict[int, None]] = {}
-        self._columns: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._columns: dict[int, Columns] = {}
 
     def clear(self, slot: int) -> None:
         """Another request begins."""
@@ -38,11 +39,7 @@ class SeenTokens:
 
     def read(self, slot: int, tokens: Iterable[int]) -> None:
         """Take up tokens of a slot's text."""
-        seen = self._seen.setdefault(slot, {})
-        count = len(seen)
-        seen.update(dict.fromkeys(token for token in tokens if token not in self._covered))
-        if len(seen) > count:
-            self._columns.pop(slot, None)
+        self._seen.setdefault(slot, {}).update(dict.fromkeys(token for token in tokens if token not in self._covered))
 
     def widened(self, slot: int, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """A slot's logits with columns for its own tokens, and the ids of all columns, ascending.
@@ -54,9 +51,46 @@ class SeenTokens:
         seen = self._seen.get(slot)
         if not seen:
             return logits, self.covered
-        if slot not in self._columns:
-            own = torch.tensor(list(seen), device=self.covered.device)
-            support, order = torch.cat([self.covered, own]).sort()
-            self._columns[slot] = self.rows[own].to(states.dtype).T.contiguous(), order, support
-        rows, order, support = self._columns[slot]
-        return torch.cat([logits, (states @ rows).float()], -1)[:, order], support
+        columns = self._columns.get(slot)
+        if columns is None:
+            columns = self._columns[slot] = Columns(self.covered)
+        if columns.count < len(seen):
+            columns.extend(sorted(islice(seen, columns.count, None)), self.rows, states.dtype)
+        own = (states @ columns.rows[: columns.count].T).float()
+        return torch.cat([logits, own], -1).index_select(-1, columns.order), columns.support
+
+
+class Columns:
+    """The columns of a slot whose text goes on: what a step adds to them does not grow with the text.
+
+    Attributes:
+        count: the slot's own tokens.
+        rows: `[count or more, hidden]`, their rows of the output embedding.
+        support: `[head + count]` ids of all columns, ascending.
+        order: `[head + count]` where each of these is among the head's columns with the slot's own after them.
+    """
+
+    def __init__(self, covered: Tensor):
+        self.count, self.rows = 0, torch.empty(0)
+        self.support, self.order = covered, torch.arange(len(covered), device=covered.device)
+
+    def extend(self, tokens: Sequence[int], rows: Tensor, dtype: torch.dtype) -> None:
+        """Put in further tokens, ascending, none of which has a column.
+
+        Args:
+            rows: `[vocab, hidden]`, of which theirs are kept in `dtype`.
+        """
+        device, known, total = self.support.device, len(self.support), self.count + len(tokens)
+        new = torch.tensor(tokens, device=device)
+        if total > len(self.rows):  # twice as many, so that most steps copy nothing
+            larger = torch.empty(2 * total, rows.shape[1], dtype=dtype, device=rows.device)
+            if self.count:
+                larger[: self.count] = self.rows[: self.count]
+            self.rows = larger
+        self.rows[self.count : total] = rows[new]
+        columns = torch.arange(known + len(tokens), device=device)
+        places = torch.cat([columns[:known] + torch.searchsorted(new, self.support),
+                            columns[: len(tokens)] + torch.searchsorted(self.support, new)])
+        self.support, self.order = (torch.empty_like(places).index_copy_(0, places, torch.cat(both))
+                                    for both in ((self.support, new), (self.order, columns[known:])))
+        self.count = total

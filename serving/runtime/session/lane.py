@@ -144,14 +144,16 @@ class Lane:
         states: Tensor = self.model.hidden_states(self.slot, start, end)  # type: ignore[attr-defined]
         return states
 
-    def read_after(self, tree: DraftTree, features: Tensor) -> Step[Rows]:
-        """Feed a head a tree after what its slot holds; rows after each token of it. Whoever reads on rolls it back first.
+    def read_after(self, tree: DraftTree, features: Tensor, keep: int) -> Step[Rows]:
+        """Feed a head a tree after what its slot holds; rows after its last `keep` tokens. Whoever reads on rolls it back first.
+
+        They are without penalties and grammar: only for requests whose target reads trees (`trees`).
 
         Args:
             features: as in `read`, one for each token.
         """
         self.stats.draft_calls += 1
-        output: Output = yield Forward(self.role, self.slot, tuple(tree.tokens), len(tree), parents=tuple(tree.parents), features=features)
+        output: Output = yield Forward(self.role, self.slot, tuple(tree.tokens), keep, parents=tuple(tree.parents), features=features)
         self.length += len(tree)
         return output.rows(self.sampling)
 

@@ -210,3 +210,12 @@ def test_no_temperature_is_too_small_for_a_distribution():
     logits = torch.tensor([1.0, 3.0, 2.0, -5.0])
     for temperature in (5e-324, 1e-320, 1e-45, 1e-38, 1e-20):
         assert warp(logits, Sampling(temperature=temperature)).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_a_row_is_searched_once_for_its_confidence(monkeypatch):
+    """A stop rule and a drafter both ask for each drafted token."""
+    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]), Sampling())
+    found = [rows.confidence(0), rows.confidence(1)]
+    assert found == [float(rows.raw(row).max()) for row in range(2)]
+    monkeypatch.setattr(torch.Tensor, "max", None)
+    assert [rows.confidence(0), rows.confidence(1)] == found

@@ -79,7 +79,7 @@ class Eagle3(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         config = self.config
-        if config.top_k > 1:
+        if config.top_k > 1 and session.target.trees:
             yield from serial_trees(session, HeadTree(config.num_speculative_tokens, config.tree_tokens, config.top_k), ExactTree())
             return
         table = AcceptanceTable.empty() if self.resources.deterministic else self.counted
@@ -92,6 +92,8 @@ class Eagle3(Strategy):
 
     def _stop(self, table: AcceptanceTable) -> FixedLength:
         config, longest = self.config, self.config.num_speculative_tokens
+        if config.top_k > 1:  # the chain that stands for a tree where the request or the target allows none
+            return FixedLength(longest)
         if config.stop == "entropy":
             return HighEntropy(config.threshold, longest, ENTROPY_SCALE)
         if config.stop == "acceptance":

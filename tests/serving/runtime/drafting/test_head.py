@@ -132,3 +132,24 @@ def test_what_a_busy_server_allows_is_not_exceeded():
         sizes.append(job.session.stats.drafted - before)
     assert 0 < max(sizes) <= 2
     assert max(widths[1:]) == 3, "two tokens of a tree, and the last one of the text"
+
+
+def test_a_level_of_a_tree_is_read_for_its_own_rows_alone():
+    pair, trees = table_pair(vocab=7), []
+    forward = pair["head"].forward
+    pair["head"].forward = lambda rows: (trees.extend(row for row in rows if row.parents is not None), forward(rows))[1]
+    strategy = build_strategy("eagle3", {"top_k": 2, "num_speculative_tokens": 4}, table_resources(7))
+    Engine(pair).generate([0, 1], Sampling(max_tokens=20), strategy)
+    assert max(row.keep for row in trees) == 2
+    assert max(len(row.tokens) for row in trees) == 6, "three levels of two"
+
+
+@pytest.mark.parametrize("altered", [{"frequency_penalty": 0.9}, {"repetition_penalty": 2.0}], ids=str)
+def test_under_penalties_a_trees_head_drafts_what_the_target_will_say(altered):
+    """A head that says what the target says, pair by pair: with the penalties of each place all of its drafts are kept."""
+    target = TableModel.random(6, seed=2, sharpness=1.0)
+    models, asked = {"target": target, "head": TableModel(target.table)}, Sampling(max_tokens=40, **altered)
+    job = Engine(models).generate([1, 2, 3], asked, build_strategy("eagle3", {"top_k": 3}, table_resources(6)))
+    assert job.output == Engine({"target": target}).generate([1, 2, 3], asked, build_strategy("autoregressive")).output
+    assert job.session.stats.judged > 20
+    assert job.session.stats.accepted == job.session.stats.judged

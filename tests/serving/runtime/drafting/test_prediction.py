@@ -100,6 +100,21 @@ def test_the_joint_law_is_the_targets_whatever_is_predicted(name: str, parameter
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
+@pytest.mark.parametrize(("name", "parameters"), [*EACH_SCHEDULE, ("lookahead", {"pool_from_text": False})], ids=str)
+def test_drafts_of_strategy_and_prediction_take_turns(name: str, parameters: Any) -> None:
+    """A prediction whose start is wrong and whose middle has errors: the strategy's own rounds come before, between and after."""
+    plain = Engine(table_pair(vocab=50)).generate([1, 2], Sampling(max_tokens=40), build_strategy("autoregressive")).output
+    wrong = [49 if plain[i] != 49 else 48 for i in range(40)]
+    prediction = tuple(wrong[i] if i < 4 or i % 9 < 3 else plain[i] for i in range(32))
+    for asked in (prediction, (wrong[0], *plain[5:])):
+        job = Engine(table_pair(vocab=50)).generate([1, 2], Sampling(max_tokens=40, prediction=asked),
+                                                    build_strategy(name, parameters, table_resources(50)))
+        stats = job.session.stats
+        assert job.output == plain
+        assert stats.predicted_accepted > 0
+        assert stats.target_calls > stats.predicted_rounds, "rounds without the prediction, too"
+
+
 def test_mutant_that_trusts_the_prediction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.Exact, "judge", lambda self, draft, rows, rng, bonus=True: Verdict(
         len(draft), rows.sample(len(draft), rng.sample), len(draft)))

@@ -45,6 +45,17 @@ def test_a_stream_only_ever_grows():
     assert streamed == job.output
 
 
+def test_a_step_copies_no_text(monkeypatch):
+    """Else the time of a token grows with the text."""
+    copied, output = [], Text.output.fget
+    monkeypatch.setattr(Text, "output", property(lambda text: copied.append(1) or output(text)))
+    engine = Engine(table_pair(vocab=8))
+    job = engine.submit([1, 2], Sampling(max_tokens=30), build_strategy("autoregressive"))
+    engine.run([job])
+    assert not copied
+    assert len(job.output) == 30
+
+
 def test_cancelled_requests_free_their_slots_at_once():
     engine = Engine(table_pair(vocab=8))
     job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_resources(8)))

@@ -96,6 +96,24 @@ def test_hybrid_weighs_what_is_left_to_read_of_a_prompt_unless_its_answer_has_to
     assert (drafts(before=True) == 0) == (deterministic or repeatable)
 
 
+def test_hybrid_that_has_learnt_nothing_meanwhile_repeats_a_seeded_answer_whatever_is_cached() -> None:
+    """One strategy object, as on a server with `--deterministic`; other traffic comes between."""
+    profile = HardwareProfile(0.1, {1: 4.0, 32: 4.0}, 0.1, ORIGIN)
+    resources = replace(table_resources(8, hardware_profile=profile), deterministic=True)
+    strategy, engine = build_strategy("hybrid", {"drafter": "draft"}, resources), Engine(whole_text_pair())
+
+    def ask(prompt: list[int], seed: int) -> tuple[list[int], int, int]:
+        sampling = Sampling(max_tokens=12, temperature=1.0, seed=seed, repeatable=True)
+        engine.run([job := engine.submit(prompt, sampling, strategy, owner="one")])
+        return counted(job)
+
+    first = ask(PROMPT, 3)
+    for seed in range(4, 9):
+        ask([*PROMPT, seed % 8, *QUESTION], seed)
+    assert ask(PROMPT, 3) == first
+    assert first[1] > 0, "it drafts at all"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", [None, 16])
 @pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)

@@ -17,6 +17,7 @@ from serving.runtime.models.compiled_library import compiler
 from serving.runtime.models.eagle3_layer import NORMS, PRODUCTS, Eagle3Row
 from serving.runtime.models.eagle3_model import Eagle3Model, head_of
 from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.seen_tokens import SeenTokens
 from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
@@ -87,6 +88,40 @@ def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
     assert fresh.support.equal(head.head_tokens), "a later request knows nothing of the one before"
 
 
+def test_columns_that_come_one_by_one_are_those_that_come_at_once():
+    generator = torch.Generator().manual_seed(5)
+    rows, covered = torch.randn(60, 8, generator=generator), torch.arange(0, 60, 4)
+    states = torch.randn(2, 8, generator=generator)
+    text = torch.randperm(60, generator=generator).tolist()[:40]
+    growing, at_once = SeenTokens(covered, rows), SeenTokens(covered, rows)
+    for end, token in enumerate(text, start=1):
+        growing.read(0, [token])
+        logits, support = growing.widened(0, states @ rows[covered].T, states)
+        ids = torch.tensor(sorted({*covered.tolist(), *text[:end]}))
+        assert support.equal(ids)
+        torch.testing.assert_close(logits, states @ rows[ids].T)
+    at_once.read(0, text)
+    for one, other in zip(at_once.widened(0, states @ rows[covered].T, states), (logits, support), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_further_token_of_a_text_reads_one_row_of_the_embedding():
+    """Not those of all tokens before it again."""
+    class Counted:
+        shape, device = (60, 8), torch.device("cpu")
+
+        def __getitem__(self, ids):
+            read.append(len(ids))
+            return torch.ones(len(ids), 8)
+
+    read = []
+    seen = SeenTokens(torch.arange(10), Counted())
+    for tokens in (range(20, 40), [41], [41, 3], [43]):
+        seen.read(0, tokens)
+        seen.widened(0, torch.zeros(1, 10), torch.ones(1, 8))
+    assert read == [20, 1, 1]
+
+
 def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
     module = llama()
     network, head = random_eagle3(module, 40)
@@ -113,15 +148,19 @@ def test_greedy_outputs_equal_plain_decoding(parameters):
     engine = Engine({"target": target})
     strategy = build_strategy("eagle3", parameters, StrategyResources({"eagle3_head": head}))
     prompts = [list(random_tokens(3 + i % 7, i)) for i in range(20)]
+    accepted = rejected = 0
     for at in range(0, 20, 4):
         jobs = [engine.submit(prompt, Sampling(max_tokens=24), strategy) for prompt in prompts[at : at + 4]]
         engine.run(jobs)
         for prompt, job in zip(prompts[at : at + 4], jobs, strict=True):
             ids = torch.tensor([prompt])
+            stats = job.session.stats
             expected = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None,
                                        pad_token_id=0)
             assert job.output == expected[0, len(prompt):].tolist()
-            assert job.session.stats.drafted > 0
+            accepted, rejected = accepted + stats.accepted, rejected + stats.judged - stats.accepted
+    assert accepted > 0, "a head that is asked for its drafts at the wrong places is never right"
+    assert rejected > 0
 
 
 def test_one_head_serves_all_strategies_that_use_it():

@@ -17,7 +17,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import over_slots
+from serving.runtime.pair import note_limits, over_slots
 from tests.support.models.llama_shapes import SHAPES, TEXTS, check_ragged, llama, ragged, random_tokens
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]
@@ -27,6 +27,16 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 
 def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
     return model.forward([Forward("target", slot, tokens, keep or (1 if steps > 1 else len(tokens)), steps=steps)])[0]
+
+
+def test_what_strategies_lose_is_said_once_in_the_log(caplog):
+    note_limits(LeanLlama(llama(), slots=1))
+    assert not caplog.records
+    target = StaticLlama(llama(), slots=1)
+    assert (target.keeps_states, target.trees) == (False, False), "else the line is wrong"
+    note_limits(target)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "hybrid drafts without its head" in caplog.text
 
 
 @pytest.mark.parametrize("shape", SHAPES)
