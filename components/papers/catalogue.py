@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from components.papers import spide
+from components.papers import csd, duodecoding, pyramidsd, spide, sprinter
 from components.papers.tables import Paper
 from serving.errors import DraftwellError
 
-PAPERS: dict[str, Paper] = {paper.name: paper for paper in (spide.PAPER,)}
+PAPERS: dict[str, Paper] = {paper.name: paper for paper in (spide.PAPER, sprinter.PAPER, csd.PAPER, pyramidsd.PAPER, duodecoding.PAPER)}
 
 
 def papers_named(only: str | None) -> list[Paper]:

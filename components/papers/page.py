@@ -57,7 +57,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     """
     parts = [opening(scale, cells, note)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
-    parts.append(overview(papers, scale, compared))
+    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells)]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
         for table in paper.tables(scale):
@@ -90,6 +90,24 @@ def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Seque
         counts[Verdict.OPEN] += len(paper.open)
         rows.append([paper.name, *(str(counts[kind]) for kind in kinds)])
     return markdown(("paper", *map(str, kinds)), rows)
+
+
+def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> str:
+    """Acceptance against cost of the pairs that were measured, by SD on each set of prompts."""
+    rows = []
+    for paper in papers:
+        for table in paper.tables(scale):
+            file = cells.get(table.cell.name)
+            if file is None or file.costs is None or "SD" not in table.cell.contenders:
+                continue
+            entry = file.measured().entry("SD")
+            if entry.acceptance_rate is not None and entry.speedup is not None:
+                rows.append([table.cell.name, table.cell.pair, f"{file.costs.t_draft / file.costs.t_verify[1]:.3f}",
+                             f"{entry.acceptance_rate:.2f}", f"{entry.speedup:.2f}"])
+    if not rows:
+        return ""
+    return ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token on all cores; all targets are "
+            f"padded (`--pad-target`).\n\n{markdown(('cell', 'pair', 'c', 'acceptance of SD', 'fastest SD over plain'), rows)}")
 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None, picture: Path | None) -> str:

@@ -12,8 +12,8 @@ WIDEST = 0.5
 """Width of an interval, over its value, from which it decides nothing: with three prompts almost any value would be inside."""
 RULE = (f"**reproduced**: our value is within {CLOSE:.0%} of the paper's, or the paper's value is inside our interval and that is "
         f"narrower than {WIDEST:.0%} of our value. **direction only**: our whole interval is on the same side of \"no effect\" as the "
-        "paper's value. **not reproduced**: neither. **not testable here**: the models, the data or the judge are not available, with the reason. "
-        "**open**: it could be run here and has not been.")
+        "paper's value. **not reproduced**: neither. **not testable here**: the models, the data or the judge are not available, with the "
+        "reason. **open**: it could be run here and has not been.")
 
 
 class Verdict(StrEnum):
