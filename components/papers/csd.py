@@ -15,8 +15,8 @@ TABLE_1 = {
 TABLE_3 = {"SD": (0.597, 1.00), "memory only": (0.716, 1.24), "gate only": (0.886, 1.48), "CSD": (0.679, 1.23)}
 """HumanEval: acceptance, speed over SD."""
 NAMES = {"code": "HumanEval", "maths": "GSM8K"}
-WHY = ("The correction memory here comes from 2,000 prompts of nine kinds, about as many as the paper's, but of a weaker pair: what a rescue "
-       "gains depends on how concentrated the draft's errors are, which the rows without the memory and without the gate show apart.")
+WHY = ("The correction memory here comes from 2,000 prompts of nine kinds, about as many as the paper's, but of a weaker pair: what "
+       "a rescue gains depends on how concentrated the draft's errors are, which the rows \"memory only\" and \"gate only\" show.")
 
 
 def tables(scale: Scale) -> tuple[PaperTable, ...]:

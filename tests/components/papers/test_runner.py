@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -41,65 +42,80 @@ def table_of(cell: Cell) -> PaperTable:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, runner.CellFile]:
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets of prompts that fit the tiny pair's context."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("humaneval.jsonl", "gsm8k_test.jsonl.gz"):
+        rows = "".join(json.dumps({"prompt": text}) + "\n" for text in ("the man in the inn", "ten men", "an onion", "the end"))
+        (folder / name).write_bytes(gzip.compress(rows.encode()) if name.endswith(".gz") else rows.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, runner.CellFile]:
     folder = tmp_path_factory.mktemp("cells")
-    assert runner.run_cells([CELL], folder, lambda cell: (llama_pair(), resources())) == {}
-    return folder, runner.measured_cells([CELL], folder, None, "")["tiny-code"]
+    assert runner.run_cells([CELL], folder, opened, data=sets) == {}
+    return folder, runner.measured_cells([CELL], folder, sets, "")["tiny-code"]
+
+
+def opened(cell: Cell) -> Any:
+    return llama_pair(), resources()
 
 
 def refuse(cell: Cell) -> Any:
     raise AssertionError("nothing was to be measured")
 
 
-def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile]) -> None:
+def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
     said: list[str] = []
-    assert runner.run_cells([CELL], folder, refuse, say=said.append) == {}
+    assert runner.run_cells([CELL], folder, refuse, data=sets, say=said.append) == {}
     assert said == ["[1/1] tiny-code: measured before"]
 
 
 @pytest.mark.parametrize("changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}])
-def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile], changed: dict[str, Any]) -> None:
+def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path,
+                                            changed: dict[str, Any]) -> None:
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
-    assert runner.measured_cells([other], folder, None, "") == {}
+    assert runner.measured_cells([other], folder, sets, "") == {}
 
 
-def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile]) -> None:
+def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
-    assert runner.measured_cells([CELL], folder, None, "float32 on cuda") == {}
+    assert runner.measured_cells([CELL], folder, sets, "float32 on cuda") == {}
 
 
-def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path, sets: Path) -> None:
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
-    assert runner.measured_cells([CELL], tmp_path, None, "") == {}
-    assert runner.run_cells([CELL], tmp_path, lambda cell: (llama_pair(), resources())) == {}
-    assert list(runner.measured_cells([CELL], tmp_path, None, "")) == ["tiny-code"]
+    assert runner.measured_cells([CELL], tmp_path, sets, "") == {}
+    assert runner.run_cells([CELL], tmp_path, opened, data=sets) == {}
+    assert list(runner.measured_cells([CELL], tmp_path, sets, "")) == ["tiny-code"]
 
 
-def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, sets: Path) -> None:
     broken = CELL.model_copy(update={"name": "broken", "pair": "a-broken-one"})
 
-    def opened(cell: Cell) -> Any:
+    def one_is_missing(cell: Cell) -> Any:
         if cell.name == "broken":
             raise DraftwellError("no such pair", code="unknown_pair")
-        return llama_pair(), resources()
+        return opened(cell)
 
-    assert runner.run_cells([broken, CELL], tmp_path, opened) == {"broken": "no such pair"}
-    assert list(runner.measured_cells([broken, CELL], tmp_path, None, "")) == ["tiny-code"]
+    assert runner.run_cells([broken, CELL], tmp_path, one_is_missing, data=sets) == {"broken": "no such pair"}
+    assert list(runner.measured_cells([broken, CELL], tmp_path, sets, "")) == ["tiny-code"]
 
 
-def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path) -> None:
+def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
     loaded: list[str] = []
     other = CELL.model_copy(update={"name": "tiny-maths", "data": "maths"})
 
-    def opened(cell: Cell) -> Any:
+    def noted(cell: Cell) -> Any:
         loaded.append(cell.name)
-        return llama_pair(), resources()
+        return opened(cell)
 
-    runner.run_cells([CELL, other], tmp_path, opened)
+    assert runner.run_cells([CELL, other], tmp_path, noted, data=sets) == {}
     assert loaded == ["tiny-code"]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import registry.pairs.fetching as fetching
-from registry.pairs import PairSpec, fetch, find_pair, model_records
+from registry.pairs import ModelSource, PairSpec, fetch, find_pair, model_records
 from registry.pairs.convert import convert_pickled
 from registry.pairs.fetching import place
 from serving.artifacts.near_copy import RECIPE, read_near_copy
@@ -224,6 +224,16 @@ def test_a_near_copy_is_a_recipe_that_is_written_once(tmp_path: Path, monkeypatc
     assert read_near_copy(first.draft).drop_layers == (3, 4)
     other = fetch(PairSpec.model_validate({**row, "draft": {"near_copy": {"drop_layers": [3]}}}))
     assert other.draft != first.draft
+
+
+def test_pairs_of_one_packaged_model_share_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
+    spec = packaged(tmp_path / "site", monkeypatch)
+    monkeypatch.setattr(fetching, "convert_gguf", lambda file, into: (into / "model.safetensors").write_bytes(file.read_bytes()))
+    first = fetch(spec).target
+    other = fetch(spec.model_copy(update={"name": "other", "draft": ModelSource.model_validate({"near_copy": {}})}))
+    assert other.target == first
+    assert first.name.startswith("tiny-target-")
 
 
 @pytest.mark.parametrize("role", ["target", "qualifier"])
