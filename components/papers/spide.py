@@ -34,7 +34,7 @@ TABLE_5: dict[str, tuple[float, ...]] = {
 }
 """HumanEval: speed over plain decoding of SPIDE without one of its parts."""
 OURS = (("smollm2-135m-near-copy-29", 3), ("smollm2-135m", 0), ("smollm2-135m-near-copy-27", 5), ("smollm2-135m-near-copy-24", 1),
-        ("smollm2-135m-near-copy-int8", 3))
+        ("smollm2-135m-near-copy-int8", 4))
 """Our pairs, each with the one of `THEIR_PAIRS` whose acceptance is nearest; the most telling first."""
 WHY = ("The ratio to SD depends on acceptance and on c, what a draft pass costs next to a target pass: the formulas below say how much of "
        "the difference these explain; what they leave is the engines'.")

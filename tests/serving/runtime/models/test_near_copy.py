@@ -29,7 +29,10 @@ def files(tiny_models: dict[Role, Path], folder: Path, recipe: NearCopy) -> Pair
 
 def logits(pair: LoadedPair, role: Role) -> torch.Tensor:
     model = pair.models[role]
-    return model.forward([Forward(role, model.open(), PROMPT, len(PROMPT))])[0].logits
+    slot = model.open()
+    found = model.forward([Forward(role, slot, PROMPT, len(PROMPT))])[0].logits
+    model.close(slot)
+    return found
 
 
 def test_a_copy_of_everything_is_the_target_also_of_a_padded_one(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
