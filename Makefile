@@ -77,7 +77,7 @@ install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo papers test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ bench: $(RUN_STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= 
 bench-gpu: $(RUN_STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
+
+papers: $(RUN_STAMP) ## the papers' tables run here, onto docs/papers.md; hours, resumable: FLAGS="--quick --only spide --data FOLDER"
+	$(BIN)/draftwell papers --page docs/papers.md $(FLAGS)
 
 peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
 

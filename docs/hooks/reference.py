@@ -17,7 +17,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "components", "registry", "serving")
 INCLUDED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
-            "serving/runtime/strategies/PAPERS.md": "papers.md"}
+            "serving/runtime/strategies/PAPERS.md": "strategy_papers.md"}
 """File of the repository -> page of the site."""
 NAMED_MODELS = ("Gates", "PairSpec", "ModelSource", "PackageFile", "DriftLimits")
 """Models that people write as YAML; classes called ...Settings are found by their name."""
@@ -126,7 +126,8 @@ def strategies() -> str:
     from serving.runtime.strategies import STRATEGIES
     from serving.runtime.strategies.catalogue import describe
 
-    parts = ["# Strategies\n\nMade from the strategies' own settings. Rules: [methods](../methods.md); sources: [papers](../papers.md).\n"]
+    parts = ["# Strategies\n\nMade from the strategies' own settings. Rules: [methods](../methods.md); sources: "
+             "[papers](../strategy_papers.md).\n"]
     for name, cls in STRATEGIES.items():
         info = describe(cls)
         rows = [(f"`{key}`", p["type"], "required" if p["required"] else f"`{p['default']}`", limits(p), p["description"])

@@ -56,7 +56,8 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "qualifier", "dtype", "here", "description",
                   title="Pairs")
     for spec in found:
-        models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
+        models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path or "near copy"
+                  for role, s in spec.sources().items()}
         table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), models.get("qualifier", "-"),
                       spec.number_format, "export only" if export_only(spec, memory) else "runs", spec.description)
     wide_console().print(table)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import bench, decode, demo, export, lineage, monitor, release, schedule, steer
+from flows.cli import bench, decode, demo, export, lineage, monitor, papers, release, schedule, steer
 from flows.cli.learn import collect, distill, train, tune
 from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
@@ -40,7 +40,7 @@ app = typer.Typer(
     help="Find, train, prove and ship the fastest safe way to run speculative decoding.\n\n"
          "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the sky blue?'",
 )
-for group in (decode, bench, distill, collect, train, tune, release, steer, monitor, lineage, schedule, demo, export):
+for group in (decode, bench, papers, distill, collect, train, tune, release, steer, monitor, lineage, schedule, demo, export):
     group.add_to(app)
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from registry.strict import Strict, read_yaml
+from serving.artifacts.near_copy import NearCopy
 from serving.artifacts.pair_files import ModelRole, draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_atomically
@@ -35,19 +36,21 @@ class PackageFile(Strict):
 
 
 class ModelSource(Strict):
-    """Where one model comes from: exactly one of hub, path, package or artifact."""
+    """Where one model comes from: exactly one of hub, path, package, artifact or near_copy."""
 
     hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="repository id on the Hugging Face hub")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; main where it is left out")
     path: str | None = Field(None, description="model folder of transformers; relative to the YAML file")
     package: PackageFile | None = None
     artifact: str | None = Field(None, description="folder of a distilled draft; relative to the YAML file")
+    near_copy: NearCopy | None = Field(None, description="of a draft: the target itself with `drop_layers` left out, or its `weights` "
+                                       "rounded to int8 or int4 (CPU), made when it is loaded")
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSource:
-        given = [name for name in ("hub", "path", "package", "artifact") if getattr(self, name) is not None]
+        given = [name for name in ("hub", "path", "package", "artifact", "near_copy") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of hub, path, package, artifact (found {', '.join(given) or 'none'})")
+            raise ValueError(f"give exactly one of hub, path, package, artifact, near_copy (found {', '.join(given) or 'none'})")
         if self.revision is not None and self.hub is None:
             raise ValueError("revision belongs to hub only")
         return self
@@ -81,6 +84,12 @@ class PairSpec(Strict):
     def folder(self) -> Path:
         """Folder that relative paths start from: that of the YAML file."""
         return self._folder
+
+    @model_validator(mode="after")
+    def _copies_draft(self) -> PairSpec:
+        if any(source.near_copy is not None for source in (self.target, self.qualifier) if source is not None):
+            raise ValueError("near_copy makes a draft of the target: the target and the qualifier need a source of their own")
+        return self
 
     @model_validator(mode="after")
     def _known_format(self) -> PairSpec:

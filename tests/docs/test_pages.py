@@ -112,5 +112,5 @@ def test_the_other_references_are_made_of_the_source(reference: ModuleType) -> N
 def test_links_of_included_pages_are_rewritten(reference: ModuleType) -> None:
     text = "[a](docs/tuning.md) [b](serving/runtime/strategies/PAPERS.md#x) [c](registry/gates.yaml) [d](https://example.org) [e](#f)"
     assert reference.relinked(text, "", "index.md", "https://host/repo") == (
-        "[a](tuning.md) [b](papers.md#x) [c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) [e](#f)")
+        "[a](tuning.md) [b](strategy_papers.md#x) [c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) [e](#f)")
     assert reference.relinked("[a](../README.md)", "docs", "x/y.md", "u") == "[a](../index.md)"

@@ -63,7 +63,7 @@ def test_a_pair_of_ones_own_by_path_and_in_the_users_folder(tmp_path: Path, monk
 
 @pytest.mark.parametrize(("change", "message"), [
     (("draft:", "drafts:"), "unknown key drafts"),
-    (("models/small}", "models/small, hub: a/b}"), r"draft: give exactly one of hub, path, package, artifact \(found hub"),
+    (("models/small}", "models/small, hub: a/b}"), r"draft: give exactly one of hub, path, package, artifact, near_copy \(found hub"),
     (("{path: models/small}", "{}"), r"draft: give exactly one of .* \(found none\)"),
     (("models/small}", "models/small, revision: main}"), "draft: revision belongs to hub only"),
     (("name: mine", "name: My Pair"), "name: String should match"),

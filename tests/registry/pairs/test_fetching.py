@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import registry.pairs.fetching as fetching
-from registry.pairs import PairSpec, fetch, find_pair, model_records
+from registry.pairs import ModelSource, PairSpec, fetch, find_pair, model_records
 from registry.pairs.convert import convert_pickled
 from registry.pairs.fetching import place
+from serving.artifacts.near_copy import RECIPE, read_near_copy
 from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, weights_digest
 from serving.files import sha256_file
 from tests.support.errors import raises_code
@@ -209,3 +210,34 @@ def test_the_default_pairs_target_is_converted_faithfully(tmp_path: Path) -> Non
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     out = model.generate(**ids, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0][ids["input_ids"].shape[1]:])
+
+
+def test_a_near_copy_is_a_recipe_that_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
+    model_folder(tmp_path / "target")
+    row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": str(tmp_path / "target")},
+           "draft": {"near_copy": {"drop_layers": [3, 4]}}}
+    first, again = (fetch(PairSpec.model_validate(row)) for _ in range(2))
+    assert first == again
+    assert first.draft is not None
+    assert [path.name for path in first.draft.iterdir()] == [RECIPE]
+    assert read_near_copy(first.draft).drop_layers == (3, 4)
+    other = fetch(PairSpec.model_validate({**row, "draft": {"near_copy": {"drop_layers": [3]}}}))
+    assert other.draft != first.draft
+
+
+def test_pairs_of_one_packaged_model_share_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
+    spec = packaged(tmp_path / "site", monkeypatch)
+    monkeypatch.setattr(fetching, "convert_gguf", lambda file, into: (into / "model.safetensors").write_bytes(file.read_bytes()))
+    first = fetch(spec).target
+    other = fetch(spec.model_copy(update={"name": "other", "draft": ModelSource.model_validate({"near_copy": {}})}))
+    assert other.target == first
+    assert first.name.startswith("tiny-target-")
+
+
+@pytest.mark.parametrize("role", ["target", "qualifier"])
+def test_only_a_draft_is_a_near_copy(role: str) -> None:
+    row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": "t"}, role: {"near_copy": {}}}
+    with pytest.raises(ValueError, match="makes a draft of the target"):
+        PairSpec.model_validate(row)

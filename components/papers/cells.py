@@ -1,0 +1,96 @@
+"""Cells: what is measured in one piece, and how large a run is.
+
+A cell is one interleaved bench of several contenders on one pair and one set of prompts. Its settings make its key, so that a run that was
+interrupted measures only what is still missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from components.bench.runner import labels_of
+from serving.files import json_digest
+from serving.runtime.strategies import StrategyChoice
+from serving.settings import Settings
+
+FORMAT = 1
+"""Of the files of cells; part of every key."""
+PLAIN = "plain"
+"""Role of plain decoding, which every cell measures."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Args:
+        prompts, max_tokens: of every cell that does not set its own.
+        repeats: forward passes per median of a hardware profile.
+        gammas: draft lengths that vanilla SD is tried with; its fastest counts.
+        taus: SPIDE's thresholds, of which the fastest counts.
+        pairs: how many pairs of a paper's list are measured, the most telling first; None takes all.
+    """
+
+    name: str
+    prompts: int
+    max_tokens: int
+    repeats: int
+    gammas: tuple[int, ...]
+    taus: tuple[float, ...]
+    pairs: int | None = None
+
+
+QUICK = Scale("quick", prompts=3, max_tokens=20, repeats=3, gammas=(3, 6), taus=(0.7,), pairs=2)
+FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(1, 2, 3, 5, 8, 12), taus=(0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+class Cell(Settings):
+    """One interleaved bench.
+
+    A contender's spec is written as for `draftwell bench`: NAME, NAME@1+1, NAME:key=value:key=value.
+    """
+
+    called = "cell setting"
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="of its file, next to the key")
+    pair: str = Field(description="name of a pair in the catalogue")
+    pad_target: float | None = Field(None, description="parameters that the target is padded to")
+    data: str = Field(description="a name of `prompts.SETS`")
+    contenders: dict[str, tuple[str, ...]] = Field(min_length=1, description="role → specs, of which the fastest plays the role")
+    prompts: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
+    temperature: float = Field(0.0, ge=0)
+    seed: int = Field(0, ge=0)
+    repeats: int = Field(9, ge=1, description="forward passes per median of the hardware profile")
+
+    def choices(self) -> list[StrategyChoice]:
+        """The strategies that it measures, each once."""
+        return list(dict.fromkeys(choice_of(spec) for specs in self.contenders.values() for spec in specs))
+
+    def labels(self) -> dict[str, list[str]]:
+        """Role → labels of its contenders in the bench's report; plain decoding among them."""
+        choices = self.choices()
+        known = dict(zip(choices, labels_of(choices), strict=True))
+        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
+
+    def key(self, prompts_digest: str, where: str) -> str:
+        """What its file is named by: settings, prompts, and where it runs (number format and device)."""
+        return json_digest([FORMAT, prompts_digest, where, self.model_dump(mode="json")])[:12]
+
+
+def choice_of(spec: str) -> StrategyChoice:
+    """A spec as a choice.
+
+    >>> str(choice_of("spide@1+1:tau=0.7"))
+    'spide@1+1(tau=0.7)'
+    """
+    name, *pairs = spec.split(":")
+    return StrategyChoice(name, dict(pair.split("=", 1) for pair in pairs))
+
+
+def sized(scale: Scale, **settings: Any) -> Cell:
+    """A cell of a run of this size; `settings` may say otherwise."""
+    return Cell.model_validate({"prompts": scale.prompts, "max_tokens": scale.max_tokens, "repeats": scale.repeats, **settings})

@@ -1,0 +1,140 @@
+"""The page: every paper's tables next to ours, the formulas, what cannot be tested and what is open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.papers.cells import Scale
+from components.papers.estimates import Estimate
+from components.papers.predictions import prediction_rows
+from components.papers.runner import CellFile
+from components.papers.tables import Paper, PaperTable
+from components.papers.verdicts import RULE, Verdict, verdict
+from components.report.tables import markdown
+
+COLUMNS = ("value", "paper", "here", "interval", "verdict")
+FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row, compared."""
+
+    what: str
+    paper: float
+    ours: Estimate | None
+    verdict: Verdict
+
+    def cells(self) -> list[str]:
+        """As text, in `COLUMNS`."""
+        ours = self.ours
+        return [self.what, f"{self.paper:.2f}", "–" if ours is None else f"{ours.value:.2f}",
+                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", str(self.verdict)]
+
+
+def results(table: PaperTable, file: CellFile | None) -> list[Result]:
+    """The rows of a table; those of a cell that was not measured are open."""
+    measured = None if file is None else file.measured()
+    found = []
+    for row in table.rows:
+        ours = None if measured is None else measured.estimate(row)
+        found.append(Result(row.what, row.paper, ours, verdict(row.paper, ours, row.neutral)))
+    return found
+
+
+def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
+           pictures: Mapping[str, Path] | None = None, note: str = "") -> str:
+    """The whole page as Markdown.
+
+    Args:
+        cells: name → measured cell.
+        failed: name → reason of cells that could not be measured.
+        pictures: table's name → picture, as the page addresses it.
+        note: a sentence on the run, at the top.
+    """
+    parts = [opening(scale, cells, note)]
+    compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
+    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells)]
+    for paper in papers:
+        parts.append(f"## {paper.title}\n")
+        for table in paper.tables(scale):
+            parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
+                                 (pictures or {}).get(table.name)))
+        parts.append(closing(paper))
+    return "\n".join(parts)
+
+
+def opening(scale: Scale, cells: Mapping[str, CellFile], note: str) -> str:
+    """What the page is, how to run it, where it was measured, and the rule."""
+    machines = sorted({f"{file.report.machine.cpu}, {file.report.machine.cores} cores, {file.report.machine.dtype}, commit "
+                       f"{(file.report.machine.commit or 'unknown')[:9]}" for file in cells.values()})
+    where = "; ".join(machines) or "nothing is measured yet"
+    hours = sum(file.seconds for file in cells.values()) / 60
+    return (f"# The papers' tables, run here\n\n{note + ' ' if note else ''}Made by `draftwell papers`; run `make papers` (a few hours on "
+            f"two cores, resumable at any point) or `make papers FLAGS=--quick` (about 20 minutes). Run: {scale.name}, {len(cells)} cells, "
+            f"{hours:.0f} minutes. Measured on: {where}.\n\n"
+            "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with zeros "
+            "(`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
+            "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end. "
+            f"The rule of verdicts: {RULE}\n")
+
+
+def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
+    """How many values of each paper got which verdict."""
+    kinds = list(Verdict)
+    rows = []
+    for paper in papers:
+        counts = Counter(result.verdict for table in paper.tables(scale) for result in compared[table.name])
+        counts[Verdict.UNTESTABLE] += len(paper.untestable)
+        counts[Verdict.OPEN] += len(paper.open)
+        rows.append([paper.name, *(str(counts[kind]) for kind in kinds)])
+    return markdown(("paper", *map(str, kinds)), rows)
+
+
+def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> str:
+    """Acceptance against cost of the pairs that were measured, by SD on each set of prompts."""
+    rows = []
+    for paper in papers:
+        for table in paper.tables(scale):
+            file = cells.get(table.cell.name)
+            if file is None or file.costs is None or "SD" not in table.cell.contenders:
+                continue
+            entry = file.measured().entry("SD")
+            if entry.acceptance_rate is not None and entry.speedup is not None:
+                rows.append([table.cell.name, table.cell.pair, f"{file.costs.t_draft / file.costs.t_verify[1]:.3f}",
+                             f"{entry.acceptance_rate:.2f}", f"{entry.speedup:.2f}"])
+    if not rows:
+        return ""
+    return ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token on all cores; all targets are "
+            f"padded (`--pad-target`).\n\n{markdown(('cell', 'pair', 'c', 'acceptance of SD', 'fastest SD over plain'), rows)}")
+
+
+def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None, picture: Path | None) -> str:
+    """One table with the formulas of its cell."""
+    missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
+    source = f"; {file.source}" if file else ""
+    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
+            f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{table.why}{acceptance_words(table, file)}\n")
+    rows = prediction_rows(file) if file and table.formulas else []
+    if rows:
+        text += f"\n{markdown(FORMULA_COLUMNS, rows)}"
+    return text + (f"\n![{table.title}]({picture.as_posix()})\n" if picture else "")
+
+
+def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
+    """Both acceptance rates, where they are known."""
+    if table.acceptance is None or file is None or "SD" not in table.cell.contenders:
+        return ""
+    ours = file.measured().entry("SD").acceptance_rate
+    return "" if ours is None else f" Acceptance of SD: the paper's is about {table.acceptance:.2f}, here it is {ours:.2f}."
+
+
+def closing(paper: Paper) -> str:
+    """Deviations, what cannot be tested, what is open."""
+    lines = [f"- {text}" for text in paper.deviations]
+    text = "### Deviations\n\n" + "\n".join(lines) + "\n" if lines else ""
+    lines = [f"- {what}: not testable here: {why}." for what, why in paper.untestable] + [f"- {what}: open." for what in paper.open]
+    return text + ("\n### Not in the tables\n\n" + "\n".join(lines) + "\n" if lines else "")

@@ -1,0 +1,63 @@
+"""What the formulas predict of a measured cell: Leviathan's speed-up of every SD, and SPIDE's gain over SD."""
+
+from __future__ import annotations
+
+from components.bench.schema import BenchEntry
+from components.papers import formulas
+from components.papers.estimates import pace
+from components.papers.runner import CellFile, Costs
+
+
+def prediction_rows(file: CellFile) -> list[list[str]]:
+    """Rows of text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured, share reached.
+
+    The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's prediction, from SD's acceptance.
+    """
+    costs = file.costs
+    if costs is None:
+        return []
+    entries = file.report.strategies
+    rows = [row for label, entry in entries.items() if entry.strategy == "vanilla_sd" and (row := sd_row(label, entry, costs))]
+    return rows + spide_rows(file, costs)
+
+
+def times(entry: BenchEntry, costs: Costs) -> tuple[float, dict[int, float]]:
+    """Draft and target passes as this entry ran them."""
+    return costs.alone if entry.split_cores and costs.alone is not None else (costs.t_draft, costs.t_verify)
+
+
+def sd_row(label: str, entry: BenchEntry, costs: Costs) -> list[str] | None:
+    """One vanilla SD."""
+    alpha, gamma = entry.acceptance_rate, int(entry.parameters.get("num_speculative_tokens", 5))
+    if alpha is None or entry.speedup is None:
+        return None
+    draft, verify = times(entry, costs)
+    ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1])
+    predicted = formulas.sd_speedup(alpha, gamma, costs.t_verify[1], draft, verify, costs.t_rest)
+    return row_of(label, alpha, str(gamma), draft / verify[1], ideal, predicted, entry.speedup)
+
+
+def spide_rows(file: CellFile, costs: Costs) -> list[list[str]]:
+    """Every SPIDE that overlaps, over the fastest SD of its cell."""
+    found = file.measured()
+    if "SD" not in found.labels or costs.busy is None or costs.alone is None:
+        return []
+    base = found.entry("SD")
+    alpha, gamma = base.acceptance_rate, int(base.parameters.get("num_speculative_tokens", 5))
+    if alpha is None:
+        return []
+    rows = []
+    for label, entry in file.report.strategies.items():
+        if entry.strategy != "spide" or str(entry.parameters.get("parallel", True)).lower() == "false" or "tau" not in entry.parameters:
+            continue
+        predicted = formulas.spide_pace(alpha, float(entry.parameters["tau"]), costs.alone, costs.busy, costs.t_rest)
+        predicted /= formulas.sd_pace(alpha, gamma, costs.alone, costs.t_rest)
+        measured = pace(base.per_prompt) / pace(entry.per_prompt)
+        rows.append(row_of(f"{label}, over SD", alpha, "–", costs.busy[0] / costs.busy[1][1], None, predicted, measured))
+    return rows
+
+
+def row_of(label: str, alpha: float, gamma: str, c: float, ideal: float | None, predicted: float, measured: float) -> list[str]:
+    """A row of text."""
+    return [label, f"{alpha:.2f}", gamma, f"{c:.3f}", "–" if ideal is None else f"{ideal:.2f}", f"{predicted:.2f}", f"{measured:.2f}",
+            f"{measured / predicted:.0%}"]

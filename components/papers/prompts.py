@@ -1,0 +1,70 @@
+"""The prompts of a cell: a paper's own data set where the user has it, else prompts of the same kind that the project ships."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.prompts.prompt import Prompt, demo_prompts, prompts_digest, read_prompts
+from serving.errors import DraftwellError
+
+LONGEST = 1200
+"""Characters of a prompt at most: the first so many that fit are taken, whatever the pair's tokenizer."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Where prompts come from.
+
+    Args:
+        title: the data set, as the page names it.
+        file: its file in the user's folder of data sets.
+        task: of the shipped prompts that stand in where there is no such file.
+    """
+
+    title: str
+    file: str
+    task: str
+
+
+SETS = {
+    "code": PromptSet("HumanEval", "humaneval.jsonl", "code"),
+    "maths": PromptSet("GSM8K (test)", "gsm8k_test.jsonl.gz", "maths"),
+    "chat": PromptSet("MT-bench", "mt_bench.jsonl", "chat"),
+    "continuation": PromptSet("WikiText-2 continuations", "wikitext2_test_continuation.jsonl", "writing"),
+    "choice": PromptSet("CommonsenseQA (dev)", "commonsenseqa_dev.jsonl", "question_answering"),
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Prompts with their source in words."""
+
+    prompts: list[Prompt]
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """Of the prompts."""
+        return prompts_digest(self.prompts)
+
+
+def choose(name: str, count: int, data: Path | None) -> Chosen:
+    """The first `count` prompts of a set that are short enough.
+
+    Args:
+        data: folder in which the sets' files are looked for, at any depth; None takes the shipped prompts.
+    Raises:
+        DraftwellError: none is short enough.
+    """
+    wanted = SETS[name]
+    found = None if data is None else next(iter(sorted(data.rglob(wanted.file))), None)
+    if found is None:
+        rows, source = [prompt for prompt in demo_prompts() if prompt.task == wanted.task], f"shipped prompts of the kind `{wanted.task}`"
+    else:
+        rows, source = read_prompts(found), wanted.title
+    short = [prompt for prompt in rows if len(prompt.prompt) <= LONGEST][:count]
+    if not short:
+        raise DraftwellError(f"{found} holds no prompt of at most {LONGEST} characters: leave --data out to take the shipped ones",
+                             code="no_short_prompts")
+    return Chosen(short, f"{source}, {len(short)} prompts")

@@ -1,0 +1,135 @@
+"""Measuring cells, resumably: each is one JSON file in the run's folder, written when it is complete, and never measured twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from components.bench.bench import run_bench
+from components.bench.schema import BenchReport, Frozen
+from components.bench.settings import BenchSettings
+from components.papers.cells import FORMAT, Cell
+from components.papers.estimates import Measured
+from components.papers.prompts import Chosen, choose
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
+from serving.files import write_json
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import StrategyResources
+
+Opened = tuple[LoadedPair, StrategyResources]
+Open = Callable[[Cell], Opened]
+"""Load a cell's pair with the artifacts of its strategies."""
+Say = Callable[[str], None]
+
+
+class Costs(Frozen):
+    """Seconds of single forward passes, as the cell's hardware profile has them.
+
+    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once. (t_draft, tokens → t_verify).
+    """
+
+    t_draft: float
+    t_verify: dict[int, float]
+    t_rest: float
+    alone: tuple[float, dict[int, float]] | None = None
+    busy: tuple[float, dict[int, float]] | None = None
+
+    @classmethod
+    def of(cls, profile: HardwareProfile) -> Costs:
+        """Those of a profile."""
+        return cls(t_draft=profile.draft_seconds, t_verify=profile.t_verify, t_rest=profile.t_rest, busy=profile.split,
+                   alone=None if profile.details is None else profile.details.split_alone)
+
+
+class CellFile(Frozen):
+    """A cell that was measured."""
+
+    version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
+    cell: dict[str, Any]
+    source: str = Field(description="of the prompts, in words")
+    seconds: float = Field(description="that the cell took, loading included")
+    costs: Costs | None = None
+    report: BenchReport
+
+    def measured(self) -> Measured:
+        """Its entries by role."""
+        return Measured(cell_of(self.cell), self.report.strategies)
+
+
+def cell_of(settings: dict[str, Any]) -> Cell:
+    """A cell from its JSON, which has lists for tuples."""
+    contenders = {role: tuple(specs) for role, specs in settings["contenders"].items()}
+    return Cell.model_validate({**settings, "contenders": contenders})
+
+
+def place(folder: Path, cell: Cell, chosen: Chosen, where: str) -> Path:
+    """Where a cell's file is."""
+    return folder / f"{cell.name}-{cell.key(chosen.digest, where)}.json"
+
+
+def read_cell(path: Path) -> CellFile | None:
+    """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
+    try:
+        return CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ValidationError):
+        return None
+
+
+def measured_cells(cells: Sequence[Cell], folder: Path, data: Path | None, where: str) -> dict[str, CellFile]:
+    """Name → file of the cells that are there; arguments as in `run_cells`."""
+    found = {cell.name: read_cell(place(folder, cell, choose(cell.data, cell.prompts, data), where)) for cell in cells}
+    return {name: file for name, file in found.items() if file is not None}
+
+
+def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Path | None = None, where: str = "",
+              say: Say = lambda line: None) -> dict[str, str]:
+    """Measure the cells that are missing, those of one pair after each other so that it is loaded once.
+
+    Args:
+        folder: of the cells' files; made if needed.
+        data: folder of the papers' data sets, see `prompts.choose`.
+        where: number format and device: what was measured elsewhere is measured again.
+        say: called with one line for each cell.
+    Returns:
+        name → reason of the cells that could not be measured; all others have a file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    opened: tuple[tuple[Any, ...], Opened] | None = None
+    ordered = sorted(cells, key=lambda cell: (cell.pair, cell.pad_target or 0))
+    for i, cell in enumerate(ordered, 1):
+        chosen = choose(cell.data, cell.prompts, data)
+        path = place(folder, cell, chosen, where)
+        name = f"[{i}/{len(ordered)}] {cell.name}"
+        if read_cell(path) is not None:
+            say(f"{name}: measured before")
+            continue
+        start = time.monotonic()
+        try:
+            needs = (cell.pair, cell.pad_target, cell.repeats, tuple(sorted({choice.name for choice in cell.choices()})))
+            if opened is None or opened[0] != needs:
+                opened = None  # so that two pairs never need memory at once
+                opened = needs, open_pair(cell)
+            file = measure(cell, chosen, *opened[1], start)
+        except DraftwellError as error:
+            failed[cell.name] = str(error)
+            say(f"{name}: failed: {error}")
+            continue
+        write_json(path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
+        say(f"{name}: {file.seconds:.0f} s")
+    return failed
+
+
+def measure(cell: Cell, chosen: Chosen, pair: LoadedPair, resources: StrategyResources, start: float) -> CellFile:
+    """One cell, measured now."""
+    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
+    report = run_bench(pair, cell.choices(), chosen.prompts, resources, settings)
+    profile = resources.artifacts.get("hardware_profile")
+    costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
+    return CellFile(cell=cell.model_dump(mode="json"), source=chosen.source, seconds=time.monotonic() - start, costs=costs, report=report)

@@ -1,0 +1,77 @@
+"""What a paper reports, as data, and what is run here in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from components.papers.cells import Cell, Scale
+
+Metric = Literal["speed", "calls", "mat", "acceptance", "accuracy", "rouge", "ttft"]
+"""Of `estimates.METRICS`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of a paper.
+
+    Args:
+        what: in words.
+        paper: its value.
+        metric: what is measured here.
+        role: of the cell's contenders.
+        against: the role that it is divided by (or subtracted from it, `accuracy` and `rouge`); None: the metric by itself.
+        neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
+    """
+
+    what: str
+    paper: float
+    metric: Metric
+    role: str
+    against: str | None = None
+    neutral: float | None = 1.0
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of a paper, or a part of it, and the cell that stands for it.
+
+    Args:
+        name: key of its pictures and its heading's end.
+        title: the paper's number and what it is.
+        theirs, ours: what was run there, and here.
+        why: one sentence: why values agree or differ.
+        acceptance: the paper's, where it can be taken from its table.
+        formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
+    """
+
+    name: str
+    title: str
+    theirs: str
+    ours: str
+    cell: Cell
+    rows: tuple[Row, ...]
+    why: str
+    acceptance: float | None = None
+    formulas: bool = True
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper.
+
+    Args:
+        name: as `--only` takes it.
+        tables: its tables in a run of a size.
+        untestable: (what, reason) of what cannot be tested here.
+        open: what could be run here and is not yet.
+        deviations: what is done otherwise than in the paper.
+    """
+
+    name: str
+    title: str
+    tables: Callable[[Scale], tuple[PaperTable, ...]]
+    untestable: tuple[tuple[str, str], ...] = ()
+    open: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()

@@ -1,0 +1,60 @@
+"""`draftwell papers`: the papers' tables, measured here, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, pick_device, say, set_threads
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(papers)
+
+
+def papers(
+    quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: about 20 minutes on two cores.")] = False,
+    only: Annotated[str | None, typer.Option("--only", help="One paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
+    page: Annotated[Path | None, typer.Option(
+        "--page", help="Markdown file to write, with pictures in images/ next to it. Default: papers.md in the folder.")] = None,
+    data: Annotated[Path | None, typer.Option(
+        "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: Threads = None,
+) -> None:
+    """Run the tables of SPIDE, SPRINTER, CSD, PyramidSD and DuoDecoding here, and write a page with both values.
+
+    Example: draftwell papers --quick --only spide --out papers
+    """
+    from components.papers.catalogue import papers_named
+    from components.papers.cells import FULL, QUICK
+    from components.papers.runner import measured_cells, run_cells
+    from flows.steps.papers import counts_of, open_cell, own_format, write_page
+    from serving.artifacts.pair_files import draftwell_home
+
+    chosen, scale = papers_named(only), QUICK if quick else FULL
+    for folder in (out, data):
+        if folder is not None:
+            check_folder(folder)
+    on = pick_device(device)
+    number_format = dtype.value if dtype else own_format(on)
+    cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
+    folder = (out or draftwell_home() / "papers") / scale.name
+    where = f"{number_format} on {on}"
+    failed: dict[str, str] = {}
+    if not render:
+        set_threads(threads)
+        failed = run_cells(cells, folder, lambda cell: open_cell(cell, number_format, on, say), data=data, where=where, say=say)
+    found = measured_cells(cells, folder, data, where)
+    target = page or folder.parent / "papers.md"
+    write_page(target, chosen, scale, found, failed)
+    say(f"{counts_of(cells, found)}; the page is {target}")
+    if failed:
+        raise typer.Exit(1)

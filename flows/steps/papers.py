@@ -1,0 +1,79 @@
+"""Measuring the papers' tables on this machine: pairs of the catalogue with their artifacts, and the page with its pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.papers.cells import Cell, Scale
+from components.papers.page import render, results
+from components.papers.plots import draw_table
+from components.papers.runner import CellFile, Opened
+from components.papers.tables import Paper
+from flows.workspace import Say, Workspace
+from serving.files import write_atomically
+
+if TYPE_CHECKING:
+    from serving.artifacts.base import Artifact
+    from serving.runtime.pair import LoadedPair
+
+
+def own_format(device: str) -> str:
+    """The number format of a run: bfloat16, but float32 on CPUs that have no instructions for it."""
+    from serving.device import lacks_bfloat16
+
+    return "float32" if device == "cpu" and lacks_bfloat16() else "bfloat16"
+
+
+def open_cell(cell: Cell, dtype: str, device: str, say: Say) -> Opened:
+    """A cell's pair, loaded, with what its strategies read. The hardware profile is measured on the pair as it is now."""
+    from components.bench.runner import core_plan
+    from serving.runtime.strategies import StrategyResources, find_strategy
+
+    names = [core_plan(choice.name)[0] for choice in cell.choices()]
+    workspace = Workspace(cell.pair, dtype, say, device)
+    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names)
+    kinds = dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile")
+    found = {kind: workspace.found(pair, kind) for kind in kinds}
+    if "acceptance_table" in found and found["acceptance_table"] is None:
+        found["acceptance_table"] = empty_table(pair)
+    found["hardware_profile"] = measured_profile(pair, cell.repeats, say)
+    return pair, StrategyResources({kind: artifact for kind, artifact in found.items() if artifact is not None}, pair.special_tokens)
+
+
+def empty_table(pair: LoadedPair) -> Artifact:
+    """SPIDE's table before anything is counted: it learns online alone, as in the paper."""
+    from components.report.provenance import provenance
+    from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+
+    nothing = [0] * len(MIDPOINTS)
+    return AcceptanceTable(nothing, nothing, provenance(pair))
+
+
+def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | None:
+    """Times of the pair's passes; None where it has no draft model."""
+    from components.calibrate.hardware_profile import measure_profile
+    from components.report.provenance import provenance
+
+    if "draft" not in pair.models:
+        return None
+    say("measuring a hardware profile")
+    return measure_profile(pair, provenance(pair), repeats=repeats)
+
+
+def write_page(page: Path, papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str]) -> None:
+    """The page, and its pictures in `images/` next to it."""
+    pictures = {}
+    for paper in papers:
+        for table in paper.tables(scale):
+            path = page.parent / "images" / f"papers-{table.name}.png"
+            if draw_table(table, results(table, cells.get(table.cell.name)), path):
+                pictures[table.name] = Path(os.path.relpath(path, page.parent))
+    write_atomically(page, render(papers, scale, cells, failed, pictures).encode())
+
+
+def counts_of(cells: Sequence[Any], found: Mapping[str, Any]) -> str:
+    """How many cells are there, in words."""
+    return f"{len(found)} of {len(cells)} cells are measured"

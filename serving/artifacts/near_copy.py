@@ -1,0 +1,50 @@
+"""Near copies: drafts that are made of the target's own weights when they are loaded, and have no weights of their own on disk.
+
+A near copy leaves out some of the target's layers, or rounds its weights. It agrees with the target far more often than a small model does,
+at a larger share of its cost: next to a padded target (`serving.runtime.models.padding`) that is where large pairs of one family are.
+Its folder holds this recipe alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.errors import DraftwellError
+from serving.number_format import Weights
+
+RECIPE = "near_copy.json"
+"""The only file of a near copy's folder."""
+
+
+class NearCopy(BaseModel):
+    """How a target becomes its own draft."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    drop_layers: tuple[int, ...] = Field((), description="layers of the target that are left out, counted from 0")
+    weights: Weights | None = Field(None, description="int8 or int4: what the weights of its layers are rounded to (CPU only)")
+
+    def to_json(self) -> bytes:
+        """As its file holds it; equal recipes give equal bytes."""
+        return (json.dumps(self.model_dump(mode="json"), sort_keys=True) + "\n").encode()
+
+
+def is_near_copy(folder: Path) -> bool:
+    """Whether a model folder holds a recipe instead of weights."""
+    return (folder / RECIPE).is_file()
+
+
+def read_near_copy(folder: Path) -> NearCopy:
+    """The recipe of a folder.
+
+    Raises:
+        DraftwellError: it cannot be read (`broken_near_copy`).
+    """
+    try:
+        return NearCopy.model_validate_json((folder / RECIPE).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DraftwellError(f"{folder / RECIPE} holds no recipe of a near copy: remove the folder, and it is written again",
+                             code="broken_near_copy") from error

@@ -1,0 +1,115 @@
+"""The papers' formulas against enumeration and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from components.papers import formulas
+
+FLAT = {1: 1.0, 64: 1.0}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_expected_tokens_by_enumeration(alpha: float, gamma: int) -> None:
+    expected = 0.0
+    for kept in itertools.product((True, False), repeat=gamma):
+        chance = np.prod([alpha if k else 1 - alpha for k in kept])
+        expected += chance * (1 + next((i for i, k in enumerate(kept) if not k), gamma))
+    assert formulas.expected_tokens(alpha, gamma) == pytest.approx(expected)
+
+
+def test_measured_passes_that_cost_what_leviathan_assumes_give_his_formula() -> None:
+    for alpha, gamma, c in ((0.5, 2, 0.05), (0.9, 8, 0.2)):
+        assert formulas.sd_speedup(alpha, gamma, 1.0, c, FLAT) == pytest.approx(formulas.leviathan_speedup(alpha, gamma, c))
+
+
+def test_the_best_gamma_grows_with_acceptance() -> None:
+    found = [formulas.best_gamma(alpha, 0.05, FLAT) for alpha in (0.2, 0.5, 0.8, 0.95)]
+    assert found == sorted(found)
+    assert found[0] < 3 < found[-1]
+    speeds = [formulas.leviathan_speedup(0.8, gamma, 0.05) for gamma in range(1, 33)]
+    assert found[2] == 1 + speeds.index(max(speeds))
+
+
+@pytest.mark.parametrize(("alpha", "tau", "draft"), [(0.5, 0.7, 0.06), (0.8, 0.7, 0.06), (0.95, 0.5, 0.25), (0.8, 0.9, 0.5)])
+def test_spides_pace_by_simulation(alpha: float, tau: float, draft: float) -> None:
+    """Algorithm 1, token by token: what is left of a window after x_{k+1} was tested is tested next time, and nothing twice."""
+    verify = {1: 1.0, 32: 2.0}
+    rng = random.Random(7)
+    seconds = tokens = 0.0
+    for _ in range(40_000):
+        k, chance = 0, 1.0
+        while k < 32:
+            k, chance = k + 1, chance * alpha
+            if chance <= tau + 1e-12:
+                break
+        seconds += k * draft
+        judged = k + 1
+        while True:
+            took = 1.0 + (judged - 1) / 31
+            steps = min(32, max(1, int(took / draft)))
+            seconds += max(took, steps * draft)
+            kept = next((i for i in range(judged) if rng.random() >= alpha), judged)
+            tokens += kept + (kept < judged)
+            if kept < judged:
+                break
+            judged = steps
+    wanted = tokens / seconds
+    assert formulas.spide_pace(alpha, tau, (draft, verify), (draft, verify)) == pytest.approx(wanted, rel=0.02)
+
+
+def test_spide_gains_nothing_where_nothing_is_kept_and_more_the_more_is_kept() -> None:
+    """With α = 0 each cycle is one draft and one verification, as SD's with γ = 1."""
+    times = 0.06, FLAT
+    assert formulas.spide_pace(0.0, 0.7, times, times) == pytest.approx(formulas.sd_pace(0.0, 1, times), rel=0.01)
+    gains = [formulas.spide_pace(alpha, 0.7, times, times) / formulas.sd_pace(alpha, formulas.best_gamma(alpha, *times), times)
+             for alpha in (0.5, 0.8, 0.9)]
+    assert gains == sorted(gains)
+    assert gains[-1] > 1.1
+
+
+def runs(true_positive: float, false_positive: float, acceptable: int, count: int = 40_000) -> list[int]:
+    """Draft tokens that a verifier accepts before it first rejects."""
+    rng = random.Random(11)
+    found = []
+    for _ in range(count):
+        length = 0
+        while rng.random() < (true_positive if length < acceptable else false_positive):
+            length += 1
+        found.append(length)
+    return found
+
+
+@pytest.mark.parametrize(("true_positive", "false_positive", "acceptable"), [(0.9, 0.1, 5), (0.5, 0.5, 3), (0.99, 0.7, 1), (0.8, 0.0, 4)])
+def test_theorems_3_3_and_3_4_by_simulation(true_positive: float, false_positive: float, acceptable: int) -> None:
+    lengths = runs(true_positive, false_positive, acceptable)
+    arguments = true_positive, false_positive, acceptable
+    assert formulas.expected_run(*arguments) == pytest.approx(np.mean(lengths), rel=0.03)
+    assert formulas.expected_stop(*arguments, 0.25) == pytest.approx(0.25 * (np.mean(lengths) + 1), rel=0.03)
+
+
+def test_theorem_3_4_is_the_papers_closed_form() -> None:
+    """Eq. 4 as it is printed."""
+    true_positive, false_positive, acceptable, seconds = 0.85, 0.3, 6, 0.1
+    printed = ((1 - true_positive ** acceptable) * seconds / (1 - true_positive)
+               + true_positive ** acceptable * seconds / (1 - false_positive))
+    assert formulas.expected_stop(true_positive, false_positive, acceptable, seconds) == pytest.approx(printed)
+
+
+@pytest.mark.parametrize("false_positive", [0.0, 0.2, 1.0])
+def test_theorem_a_4_by_enumeration(false_positive: float) -> None:
+    """A drafted token stays if it is acceptable, if the verifier lets it pass, or if the target's test does (Eq. 35)."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        p, q = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
+        stays = sum(q[x] * (1.0 if q[x] <= p[x] else false_positive + (1 - false_positive) * p[x] / q[x]) for x in range(5))
+        assert formulas.sprinter_acceptance(false_positive, 0.5 * np.abs(p - q).sum()) == pytest.approx(stays)
+
+
+def test_equations_5_and_6_differ_by_the_targets_tokens() -> None:
+    assert formulas.sd_flops(7, 1.0, 10.0) - formulas.sprinter_flops(7, 1.0, 10.0) == pytest.approx(6 * 10.0)

@@ -1,0 +1,195 @@
+"""Cells: measured once, resumed, measured again where settings differ, and compared on a page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.papers import runner
+from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
+from components.papers.page import render, results
+from components.papers.plots import draw_table
+from components.papers.tables import Paper, PaperTable, Row
+from components.papers.verdicts import Verdict
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
+from serving.errors import DraftwellError
+from serving.runtime.strategies import StrategyResources
+from tests.support.models.tiny import llama_pair
+
+TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), taus=(0.7,))
+CELL = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={
+    "SD": ("vanilla_sd@1+1:num_speculative_tokens=1", "vanilla_sd@1+1:num_speculative_tokens=3"), "SPIDE": ("spide@1+1:tau=0.7",)})
+
+
+def resources() -> StrategyResources:
+    made = Provenance(pair="tiny", fingerprint="f" * 64)
+    times = RequestTimes(t_draft={1: 0.001}, prefill={}, per_context_token={}, context=8, split_alone=(0.001, {1: 0.004, 8: 0.006}),
+                         rest=RoundOverheads(round=0.0, token=0.0, figure=0.0))
+    profile = HardwareProfile(0.001, {1: 0.004, 8: 0.006}, 0.0005, made, (0.002, {1: 0.006, 8: 0.008}), details=times)
+    return StrategyResources({"acceptance_table": AcceptanceTable.empty(), "hardware_profile": profile})
+
+
+def table_of(cell: Cell) -> PaperTable:
+    rows = (Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
+            Row("SPIDE: MAT over SD's", 1.4, "mat", "SPIDE", "SD"), Row("SD: acceptance", 0.6, "acceptance", "SD", neutral=None))
+    return PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", acceptance=0.6)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets of prompts that fit the tiny pair's context."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("humaneval.jsonl", "gsm8k_test.jsonl.gz"):
+        rows = "".join(json.dumps({"prompt": text}) + "\n" for text in ("the man in the inn", "ten men", "an onion", "the end"))
+        (folder / name).write_bytes(gzip.compress(rows.encode()) if name.endswith(".gz") else rows.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, runner.CellFile]:
+    folder = tmp_path_factory.mktemp("cells")
+    assert runner.run_cells([CELL], folder, opened, data=sets) == {}
+    return folder, runner.measured_cells([CELL], folder, sets, "")["tiny-code"]
+
+
+def opened(cell: Cell) -> Any:
+    return llama_pair(), resources()
+
+
+def refuse(cell: Cell) -> Any:
+    raise AssertionError("nothing was to be measured")
+
+
+def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+    folder, _ = measured
+    said: list[str] = []
+    assert runner.run_cells([CELL], folder, refuse, data=sets, say=said.append) == {}
+    assert said == ["[1/1] tiny-code: measured before"]
+
+
+@pytest.mark.parametrize("changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}])
+def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path,
+                                            changed: dict[str, Any]) -> None:
+    folder, _ = measured
+    other = Cell.model_validate({**CELL.model_dump(), **changed})
+    assert runner.measured_cells([other], folder, sets, "") == {}
+
+
+def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+    folder, _ = measured
+    assert runner.measured_cells([CELL], folder, sets, "float32 on cuda") == {}
+
+
+def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path, sets: Path) -> None:
+    folder, _ = measured
+    path = next(folder.glob("*.json"))
+    (tmp_path / path.name).write_text(path.read_text()[:100])
+    assert runner.measured_cells([CELL], tmp_path, sets, "") == {}
+    assert runner.run_cells([CELL], tmp_path, opened, data=sets) == {}
+    assert list(runner.measured_cells([CELL], tmp_path, sets, "")) == ["tiny-code"]
+
+
+def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, sets: Path) -> None:
+    broken = CELL.model_copy(update={"name": "broken", "pair": "a-broken-one"})
+
+    def one_is_missing(cell: Cell) -> Any:
+        if cell.name == "broken":
+            raise DraftwellError("no such pair", code="unknown_pair")
+        return opened(cell)
+
+    assert runner.run_cells([broken, CELL], tmp_path, one_is_missing, data=sets) == {"broken": "no such pair"}
+    assert list(runner.measured_cells([broken, CELL], tmp_path, sets, "")) == ["tiny-code"]
+
+
+def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
+    loaded: list[str] = []
+    other = CELL.model_copy(update={"name": "tiny-maths", "data": "maths"})
+
+    def noted(cell: Cell) -> Any:
+        loaded.append(cell.name)
+        return opened(cell)
+
+    assert runner.run_cells([CELL, other], tmp_path, noted, data=sets) == {}
+    assert loaded == ["tiny-code"]
+
+
+def test_estimates_are_the_reports_own(measured: tuple[Path, runner.CellFile]) -> None:
+    """What the page takes from prompts is what the bench counted in total."""
+    _, file = measured
+    found, rows = file.measured(), table_of(CELL).rows
+    speed, calls, mat, acceptance = (found.estimate(row) for row in rows)
+    base, mine = found.entry("SD"), found.entry("SPIDE")
+    assert speed is not None
+    assert speed[:1] == pytest.approx((base.speedup,))
+    assert speed.low <= speed.value <= speed.high
+    assert calls is not None
+    assert calls.value == pytest.approx((mine.target_calls / mine.emitted) / (base.target_calls / base.emitted))
+    assert mat is not None
+    assert base.mat is not None
+    assert mine.mat is not None
+    assert mat.value == pytest.approx(mine.mat / base.mat)
+    assert acceptance is not None
+    assert acceptance.value == pytest.approx(base.acceptance_rate)
+
+
+def test_the_fastest_plays_a_role(measured: tuple[Path, runner.CellFile]) -> None:
+    _, file = measured
+    found = file.measured()
+    others = [file.report.strategies[label].tokens_per_second or 0.0 for label in found.labels["SD"]]
+    assert len(others) == 2
+    assert found.entry("SD").tokens_per_second == pytest.approx(max(others), rel=1e-6)
+
+
+def test_the_page_has_values_formulas_and_verdicts(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+    _, file = measured
+    table = table_of(CELL)
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table,), untestable=(("Table 9", "no judge"),), open=("Figure 3",))
+    picture = draw_table(table, results(table, file), tmp_path / "tiny.png")
+    assert picture is not None
+    assert picture.stat().st_size > 1000
+    text = render([paper], TINY, {"tiny-code": file}, pictures={"tiny-1": Path("images/tiny.png")})
+    for words in ("### Table 1: tiny", "| SD: speed over plain | 1.50 |", "Leviathan's formula", "vanilla_sd@1+1(num_speculative_tokens=3)",
+                  "spide@1+1, over SD", "Table 9: not testable here: no judge", "Figure 3: open", "images/tiny.png", "share reached"):
+        assert words in text, words
+    assert text.count(f"| {Verdict.OPEN} |") == 1, "only the overview's column is named so"
+
+
+def test_a_page_of_nothing_says_that_it_is_open() -> None:
+    table = table_of(CELL)
+    text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
+    assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
+    assert "Not measured: no such pair" in text
+    assert "nothing is measured yet" in text
+
+
+def test_cells_survive_their_file(measured: tuple[Path, runner.CellFile]) -> None:
+    folder, file = measured
+    assert runner.cell_of(file.cell) == CELL
+    assert json.loads(next(folder.glob("*.json")).read_text())["cell"]["name"] == "tiny-code"
+
+
+@pytest.mark.parametrize("scale", [QUICK, FULL], ids=lambda scale: scale.name)
+def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
+    """Roles exist, specs are strategies with valid parameters, cells of one name are one cell, and both sizes have the same tables."""
+    from components.bench.runner import core_plan
+    from components.papers.catalogue import PAPERS
+    from serving.runtime.strategies import build_strategy
+
+    for name, paper in PAPERS.items():
+        tables = paper.tables(scale)
+        assert tables, name
+        cells: dict[str, Cell] = {}
+        for table in tables:
+            assert cells.setdefault(table.cell.name, table.cell) == table.cell
+            roles = table.cell.labels()
+            assert {row.role for row in table.rows} | {row.against for row in table.rows if row.against} <= roles.keys(), table.name
+            for choice in table.cell.choices():
+                build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
+        numbers = {other.title.partition(":")[0] for other in paper.tables(FULL)}
+        assert {table.title.partition(":")[0] for table in tables} == numbers
