@@ -76,8 +76,8 @@ def opening(scale: Scale, cells: Mapping[str, CellFile], note: str) -> str:
     return (f"# The papers' tables, run here\n\n{note + ' ' if note else ''}Made by `draftwell papers`; run `make papers` (a few hours on "
             f"two cores, resumable at any point) or `make papers FLAGS=--quick` (about 20 minutes). Run: {scale.name}, {len(cells)} cells, "
             f"{hours:.0f} minutes. Measured on: {where}.\n\n"
-            "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with zeros "
-            "(`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
+            "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
+            "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end. "
             f"The rule of verdicts: {RULE}\n")
 

@@ -61,7 +61,7 @@ class SeenTokens:
 
 
 class Columns:
-    """The columns of a slot whose text goes on: what a step adds to them does not grow with the text.
+    """The columns of a slot whose text continues: what a step adds to them does not grow with the text.
 
     Attributes:
         count: the slot's own tokens.
