@@ -119,6 +119,14 @@ class Strategy(ABC):
         """
         return None
 
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that the target verifies at once at most, as far as the config says; None: it does not say."""
+        for field_name in ("num_speculative_tokens", "max_draft"):
+            if isinstance(longest := getattr(self.config, field_name, None), int):
+                return longest
+        return None
+
     def learnt(self) -> dict[str, float]:
         """What this object itself has learnt in addition to its artifacts, at one moment, from any thread; empty for most."""
         return {}
