@@ -55,6 +55,8 @@ class Gain:
     blocks: Ratio = field(default_factory=Ratio)
     confirmed: int = 0
     """Blocks since the last that contradicted the ones before it."""
+    predicted: float = 1.0
+    """What the prior said of the two lengths at the last block."""
 
     @classmethod
     def of(cls, block: Sequence[tuple[float, float]], speed: float) -> Gain:
@@ -100,8 +102,9 @@ class DraftLength:
 
     Args:
         prior: lengths that can be chosen, 0 (plain decoding) among them → tokens per second by the hardware profile. Only how they compare
-            matters. `prior` can be replaced later: the acceptance of drafts changes.
-        start: the length in force at first; None: the best of the prior, if it is clearly better than plain decoding.
+            matters.
+        start: the length in force at first, where another kind of load has shown one; None: the best of the prior, if it is clearly better
+            than plain decoding.
 
     >>> speeds, control = {0: 100.0, 1: 150.0, 2: 120.0}, DraftLength({0: 1.0, 1: 1.0, 2: 1.5})
     >>> control.in_force
@@ -114,9 +117,8 @@ class DraftLength:
 
     def __init__(self, prior: Mapping[int, float], start: int | None = None):
         self.prior = dict(prior)
-        best = max(self.prior, key=lambda length: (self.prior[length], -length))
-        worth = self.prior[best] > (1 + MARGIN) * self.prior[0]
-        self.in_force = start if start in self.prior else best if worth else 0
+        self._given = start in self.prior
+        self.in_force = start if start is not None and self._given else best_of(self.prior)
         self.trial: int | None = None
         """The length of the block that runs; None: none does."""
         self.switches = 0
@@ -129,6 +131,18 @@ class DraftLength:
         self._in_force_seconds = self._block_seconds = 0.0
         self._settling, self._left = SETTLING, 0
         self._block: list[tuple[float, float]] = []
+
+    @property
+    def compared(self) -> bool:
+        """Whether any two lengths have been compared."""
+        return bool(self._gains)
+
+    def expect(self, prior: Mapping[int, float]) -> None:
+        """Replace the prior, since the acceptance of drafts has changed; before anything is compared it still decides."""
+        self.prior = dict(prior)
+        if self.compared or self._given or self.trial is not None or self.in_force == (best := best_of(self.prior)):
+            return
+        self.in_force, self._speed, self._settling = best, Ratio(), SETTLING
 
     @property
     def length(self) -> int:
@@ -170,8 +184,8 @@ class DraftLength:
         """Tokens per second over those of the length in force."""
         if length == self.in_force:
             return 1.0
-        if length in self._gains:
-            return self._gains[length].value
+        if gain := self._gains.get(length):  # drafts may be kept more, or less, than they were at its last block
+            return gain.value * self._predicted(length) / gain.predicted
         known = sorted((*self._gains, self.in_force))
         below = max((tried for tried in known if tried < length), default=known[0])
         above = min((tried for tried in known if tried > length), default=known[-1])
@@ -224,6 +238,7 @@ class DraftLength:
             return
         gain = self._gains.setdefault(length, Gain())
         gain.follow(Gain.of(self._block, self._speed.value))
+        gain.predicted = self._predicted(length)
         least = gain.value - CLEAR * gain.error
         enough = gain.confirmed >= BLOCKS or (gain.confirmed > 1 and least > 1 + CHANGED)
         if enough and least > 1 and gain.value > 1 + (MARGIN if length else PLAIN_MARGIN):
@@ -234,7 +249,18 @@ class DraftLength:
         del self._gains[length]
         for other in self._gains.values():
             other.rescale(factor)
-        self._gains[before] = Gain(gain.rounds.inverse(), gain.blocks.inverse(), gain.confirmed)
+            other.predicted /= gain.predicted
+        self._gains[before] = Gain(gain.rounds.inverse(), gain.blocks.inverse(), gain.confirmed, 1 / gain.predicted)
         self._known = self._speed.value * factor
         self.in_force, self._speed = length, Ratio()
         self.switches += 1
+
+
+def best_of(prior: Mapping[int, float]) -> int:
+    """The fastest length of a prior; 0 if it is not clearly faster than plain decoding.
+
+    >>> best_of({0: 1.0, 1: 1.5, 2: 1.2}), best_of({0: 1.0, 1: 1.01})
+    (1, 0)
+    """
+    best = max(prior, key=lambda length: (prior[length], -length))
+    return best if prior[best] > (1 + MARGIN) * prior[0] else 0

@@ -17,6 +17,7 @@ from functools import lru_cache
 from math import log2
 
 from serving.artifacts.forward_costs import seconds_at
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED, Session
@@ -24,7 +25,7 @@ from serving.runtime.strategies import Strategy
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from serving.server.scheduling.costs import LONGEST, BatchCosts
 from serving.server.scheduling.draft_budget import Drafting, give_out
-from serving.server.scheduling.draft_length import DraftLength
+from serving.server.scheduling.draft_length import DraftLength, best_of
 
 Running = Sequence[tuple[Session, Strategy]]
 Load = tuple[frozenset[str], int, int, int]
@@ -112,6 +113,7 @@ class LoadControl:
     _steps: int = 0
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
+    _load: Load | None = None
     _limited: list[Session] = field(default_factory=list)
     _whole: bool = True
     """Whether the length in force has been the same since the last round ended."""
@@ -124,9 +126,9 @@ class LoadControl:
         """
         if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
-        known = self.current or DraftLength(self._predicted([strategy], running, None))
-        self.last[strategy.name] = known.length
-        return known.length
+        limit = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
+        self.last[strategy.name] = limit
+        return limit
 
     def predicted_limit(self, strategy: Strategy, running: int, sampling: Sampling) -> int:
         """Longest draft of a request's prediction while `running` requests run: it costs its verification only."""
@@ -208,13 +210,16 @@ class LoadControl:
     def _known(self, strategies: Sequence[Strategy], running: int, context: float) -> DraftLength:
         """What is known of draft lengths under a load."""
         names, longest = frozenset(strategy.name for strategy in strategies), max(map(longest_of, strategies))
-        load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2)
-        predicted = self._predicted(strategies, running, context)
-        if load not in self.lengths:
-            if len(self.lengths) >= MOST_KINDS:
-                del self.lengths[next(iter(self.lengths))]
-            self.lengths[load] = DraftLength(predicted)
-        self.lengths[load].prior = predicted
+        load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2)
+        predicted, before = self._predicted(strategies, running, context), self.current
+        previous, self._load = self._load, load
+        if load in self.lengths:
+            self.lengths[load].expect(predicted)
+            return self.lengths[load]
+        if len(self.lengths) >= MOST_KINDS:
+            del self.lengths[next(iter(self.lengths))]
+        begin = before.in_force if before and before.compared and previous and previous[:2] == load[:2] else None
+        self.lengths[load] = DraftLength(predicted, begin)
         return self.lengths[load]
 
     def _predicted(self, strategies: Sequence[Strategy], running: int, context: float | None) -> dict[int, float]:
@@ -242,7 +247,7 @@ class LoadControl:
     def _drafting(self, session: Session, strategy: Strategy, rate: float, length: int, running: int) -> Drafting:
         """What is known of a request's next draft, of which `length` tokens are the average."""
         costs, context, share = self.costs, len(session.text.ids), strategy.draft_share
-        role = "draft" if "draft" in strategy.roles else "target"
+        role: Role = "draft" if "draft" in strategy.roles else "target"
         part = 1.0 if role == "draft" else share
         step = part * seconds_at(costs.draft if role == "draft" else costs.target, 1)
         row = costs.seconds_per_row(running, length) + costs.per_token + part * costs.reading(role, context)
