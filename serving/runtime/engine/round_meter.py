@@ -30,10 +30,14 @@ class RoundMeter:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.clock = clock
-        self.last: Round | None = None
-        """The round that the last step ended; None: it ended none."""
+        self._last: Round | None = None
         self._since: float | None = None
         self._clean = True
+
+    def take(self) -> Round | None:
+        """The round that the last step ended, once; None: it ended none."""
+        last, self._last = self._last, None
+        return last
 
     def read_prompts(self) -> None:
         """The step that begins reads tokens of prompts."""
@@ -46,11 +50,11 @@ class RoundMeter:
             tokens: what it brought to requests that had some.
             idle: nobody runs any more, so that what comes next is no round.
         """
-        self.last = None
+        self._last = None
         if tokens:
             now = self.clock()
             if self._since is not None:
-                self.last = Round(now - self._since, tokens, self._clean)
+                self._last = Round(now - self._since, tokens, self._clean)
             self._since, self._clean = now, True
         if idle:
             self._since = None

@@ -70,8 +70,8 @@ class ServingState(Collector):
                                   labels=["model_name"])
         if load is not None:
             share.add_metric([self.model_name], load.control_share)
-            if load.draft_length is not None:
-                length.add_metric([self.model_name], load.draft_length)
+            if (in_force := load.draft_length) is not None:
+                length.add_metric([self.model_name], in_force)
             for tokens, found in load.tokens_per_second().items():
                 speed.add_metric([self.model_name, str(tokens)], found)
         yield from (length, speed, share)

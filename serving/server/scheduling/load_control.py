@@ -114,7 +114,7 @@ class LoadControl:
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
     _load: Load | None = None
-    _limited: list[Session] = field(default_factory=list)
+    _limited: set[Session] = field(default_factory=set)
     _whole: bool = True
     """Whether the length in force has been the same since the last round ended."""
 
@@ -141,7 +141,7 @@ class LoadControl:
         self._learn(running)
         self._steps += 1
         limited = [(session, strategy) for session, strategy in running if len(running) > 1 and limits(strategy, session.sampling)]
-        ended, sessions = engine.meter.last, [session for session, _ in limited]
+        ended, sessions = engine.meter.take(), {session for session, _ in limited}
         if ended and self.current:
             self.current.observe(ended.tokens, ended.seconds + self._reading(limited) * ended.tokens, clean=ended.clean and self._whole)
         if ended:
@@ -170,11 +170,13 @@ class LoadControl:
     @property
     def draft_length(self) -> int | None:
         """Draft tokens in force for each request, on average; None: drafts are as long as their strategies make them."""
-        return self.current.in_force if self.current else None
+        current = self.current  # it may change meanwhile: this is asked from other threads
+        return current.in_force if current else None
 
     def tokens_per_second(self) -> dict[int, float]:
         """Draft length → tokens per second of all requests together, under the load that there is; empty where nothing is limited."""
-        return self.current.tokens_per_second() if self.current else {}
+        current = self.current
+        return current.tokens_per_second() if current else {}
 
     @property
     def control_share(self) -> float:
@@ -246,13 +248,10 @@ class LoadControl:
 
     def _drafting(self, session: Session, strategy: Strategy, rate: float, length: int, running: int) -> Drafting:
         """What is known of a request's next draft, of which `length` tokens are the average."""
-        costs, context, share = self.costs, len(session.text.ids), strategy.draft_share
         role: Role = "draft" if "draft" in strategy.roles else "target"
-        part = 1.0 if role == "draft" else share
-        step = part * seconds_at(costs.draft if role == "draft" else costs.target, 1)
-        row = costs.seconds_per_row(running, length) + costs.per_token + part * costs.reading(role, context)
-        if not costs.batched:  # every request pays for passes of its own
-            row, step = row + step, 0.0
+        part = 1.0 if role == "draft" else strategy.draft_share
+        row, step = draft_prices(self.costs, running, length, role, part)
+        row += part * self.costs.reading(role, len(session.text.ids))
         return Drafting(self._own[session].rate_beside(rate), max(row, 1e-6), step, strategy.name, min(longest_of(strategy), 2 * length))
 
     def _probe(self, running: Running) -> None:
@@ -301,6 +300,19 @@ def limits(strategy: Strategy, sampling: Sampling | None) -> bool:
 def longest_of(strategy: Strategy) -> int:
     """Tokens of a strategy's longest draft, as far as lengths are compared."""
     return min(strategy.longest_draft or LONGEST, LONGEST)
+
+
+@lru_cache(4096)
+def draft_prices(costs: BatchCosts, running: int, length: int, role: Role, part: float) -> tuple[float, float]:
+    """Seconds of one more draft token in passes that run anyway, and of a pass that drafts.
+
+    Args:
+        length: tokens that `running` requests draft on average.
+        role: the model that drafts, of which a step takes `part` of a pass.
+    """
+    row = costs.seconds_per_row(running, length) + costs.per_token
+    step = part * seconds_at(costs.draft if role == "draft" else costs.target, 1)
+    return (row, step) if costs.batched else (row + step, 0.0)  # else every request pays for passes of its own
 
 
 @lru_cache(4096)

@@ -51,7 +51,10 @@ class Load:
 
 
 PRIORS: Mapping[str, Callable[[int], float]] = {
-    "drafts are free": lambda length: 1.0 + length, "drafts are dear": lambda length: 1 / (1 + length), "nothing differs": lambda length: 1.0}
+    "drafts are free": lambda length: 1.0 + length,
+    "drafts are dear": lambda length: 1 / (1 + length),
+    "nothing differs": lambda length: 1.0,
+}
 
 
 @pytest.mark.parametrize("prior", PRIORS)
