@@ -20,6 +20,7 @@ from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.engine.prompt_pieces import reads_prompt, share_room
+from serving.runtime.engine.round_meter import RoundMeter
 from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
@@ -125,8 +126,9 @@ class Engine:
         """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
-        self._continued = False
-        """Whether this step brought tokens to a request that had some."""
+        self.meter = RoundMeter()
+        self._gained = 0
+        """Tokens that this step brought to requests that had some."""
         self._turns: Counter[int] = Counter()
         """Steps in which a model read prompts."""
 
@@ -180,9 +182,10 @@ class Engine:
             for flight in [f for f in self._flights if f.future and f.future.done()]:
                 if flight in self._flights:  # a request that failed has waited for its other flight already
                     self._await(flight)
-        if self._continued and self.budget:
+        if self._gained and self.budget:
             self.budget.end_pause(time.perf_counter())
-        self._continued = False
+        self.meter.end_step(self._gained, idle=not self.jobs)
+        self._gained = 0
         if self.device_lost:
             for job in list(self.jobs):
                 self._end(job, self.device_lost)
@@ -265,9 +268,12 @@ class Engine:
             for _, leaf in flight.group:
                 leaf.flying = True
             self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
+            tokens = sum(len(leaf.piece.tokens) for job, leaf in flight.group
+                         if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length))
+            if tokens:
+                self.meter.read_prompts()
             if self.budget:
-                self.budget.spend(id(flight.model), sum(len(leaf.piece.tokens) for job, leaf in flight.group if leaf.piece
-                                                        and (leaf.read or reads_prompt(leaf) or not job.output_length)))
+                self.budget.spend(id(flight.model), tokens)
         return [flight for flight in flights.values() if flight.group]
 
     def _share_budget(self, flights: Sequence[BatchInFlight], copying: int) -> None:
@@ -334,7 +340,7 @@ class Engine:
         except Exception as error:
             self._end(job, error)
             return
-        self._continued = self._continued or job.output_length > known > 0
+        self._gained += job.output_length - known if known else 0
         if job.session.stats.first_token_seconds == 0.0 and job.output_length:
             job.session.stats.first_token_seconds = time.perf_counter() - job.started
         if job.task.done:

@@ -71,8 +71,8 @@ class Strategy(ABC):
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     drafts_alone: ClassVar[bool] = False
-    """Whether it drafts only while a single request runs, since it weighs each draft by what passes of one request cost: a server with
-    several requests lets it draft nothing. (Not: whether it drafts without a draft model.)"""
+    """Whether it weighs each draft by what passes of one request cost: a server with several requests begins with plain decoding. (Not:
+    whether it drafts without a draft model.)"""
     draft_share: ClassVar[float] = 0.0
     """Of a strategy that drafts with something else than the draft model: seconds of a draft step over those of a target pass over as many
     rows; a busy server's price of its drafts."""
@@ -124,6 +124,14 @@ class Strategy(ABC):
     def head_speculation(cls, config: Any) -> Speculation | None:
         """The same for an engine that loads EAGLE-3 heads, where a head is at hand that the strategy can do without; None: it drafts from
         none."""
+        return None
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that the target verifies at once at most, as far as the config says; None: it does not say."""
+        for field_name in ("num_speculative_tokens", "max_draft"):
+            if isinstance(longest := getattr(self.config, field_name, None), int):
+                return longest
         return None
 
     def learnt(self) -> dict[str, float]:

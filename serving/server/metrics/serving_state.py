@@ -42,6 +42,7 @@ class ServingState(Collector):
             family = GaugeMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self.model_name], float(value))
             yield family
+        yield from self._load()
         switches = CounterMetricFamily("draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"])
         switches.add_metric([self.model_name], self.deployments.switches)
         yield switches
@@ -57,3 +58,20 @@ class ServingState(Collector):
         bundle.add_metric([self.model_name, served.version or "none", served.pair.fingerprint[:12], served.strategy.name,
                            served.tuned["sampled"], served.pair.dtype, served.pair.device], 1)
         yield bundle
+
+    def _load(self) -> Iterator[Metric]:
+        """What is known of draft lengths under load; without values where drafts are not limited."""
+        load = self.deployments.current.scheduler.load
+        length = GaugeMetricFamily("draftwell:draft_length", "Draft tokens in force for each request, on average; absent: not limited.",
+                                   labels=["model_name"])
+        speed = GaugeMetricFamily("draftwell:draft_length_tokens_per_second", "Tokens per second of all requests together by draft length, "
+                                  "under the present load; 0: plain decoding.", labels=["model_name", "draft_tokens"])
+        share = GaugeMetricFamily("draftwell:control_rounds_share", "Share of the rounds so far that compared another draft length.",
+                                  labels=["model_name"])
+        if load is not None:
+            share.add_metric([self.model_name], load.control_share)
+            if (in_force := load.draft_length) is not None:
+                length.add_metric([self.model_name], in_force)
+            for tokens, found in load.tokens_per_second().items():
+                speed.add_metric([self.model_name, str(tokens)], found)
+        yield from (length, speed, share)

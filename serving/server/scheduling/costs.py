@@ -8,15 +8,17 @@ tokens and an acceptance rate α, a round costs
 
 (Leviathan 2023, Eq. 1 and Theorem 3.8, with a target whose cost depends on the batch size). Where drafting and verifying overlap,
 the longer of the two counts and there is no bonus token. The draft model also has to read every prompt, which plain decoding does
-not need: with R prompt tokens per written token, that adds R tokens to the draft's forward passes for each of these. The cost of
-a qualifier between draft and target is not modelled.
+not need: with R prompt tokens per written token, that adds R tokens to the draft's forward passes for each of these. Every pass also reads
+the keys and values of its text, so a longer context makes passes dearer. The cost of a qualifier between draft and target is not modelled.
+
+These predictions are where a server begins; what it then measures counts instead (draft_length.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from serving.artifacts.forward_costs import ascending, extended, seconds_at
@@ -43,6 +45,8 @@ class BatchCosts:
         target: total tokens → seconds of a target forward pass.
         split: the same two while both models run, each on its own cores; None where not measured.
         per_round, per_token: seconds outside forward passes, of a request's target call and of each token that it drafted.
+        per_context: role → seconds by which each further token in a request's slot prolongs a pass.
+        context: tokens in each slot where the passes were timed.
         batched: a forward pass over several requests costs what its total tokens cost; False: each request costs a pass of its own.
         source: short description of where the times come from.
     """
@@ -52,23 +56,42 @@ class BatchCosts:
     split: tuple[Mapping[int, float], Mapping[int, float]] | None = None
     per_round: float = 0.0
     per_token: float = 0.0
+    per_context: Mapping[str, float] = field(default_factory=dict)
+    context: int = 0
     batched: bool = True
     source: str = "hardware profile"
 
-    def round_seconds(self, running: int, gamma: int, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0) -> float:
+    def round_seconds(self, running: int, gamma: int, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0,
+                      context: float | None = None) -> float:
         """Seconds of a round in which each of `running` requests drafts `gamma` tokens.
 
         Args:
             drafts: with the draft model.
             overlaps: while the target verifies.
             share: without the draft model, a draft step's share of a target pass; n-grams cost nothing.
+            context: mean number of tokens in a slot; None: as where the passes were timed.
         """
         rows, times = (running, 1) if self.batched else (1, running)
         draft, target = self.split if self.split and overlaps and gamma else (self.draft, self.target)
         drafting = times * gamma * (seconds_at(draft, rows) if drafts else share * seconds_at(target, rows))
         verifying = times * seconds_at(target, rows * (gamma + 1))
+        if context is not None:
+            target_reads, draft_reads = (running * self.reading(role, context) for role in ("target", "draft"))
+            verifying += target_reads
+            drafting += gamma * (draft_reads if drafts else share * target_reads)
         rest = running * (self.per_round + gamma * self.per_token)
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
+
+    def reading(self, role: Role, context: float) -> float:
+        """Seconds by which a request's pass takes longer at `context` tokens than where it was timed; less than 0 at fewer tokens."""
+        return self.per_context.get(role, 0.0) * (context - self.context)
+
+    def seconds_per_row(self, running: int, gamma: int) -> float:
+        """Seconds of one more token in a verification, where `running` requests draft `gamma` tokens."""
+        if not self.batched:
+            return max(0.0, seconds_at(self.target, gamma + 2) - seconds_at(self.target, 2)) / max(1, gamma)
+        most = running * (max(1, gamma) + 1)
+        return max(0.0, seconds_at(self.target, most) - seconds_at(self.target, running)) / (most - running)
 
     @property
     def seconds_to_read(self) -> float:
@@ -77,7 +100,7 @@ class BatchCosts:
         return max(0.0, self.draft[sizes[-1]] - self.draft[sizes[0]]) / max(1, sizes[-1] - sizes[0])
 
     def seconds_per_token(self, running: int, gamma: int, alpha: float, *, drafts: bool = True, overlaps: bool = False,
-                          share: float = 0.0, prompt: float = 0.0) -> float:
+                          share: float = 0.0, prompt: float = 0.0, context: float | None = None) -> float:
         """Seconds in which each of `running` requests gets one more token, including the draft's reading of prompts.
 
         Args:
@@ -85,7 +108,7 @@ class BatchCosts:
         """
         last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
         reading = running * prompt * self.seconds_to_read if drafts and gamma else 0.0
-        seconds = self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps, share=share)
+        seconds = self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps, share=share, context=context)
         return reading + seconds / sum(alpha**i for i in range(last + 1))
 
     def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0,
@@ -120,7 +143,8 @@ def from_profile(profile: HardwareProfile) -> BatchCosts:
                  {size: seconds * slower(profile, t_verify, size) for size, seconds in target.items()})
     if details is None:
         return BatchCosts(draft, target, split, 0.0, profile.t_rest / 5)
-    return BatchCosts(draft, target, split, details.rest.round, details.rest.token + details.rest.figure)
+    return BatchCosts(draft, target, split, details.rest.round, details.rest.token + details.rest.figure,
+                      per_context=details.per_context_token, context=details.context)
 
 
 def completed(timed: BatchCosts, known: BatchCosts) -> BatchCosts:
@@ -135,7 +159,7 @@ def completed(timed: BatchCosts, known: BatchCosts) -> BatchCosts:
         split = ({size: seconds * seconds_at(draft, size) / seconds_at(known.draft, size) for size, seconds in draft_split.items()},
                  {size: seconds * seconds_at(target, size) / seconds_at(known.target, size) for size, seconds in target_split.items()})
     return replace(timed, draft=draft, target=target, split=split, per_round=known.per_round, per_token=known.per_token,
-                   source="measured at start, and the hardware profile")
+                   per_context=known.per_context, source="measured at start, and the hardware profile")
 
 
 def slower(profile: HardwareProfile, t_verify: Mapping[int, float], size: int) -> float:
@@ -160,7 +184,7 @@ def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, s
     sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {rows, most})  # nearly linear in between
     draft = time_batches("draft", models["draft"], sizes, rows, context, until - seconds * 2 / 3) if "draft" in models else {1: 0.0}
     target = time_batches("target", models["target"], sizes, rows, context, until)
-    return BatchCosts(draft, target, batched=batched, source="measured at start")
+    return BatchCosts(draft, target, context=context, batched=batched, source="measured at start")
 
 
 def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, context: int, until: float) -> dict[int, float]:

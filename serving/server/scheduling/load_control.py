@@ -1,11 +1,12 @@
-"""Shorter drafts under load, so that many requests at once should not be slower than with plain decoding.
+"""How much is drafted under load, so that many requests at once are not slower than with plain decoding.
 
-Before each round every running request gets a limit on the length of its drafts (`Session.draft_limit`). It follows from the cost of
-forward passes (costs.py), the number of running requests, the acceptance of recent drafts and the prompt tokens per generated token of
-recent requests. Within the limit strategies decide as before.
+Every running request has a limit on the length of its drafts (`Session.draft_limit`). How long drafts are on average is found out by
+trying (draft_length.py), for each kind of load: the strategies, the number of requests and the length of their texts. Predicted costs
+(costs.py), the acceptance of recent drafts and the prompt tokens per generated token say only where to begin. The tokens of a round are
+then given to the requests whose drafts are likely to be kept (draft_budget.py). Within the limit strategies decide as before.
 
 A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
-other traffic have none (`repeats`).
+other traffic have none (`repeats`): their drafts have the length that their config says.
 """
 
 from __future__ import annotations
@@ -13,17 +14,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import log2
 
+from serving.artifacts.forward_costs import seconds_at
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies import Strategy
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.server.scheduling.costs import BatchCosts
+from serving.server.scheduling.costs import LONGEST, BatchCosts
+from serving.server.scheduling.draft_budget import Drafting, give_out
+from serving.server.scheduling.draft_length import DraftLength, best_of
+
+Running = Sequence[tuple[Session, Strategy]]
+Load = tuple[frozenset[str], int, int, int]
+"""A kind of load: names of the strategies, their longest draft, and number of requests and tokens of a text, both in steps."""
 
 PROBE_EVERY = 32
-"""While no request may draft, one request drafts one token every this many rounds, to notice when acceptance improves. So does every
-recorded request whose text this cannot change: its draft then reads the tokens that it has missed (serving/recording/recorder.py)."""
+"""While no request may draft, every recorded request whose text this cannot change drafts one token every this many steps: its draft then
+reads the tokens that it has missed (serving/recording/recorder.py). One prediction that may not be used does so, to notice when predictions
+improve."""
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LONGEST)
+"""Draft lengths that are compared, as far as the strategies draft as much; their longest draft is one too."""
+REQUEST_WEIGHT, REQUEST_KEPT = 8.0, 0.97
+"""Draft tokens of its strategy's acceptance that a request begins with, and weight of its own earlier tokens after each round: one that
+drafts nothing for long is given a try again."""
+MOST_KINDS = 256
+"""Kinds of load that are remembered; the oldest is forgotten."""
 
 
 @dataclass
@@ -38,6 +56,14 @@ class Acceptance:
     @property
     def rate(self) -> float:
         return (self.accepted + self.USUAL * self.WEIGHT) / (self.judged + self.WEIGHT)
+
+    def rate_beside(self, usual: float) -> float:
+        """As `rate`, of one request among many whose rate is `usual`."""
+        return (self.accepted + usual * REQUEST_WEIGHT) / (self.judged + REQUEST_WEIGHT)
+
+    def fade(self, weight: float) -> None:
+        """Weigh what was counted so far by `weight`."""
+        self.judged, self.accepted = self.judged * weight, self.accepted * weight
 
     def learn(self, judged: int, accepted: int) -> None:
         """Count verified draft tokens; older ones lose weight."""
@@ -68,10 +94,9 @@ class Prompts:
 
 @dataclass
 class LoadControl:
-    """Sets the draft limit of every running request before each round, on the scheduler's thread.
+    """Sets the draft limit of every running request, on the scheduler's thread, after each round and whenever requests come or go.
 
-    A single request has no limit. With several, every draft is at most as long as is best for that number of requests: longer drafts may
-    cost more than plain decoding.
+    A single request has no limit.
     """
 
     costs: BatchCosts
@@ -80,26 +105,28 @@ class LoadControl:
     """Of clients' predictions, whatever the strategy: they have a limit of their own."""
     prompts: Prompts = field(default_factory=Prompts)
     """Of requests that use a draft model."""
+    lengths: dict[Load, DraftLength] = field(default_factory=dict)
+    current: DraftLength | None = None
+    """Of the load that there is; None: nobody's drafts are limited."""
     last: dict[str, int] = field(default_factory=dict)
-    """Strategy → its last limit; for `describe`."""
-    _rounds: int = 0
+    """Strategy → the longest of its last limits; for `describe`."""
+    _steps: int = 0
+    _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
+    _load: Load | None = None
+    _limited: set[Session] = field(default_factory=set)
+    _whole: bool = True
+    """Whether the length in force has been the same since the last round ended."""
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
-        """Longest draft of a request while `running` requests run; UNLIMITED or less.
+        """Longest draft of a request that comes, `running` of them being there with it; UNLIMITED or less.
 
         Args:
             sampling: the request's; None: the answer may depend on the limit.
         """
-        if strategy.name == Autoregressive.name or (sampling is not None and repeats(strategy, sampling)):
+        if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
-        limit = UNLIMITED
-        if running > 1 and strategy.drafts_alone:
-            limit = 0
-        elif running > 1:
-            alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
-            kind = "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share
-            limit = best_gamma(self.costs, running, alpha, *kind, round(self.prompts.rate, 1))
+        limit = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
         self.last[strategy.name] = limit
         return limit
 
@@ -107,36 +134,136 @@ class LoadControl:
         """Longest draft of a request's prediction while `running` requests run: it costs its verification only."""
         if running == 1 or not sampling.prediction or repeats(strategy, sampling):
             return UNLIMITED
-        return best_gamma(self.costs, running, round(self.predictions.rate, 2), False, False, 0.0, 0.0)
+        return best_prediction(self.costs, running, round(self.predictions.rate, 2))
 
-    def apply(self, engine: Engine, running: Sequence[tuple[Session, Strategy]]) -> None:
-        """Update the acceptance rates from the last round, and limit the drafts of the next one."""
+    def apply(self, engine: Engine, running: Running) -> None:
+        """Learn from the round that has ended, if one has, and limit the drafts that begin next."""
         self._learn(running)
-        self._rounds += 1
-        overlapping = False
-        for session, strategy in running:
-            session.draft_limit = self.limit(strategy, len(running), session.sampling)
-            session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
-            overlapping = overlapping or (strategy.overlaps and session.draft_limit > 0)
+        self._steps += 1
+        limited = [(session, strategy) for session, strategy in running if len(running) > 1 and limits(strategy, session.sampling)]
+        ended, sessions = engine.meter.take(), {session for session, _ in limited}
+        if ended and self.current:
+            self.current.observe(ended.tokens, ended.seconds + self._reading(limited) * ended.tokens, clean=ended.clean and self._whole)
+        if ended:
+            self._whole = True
+        if ended or sessions != self._limited or len(running) == 1:
+            for session, strategy in running:
+                session.draft_limit = UNLIMITED
+                session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
+                if session not in sessions and strategy.name != Autoregressive.name:
+                    self.last[strategy.name] = UNLIMITED
+            self._limit_drafts(limited, running)
+        self._limited = sessions
         # cores are divided only for models that run at the same time
-        engine.split = None if overlapping else False
-        if self._rounds % PROBE_EVERY == 0:
-            unused = next((session for session, _ in running if session.predicted_limit == 0), None)
-            if unused is not None:
-                unused.predicted_limit = 1
-            idle = [(session, strategy) for session, strategy in running if session.draft_limit == 0 and not strategy.drafts_alone]
-            for number, (session, strategy) in enumerate(idle):
-                unread = session.recorded and "draft" in session.lanes and indifferent(strategy, session.sampling)
-                if number == 0 or unread:  # recording changes no answer
-                    session.draft_limit = 1
+        engine.split = None if any(strategy.overlaps and session.draft_limit > 0 for session, strategy in running) else False
+        if self._steps % PROBE_EVERY == 0:
+            self._probe(running)
 
     def describe(self) -> dict[str, object]:
-        """For `/health`: the source of the costs, and the limits of the last round (null: none)."""
+        """For `/health`: the source of the costs, the limits of the last round (null: none), and what is known of draft lengths under the
+        load that there is."""
         limits = {name: None if limit == UNLIMITED else limit for name, limit in dict(self.last).items()}
-        return {"costs": self.costs.source, "draft_limits": limits}
+        speeds = {str(length): round(speed, 1) for length, speed in self.tokens_per_second().items()}
+        return {"costs": self.costs.source, "draft_limits": limits, "draft_length": self.draft_length, "tokens_per_second": speeds,
+                "control_share": round(self.control_share, 4)}
 
-    def _learn(self, running: Sequence[tuple[Session, Strategy]]) -> None:
-        seen = {}
+    @property
+    def draft_length(self) -> int | None:
+        """Draft tokens in force for each request, on average; None: drafts are as long as their strategies make them."""
+        current = self.current  # it may change meanwhile: this is asked from other threads
+        return current.in_force if current else None
+
+    def tokens_per_second(self) -> dict[int, float]:
+        """Draft length → tokens per second of all requests together, under the load that there is; empty where nothing is limited."""
+        current = self.current
+        return current.tokens_per_second() if current else {}
+
+    @property
+    def control_share(self) -> float:
+        """Share of the rounds so far, where drafts were limited, that compared another length."""
+        kinds = list(self.lengths.values())
+        tried = sum(kind.rounds_in_trials for kind in kinds)
+        return tried / max(1, tried + sum(kind.rounds_in_force for kind in kinds))
+
+    def _limit_drafts(self, limited: Running, running: Running) -> None:
+        """Give out the draft tokens of a round."""
+        if not limited:
+            self.current = None
+            return
+        context = sum(len(session.text.ids) for session, _ in running) / len(running)
+        strategies = [strategy for _, strategy in limited]
+        before = self.current and (self.current, self.current.length)
+        self.current = self._known(strategies, len(running), context)
+        length = self.current.length
+        if before != (self.current, length):
+            self._whole = False
+        rates = [self.acceptance.setdefault(strategy.name, Acceptance()).rate for strategy in strategies]
+        shares = [0] * len(limited)
+        if length:
+            wishes = [self._drafting(session, strategy, rate, length, len(running))
+                      for (session, strategy), rate in zip(limited, rates, strict=True)]
+            shares = give_out(length * len(limited), wishes)
+        for name in {strategy.name for strategy in strategies}:
+            self.last[name] = max(share for share, strategy in zip(shares, strategies, strict=True) if strategy.name == name)
+        for (session, _), share in zip(limited, shares, strict=True):
+            session.draft_limit = share
+            self._own[session].fade(REQUEST_KEPT)
+
+    def _known(self, strategies: Sequence[Strategy], running: int, context: float) -> DraftLength:
+        """What is known of draft lengths under a load."""
+        names, longest = frozenset(strategy.name for strategy in strategies), max(map(longest_of, strategies))
+        load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2)
+        predicted, before = self._predicted(strategies, running, context), self.current
+        previous, self._load = self._load, load
+        if load in self.lengths:
+            self.lengths[load].expect(predicted)
+            return self.lengths[load]
+        if len(self.lengths) >= MOST_KINDS:
+            del self.lengths[next(iter(self.lengths))]
+        begin = before.in_force if before and before.compared and previous and previous[:2] == load[:2] else None
+        self.lengths[load] = DraftLength(predicted, begin)
+        return self.lengths[load]
+
+    def _predicted(self, strategies: Sequence[Strategy], running: int, context: float | None) -> dict[int, float]:
+        """Draft length → tokens per second of all requests, by predicted costs."""
+        longest = max(map(longest_of, strategies))
+        lengths = sorted({length for length in LENGTHS if length <= longest} | {longest})
+        times = [self._seconds_per_token(strategy, running, context) for strategy in strategies]
+        return {length: running * len(times) / sum(seconds[length] for seconds in times) for length in lengths}
+
+    def _seconds_per_token(self, strategy: Strategy, running: int, context: float | None) -> Sequence[float]:
+        alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
+        seconds = seconds_per_token(self.costs, running, alpha, "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share,
+                                    round(self.prompts.rate, 1), context and 2.0 ** round(log2(max(context, 1))))
+        if strategy.drafts_alone:  # its own costs are those of one request: nothing is known but plain decoding
+            return [seconds[0], *[seconds[0]] * LONGEST]
+        return seconds
+
+    def _reading(self, limited: Running) -> float:
+        """Seconds for each token in which drafts read prompts: rounds in which that happens are not compared, so it is added to all."""
+        if not limited or self.current is None or self.current.length == 0:
+            return 0.0
+        with_draft = sum("draft" in strategy.roles and not strategy.drafts_alone for _, strategy in limited)
+        return with_draft / len(limited) * self.prompts.rate * self.costs.seconds_to_read
+
+    def _drafting(self, session: Session, strategy: Strategy, rate: float, length: int, running: int) -> Drafting:
+        """What is known of a request's next draft, of which `length` tokens are the average."""
+        role: Role = "draft" if "draft" in strategy.roles else "target"
+        part = 1.0 if role == "draft" else strategy.draft_share
+        row, step = draft_prices(self.costs, running, length, role, part)
+        row += part * self.costs.reading(role, len(session.text.ids))
+        return Drafting(self._own[session].rate_beside(rate), max(row, 1e-6), step, strategy.name, min(longest_of(strategy), 2 * length))
+
+    def _probe(self, running: Running) -> None:
+        unused = next((session for session, _ in running if session.predicted_limit == 0), None)
+        if unused is not None:
+            unused.predicted_limit = 1
+        for session, strategy in running:
+            if session.draft_limit == 0 and session.recorded and "draft" in session.lanes and indifferent(strategy, session.sampling):
+                session.draft_limit = 1  # recording changes no answer
+
+    def _learn(self, running: Running) -> None:
+        seen, own = {}, {session: self._own.get(session) or Acceptance() for session, _ in running}
         for session, strategy in running:
             stats = session.stats  # the acceptance of a prediction, or of what a grammar forces, says nothing of the strategy's
             predicted, fitted = stats.predicted_judged, stats.predicted_accepted
@@ -144,14 +271,15 @@ class LoadControl:
             accepted = stats.accepted - fitted - stats.forced_accepted
             before, kept, predicted_before, fitted_before, _ = self._seen.get(session, (0, 0, 0, 0, False))
             if judged > before:
-                self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)
+                for learnt in (self.acceptance.setdefault(strategy.name, Acceptance()), own[session]):
+                    learnt.learn(judged - before, accepted - kept)
             if predicted > predicted_before:
                 self.predictions.learn(predicted - predicted_before, fitted - fitted_before)
             seen[session] = judged, accepted, predicted, fitted, "draft" in strategy.roles
         for session, (*_, drafts) in self._seen.items():
             if drafts and session not in seen:  # at the end of a request, when all of its tokens are known
                 self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)
-        self._seen = seen
+        self._seen, self._own = seen, own
 
 
 def indifferent(strategy: Strategy, sampling: Sampling) -> bool:
@@ -164,7 +292,38 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
     return (sampling.repeatable or strategy.resources.deterministic) and not indifferent(strategy, sampling)
 
 
+def limits(strategy: Strategy, sampling: Sampling | None) -> bool:
+    """Whether a request among others has a limit; without its sampling: whether its strategy drafts at all."""
+    return strategy.name != Autoregressive.name and (sampling is None or not repeats(strategy, sampling))
+
+
+def longest_of(strategy: Strategy) -> int:
+    """Tokens of a strategy's longest draft, as far as lengths are compared."""
+    return min(strategy.longest_draft or LONGEST, LONGEST)
+
+
 @lru_cache(4096)
-def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, share: float, prompt: float) -> int:
-    """`BatchCosts.best_gamma`, cached, because every round asks for it."""
-    return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, share=share, prompt=prompt)
+def draft_prices(costs: BatchCosts, running: int, length: int, role: Role, part: float) -> tuple[float, float]:
+    """Seconds of one more draft token in passes that run anyway, and of a pass that drafts.
+
+    Args:
+        length: tokens that `running` requests draft on average.
+        role: the model that drafts, of which a step takes `part` of a pass.
+    """
+    row = costs.seconds_per_row(running, length) + costs.per_token
+    step = part * seconds_at(costs.draft if role == "draft" else costs.target, 1)
+    return (row, step) if costs.batched else (row + step, 0.0)  # else every request pays for passes of its own
+
+
+@lru_cache(4096)
+def best_prediction(costs: BatchCosts, running: int, alpha: float) -> int:
+    """`BatchCosts.best_gamma` of drafts that no model makes, cached, because every round asks for it."""
+    return costs.best_gamma(running, alpha, drafts=False)
+
+
+@lru_cache(4096)
+def seconds_per_token(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, share: float, prompt: float,
+                      context: float | None) -> tuple[float, ...]:
+    """`BatchCosts.seconds_per_token` of drafts of 0 to `LONGEST` tokens, cached, because every round asks for it."""
+    return tuple(max(1e-9, costs.seconds_per_token(running, length, alpha, drafts=drafts, overlaps=overlaps, share=share, prompt=prompt,
+                                                   context=context)) for length in range(LONGEST + 1))

@@ -77,6 +77,10 @@ class Eagle3(Strategy):
         if self.learnt() != dict(learnt):
             raise ValueError("it holds other numbers than eagle3 counts")
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.num_speculative_tokens if self.config.top_k == 1 else self.config.tree_tokens)
+
     def run(self, session: Session) -> Step[None]:
         config = self.config
         if config.top_k > 1 and session.target.trees:

@@ -35,6 +35,10 @@ class LookaheadDecoding(Strategy):
         note = "N-grams come from the text alone: the lookahead window, which guesses others, is left out."
         return Speculation("ngram", config.ngram - 1, ngram=1, notes=(note,))
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.guesses * (self.config.ngram - 1))
+
     def run(self, session: Session) -> Step[None]:
         config = self.config
         drafter = Lookahead(config.window, config.ngram, config.guesses, from_text=config.pool_from_text)

@@ -32,6 +32,10 @@ class MedusaDecoding(Strategy):
     class Config(StrategyConfig):
         nodes: int = Field(8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first")
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.nodes)
+
     def run(self, session: Session) -> Step[None]:
         heads = self.artifact(MedusaHeads)
         drafter = Medusa(heads, self.embedding(session.target.model, heads), self.config.nodes)

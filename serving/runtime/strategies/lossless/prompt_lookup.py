@@ -38,6 +38,10 @@ class PromptLookup(Strategy):
         notes = ("The datastore is left out.",) if config.use_datastore else ()
         return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size, notes=notes)
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.prompt_lookup_num_tokens)
+
     def run(self, session: Session) -> Step[None]:
         elsewhere = partial(look_up, self.artifact(Datastore)) if self.config.use_datastore else None
         drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens, elsewhere)

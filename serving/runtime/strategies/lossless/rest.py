@@ -27,6 +27,10 @@ class Rest(Strategy):
         max_nodes: int = Field(8, ge=1, le=64, description="tokens of the draft tree at most (the paper's c, 64 there)")
         max_depth: int = Field(10, ge=1, le=16, description="tokens of one continuation at most")
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.max_nodes)
+
     def run(self, session: Session) -> Step[None]:
         drafter = DatastoreLookup(self.artifact(Datastore), self.config.max_nodes, self.config.max_depth)
         yield from serial_trees(session, drafter, ExactTree())

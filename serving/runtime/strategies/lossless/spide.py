@@ -74,6 +74,10 @@ class Spide(Strategy):
         """Draft steps that fit into a verification of so many tokens."""
         return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)))
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.max_draft if self.config.dynamic else self.config.num_speculative_tokens)
+
     def run(self, session: Session) -> Step[None]:
         table = self.artifact(AcceptanceTable).at(session.sampling.temperature)
         table = table.copy() if self.resources.deterministic else table

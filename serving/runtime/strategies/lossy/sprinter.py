@@ -32,6 +32,10 @@ class Sprinter(Strategy):
     def speculation(cls, config: Any) -> Speculation:
         return Speculation("draft", notes=("SPRINTER's verifier, which judges tokens in the target's place, is left out.",))
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.config.max_run)
+
     def run(self, session: Session) -> Step[None]:
         verifier = self.artifact(Verifier)
         tau = verifier.threshold if self.config.tau is None else self.config.tau

@@ -27,6 +27,7 @@ from serving.recording.trace_schema import KINDS, LOSSY
 from serving.server.feedback import feedback as module
 from serving.server.feedback.record import Record
 from serving.server.feedback.spool import Spool
+from serving.server.scheduling import draft_length
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
@@ -239,8 +240,9 @@ def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch
     assert server.counts["recorded"] == 6, "what is remembered is bounded, and the oldest is forgotten"
 
 
-def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any) -> None:
+def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft reads along from time to time, so that not only quiet hours are recorded; the price is one draft in many rounds."""
+    monkeypatch.setattr(draft_length, "ENOUGH", 10**6)  # no other length is tried
     costs = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
     server = FeedbackServer(pair, tmp_path, text=True, load=LoadControl(costs))
     longest = 2 * PROBE_EVERY + 8

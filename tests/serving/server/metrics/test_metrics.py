@@ -28,7 +28,10 @@ from serving.server.metrics.endpoint import CountAnswers, metrics_router
 from serving.server.metrics.metrics import Metrics
 from serving.server.metrics.serving_state import FEEDBACK
 from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.draft_length import ENOUGH, DraftLength
+from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
@@ -183,7 +186,8 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     def serve(version: str, running: int) -> None:
         served = SimpleNamespace(version=version, pair=pair, strategy=SimpleNamespace(name="spide"),
                                  tuned={"greedy": "spide", "sampled": "svip"})
-        deployments.current = SimpleNamespace(served=served, scheduler=SimpleNamespace(running=running, waiting=7, slots=4, threads=1))
+        scheduler = SimpleNamespace(running=running, waiting=7, slots=4, threads=1, load=None)
+        deployments.current = SimpleNamespace(served=served, scheduler=scheduler)
 
     metrics.watch(deployments)  # type: ignore[arg-type]
     serve("1", 1)
@@ -198,6 +202,28 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     assert samples.of("vllm:num_requests_waiting") == 7
     assert samples.of("vllm:kv_cache_usage_perc") == 0.5
     assert samples.of("draftwell:threads") == 1
+
+
+def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
+    load = LoadControl(BatchCosts({1: 0.1}, {1: 1.0}))
+    pair = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
+    served = SimpleNamespace(strategy=build_strategy("vanilla_sd"), version="1", pair=pair,
+                             tuned={"greedy": "vanilla_sd", "sampled": "vanilla_sd"})
+    scheduler = SimpleNamespace(running=2, waiting=0, slots=4, threads=1, load=load)
+    current = SimpleNamespace(served=served, scheduler=scheduler)
+    metrics.watch(SimpleNamespace(switches=0, last_switch_error=None, current=current))  # type: ignore[arg-type]
+    samples = Samples.read(metrics)
+    assert samples.of("draftwell:control_rounds_share") == 0
+    assert "draftwell:draft_length" not in samples.labels, "a single request has no limit"
+    load.current = load.lengths["some load"] = DraftLength({0: 1.0, 2: 1.5})  # type: ignore[index]
+    for _ in range(ENOUGH + 8):
+        load.current.observe(8, 2.0)
+    samples = Samples.read(metrics)
+    assert samples.of("draftwell:draft_length", model_name="tiny") == 2
+    assert samples.of("draftwell:draft_length_tokens_per_second", draft_tokens="2") == pytest.approx(4.0)
+    assert samples.of("draftwell:draft_length_tokens_per_second", draft_tokens="0") == pytest.approx(4.0 / 1.5)
+    assert 0 < samples.of("draftwell:control_rounds_share") < 0.5
+    assert load.describe()["tokens_per_second"] == {"0": 2.7, "2": 4.0}
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
@@ -363,8 +389,10 @@ def test_names_are_found_in_expressions() -> None:
 def test_the_documentation_names_every_series_and_no_other(live: Callable[..., Any]) -> None:
     page = (REPO / "docs" / "metrics.md").read_text(encoding="utf-8")
     table = page[page.index("## All series") : page.index("Counters of drafts")]
-    names = [name for name in Samples(live("/metrics")[0].text).labels if not name.endswith("_created")]
-    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+    text = live("/metrics")[0].text
+    names = [name for name in Samples(text).labels if not name.endswith("_created")]
+    without_values = {family.name for family in text_string_to_metric_families(text) if not family.samples}
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names} | without_values
     assert set(re.findall(r"`((?:vllm|draftwell):\w+)`", table)) == shown
 
 

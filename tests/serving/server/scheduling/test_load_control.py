@@ -1,7 +1,8 @@
-"""Drafts of a running scheduler under load: limited by what was learnt, lifted when the load goes, and never at a price in text."""
+"""Drafts of a running scheduler under load: limited by what rounds show, lifted when the load goes, and never at a price in text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from serving.server.http.schemas import CompletionRequest
+from serving.server.scheduling import draft_length
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
@@ -40,6 +42,25 @@ def submit(it: Scheduler, max_tokens: int = 60, **settings) -> tuple[Ticket, lis
 
 def limits(it: Scheduler) -> list[int]:
     return [ticket.job.session.draft_limit for ticket in it._running if ticket.job]
+
+
+def simulate(it: Scheduler, draft: float, target: Callable[[int], float]) -> None:
+    """Let the clock of rounds go by the passes that are run: seconds of a draft pass, and of a target pass over so many tokens."""
+    now = [0.0]
+    it.engine.meter.clock = lambda: now[0]
+    for role, model in it.engine.models.items():
+        def forward(rows, role=role, run=model.forward):
+            now[0] += target(sum(len(row.tokens) for row in rows)) if role == "target" else draft * max(row.steps for row in rows)
+            return run(rows)
+        model.forward = forward  # type: ignore[method-assign]
+
+
+def keep_busy(it: Scheduler, requests: int, rounds: int, **settings) -> None:
+    """Rounds in which as many requests run all the time."""
+    for _ in range(rounds):
+        while it.running + it.waiting < requests:
+            submit(it, 120, **settings)
+        it.turn()
 
 
 def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
@@ -122,21 +143,74 @@ def test_drafts_longer_than_is_best_are_cut_also_where_the_best_is_as_short_for_
 
 
 def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
-    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0, 64: 3.0}), slots=2)
+    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0, 64: 3.0}), slots=4)
+    simulate(it, 0.1, lambda tokens: 1.0 + tokens / 32)
     good = it.engine.models["target"].table
     it.engine.models["draft"].table = good.roll(1, -1)  # always another token
-    for _ in range(2):
-        submit(it, 480)
-    for _ in range(300):
-        it.turn()
-    learnt = it.load.acceptance["vanilla_sd"]
-    assert learnt.rate < 0.3
-    assert limits(it)[1] == 0
-    judged = learnt.judged
+    keep_busy(it, 4, 600)
+    assert it.load.acceptance["vanilla_sd"].rate < 0.3
+    assert it.load.draft_length == 0
     it.engine.models["draft"].table = good
-    for _ in range(3 * PROBE_EVERY):
+    keep_busy(it, 4, 3000)
+    assert it.load.draft_length >= 2
+    assert it.load.acceptance["vanilla_sd"].rate > 0.9
+
+
+@pytest.mark.parametrize(("believed", "true"), [
+    (BatchCosts({1: 0.0}, {1: 1.0}), lambda tokens: 0.5 * tokens),  # drafts are said to cost nothing, and cost as much as tokens
+    (BatchCosts({1: 1.0, 64: 64.0}, {1: 1.0, 64: 64.0}), lambda tokens: 1.0),
+], ids=["too cheap", "too dear"])
+def test_what_rounds_take_counts_more_than_what_was_predicted(believed, true):
+    it = scheduler(believed, slots=4, noise=1.0)
+    simulate(it, 0.05, true)
+    keep_busy(it, 4, 1)
+    start = it.load.draft_length
+    keep_busy(it, 4, 4000)
+    assert (start > 2, it.load.draft_length) == (True, 0) if believed.draft[1] == 0.0 else (start == 0, it.load.draft_length > 0)
+    assert 0.0 < it.load.control_share < 0.3
+
+
+def test_blocks_of_plain_decoding_are_plain_decoding():
+    """A control that is limited only on paper, or one request at a time, compares drafts with drafts."""
+    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0}), slots=4)
+    simulate(it, 0.1, lambda tokens: 1.0 + tokens / 64)
+    keep_busy(it, 4, 40)
+    assert it.load.draft_length > 0
+    plain = 0
+    for _ in range(600):
+        control = it.load.current
+        counted = control.trial == 0 and len(control._block) > 0  # drafts that began before are over
+        before = [(ticket.job.session, ticket.job.session.stats.drafted) for ticket in it._running]
         it.turn()
-    assert learnt.judged >= judged + 2, "now and then one request drafts a token"
+        if counted and control.trial == 0:
+            assert [session.stats.drafted for session, _ in before] == [drafted for _, drafted in before]
+            plain += 1
+        keep_busy(it, 4, 1)
+    assert plain > 3
+
+
+def test_requests_whose_drafts_are_kept_get_the_longer_ones():
+    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0, 64: 2.0}), slots=4, noise=0.0)
+    simulate(it, 0.1, lambda tokens: 1.0 + tokens / 64)
+    keep_busy(it, 4, 3)
+    sessions = [ticket.job.session for ticket in it._running]
+    for number, session in enumerate(sessions):
+        it.load._own[session].learn(200, 190 if number < 2 else 10)
+    it.load._limit_drafts([(session, VANILLA) for session in sessions], [(session, VANILLA) for session in sessions])
+    assert it.load.draft_length > 0
+    assert min(limits(it)[:2]) > max(limits(it)[2:])
+    assert sum(limits(it)) <= 4 * it.load.current.length
+
+
+def test_a_longer_context_makes_drafts_dearer():
+    costs = BatchCosts({1: 0.1}, {1: 1.0, 64: 2.0}, per_context={"draft": 0.001}, context=32)
+    control = LoadControl(costs)
+    short, long = (control._predicted([VANILLA], 4, context) for context in (32.0, 4096.0))
+    assert long[0] == short[0]
+    assert long[4] / long[0] < short[4] / short[0]
+    short, long = (control._known([VANILLA], 4, context) for context in (200.0, 4000.0))
+    assert short is not long, "each is measured for itself"
+    assert control._known([VANILLA], 4, 210.0) is short
 
 
 def test_strategies_are_limited_each_by_its_own_acceptance_and_its_own_costs():
@@ -161,10 +235,12 @@ def test_hybrid_drafts_for_a_request_that_is_alone():
     others = [submit(it, 60)[0] for _ in range(7)]
     it.turn()
     it.turn()
-    assert limits(it) == [0] * 8, "its prices are those of one request"
-    turn_until(it, lambda: it.running == 1)
+    assert limits(it) == [0] * 8, "its prices are those of one request: others begin with plain decoding"
     assert first.job.session.stats.drafted <= before + 9
     assert all(ticket.job.session.stats.drafted == 0 for ticket in others)
+    turn_until(it, lambda: it.running == 1)
+    it.turn()
+    assert limits(it) == [UNLIMITED]
 
 
 def test_acceptance_forgets_slowly():
@@ -259,7 +335,8 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
 
 @pytest.mark.parametrize(("name", "temperature", "probed"), [
     ("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)])
-def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed):
+def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed, monkeypatch):
+    monkeypatch.setattr(draft_length, "ENOUGH", 10**6)  # no other length is tried
     it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_resources(8)))
     it.strategy.resources = replace(it.strategy.resources, deterministic=False)
     tickets = []
@@ -273,7 +350,7 @@ def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, te
     for _ in range(PROBE_EVERY):
         it.turn()
         probes.append(limits(it))
-    assert [max(of) for of in zip(*probes, strict=True)] == [1, 0, 0, int(probed), 0, 0, 0, 0]
+    assert [max(of) for of in zip(*probes, strict=True)] == [0, 0, 0, int(probed), 0, 0, 0, 0]
 
 
 def test_a_seed_in_a_request_asks_for_the_same_answer():

@@ -1,0 +1,221 @@
+"""The draft length that real rounds choose, on simulated machines whose best length is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.server.scheduling.draft_length import BLOCK, OFTEN, SELDOM, SETTLING, DraftLength
+from serving.server.scheduling.ratio import Ratio
+
+LENGTHS = (0, 1, 2, 3, 4, 6, 8)
+KEPT = 0.7
+Seconds = Callable[[int], float]
+
+
+def machine(running: int, per_token: float) -> Seconds:
+    """Seconds of a round by draft length: a pass of the draft for each token, and a target that computes all rows."""
+    return lambda length: 0.004 * length + 0.04 + per_token * running * (length + 1)
+
+
+def speeds(seconds: Seconds, running: int) -> dict[int, float]:
+    return {length: running * sum(KEPT**i for i in range(length + 1)) / seconds(length) for length in LENGTHS}
+
+
+class Load:
+    """Requests that run round after round under a control, with random acceptance, times that scatter, and hiccups."""
+
+    def __init__(self, control: DraftLength, running: int, seconds: Seconds, seed: int = 0):
+        self.control, self.running, self.seconds, self.random = control, running, seconds, random.Random(seed)
+        self.tokens = self.time = 0.0
+        self.in_force: list[int] = []
+
+    def run(self, rounds: int) -> float:
+        """Tokens per second of these rounds."""
+        tokens = time = 0.0
+        for _ in range(rounds):
+            length = self.control.length
+            taken = self.seconds(length) * self.random.lognormvariate(0, 0.1) * (8 if self.random.random() < 0.002 else 1)
+            kept = sum(1 + self._kept(length) for _ in range(self.running))
+            self.control.observe(kept, taken)
+            self.in_force.append(self.control.in_force)
+            tokens, time = tokens + kept, time + taken
+        return tokens / time
+
+    def _kept(self, length: int) -> int:
+        return next((place for place in range(length) if self.random.random() >= KEPT), length)
+
+
+PRIORS: Mapping[str, Callable[[int], float]] = {
+    "drafts are free": lambda length: 1.0 + length,
+    "drafts are dear": lambda length: 1 / (1 + length),
+    "nothing differs": lambda length: 1.0,
+}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(("running", "per_token"), [(4, 0.001), (8, 0.001), (8, 0.006), (32, 0.001), (32, 0.004)])
+def test_it_comes_to_the_best_length_of_every_batch_size_whatever_the_profile_said(running: int, per_token: float, prior: str) -> None:
+    seconds = machine(running, per_token)
+    true = speeds(seconds, running)
+    control = DraftLength({length: PRIORS[prior](length) for length in LENGTHS})
+    load = Load(control, running, seconds)
+    load.run(12000)
+    assert true[control.in_force] > 0.93 * max(true.values()), control.in_force
+    assert control.tokens_per_second()[control.in_force] == pytest.approx(true[control.in_force], rel=0.2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(running=st.sampled_from([2, 8, 32]), per_token=st.floats(0.0002, 0.01), believed=st.floats(0.0002, 0.01), seed=st.integers(0, 99))
+def test_it_is_never_below_plain_decoding_by_more_than_the_blocks_share(running, per_token, believed, seed):
+    """Once its comparisons are made; the prior is of another machine."""
+    seconds = machine(running, per_token)
+    load = Load(DraftLength(speeds(machine(running, believed), running)), running, seconds, seed)
+    load.run(4000)
+    plain = Load(DraftLength({0: 1.0}), running, seconds, seed)
+    assert load.run(4000) > plain.run(4000) * (1 - 1 / (1 + OFTEN)) * 0.97
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0005, 0.006), (0.006, 0.0005)])
+def test_it_recovers_when_what_a_token_costs_changes(before: float, after: float) -> None:
+    control = DraftLength(speeds(machine(8, before), 8))
+    load = Load(control, 8, machine(8, before))
+    load.run(3000)
+    first = control.in_force
+    load.seconds = machine(8, after)
+    load.run(8000)
+    true = speeds(load.seconds, 8)
+    assert true[first] < 0.9 * max(true.values()), "or the test proves nothing"
+    assert true[control.in_force] > 0.93 * max(true.values())
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize("per_token", [0.001, 0.006])
+def test_a_machine_that_is_three_times_as_slow_for_all_lengths_changes_nothing(per_token: float, factor: float) -> None:
+    """Speeds that were averaged at other times, compared as they are, would prefer whatever was last tried before."""
+    seconds = machine(8, per_token)
+    control = DraftLength(speeds(seconds, 8))
+    load = Load(control, 8, seconds)
+    load.run(3000)
+    first, true = control.in_force, speeds(seconds, 8)
+    load.seconds = lambda length: factor * seconds(length)
+    load.in_force.clear()
+    load.run(5000)
+    assert len(set(load.in_force)) <= 2
+    assert true[control.in_force] > 0.96 * true[first]
+    assert control.tokens_per_second()[control.in_force] == pytest.approx(true[control.in_force] / factor, rel=0.2)
+
+
+@pytest.mark.parametrize("running", [2, 8, 32])
+def test_lengths_that_are_equally_fast_do_not_take_turns(running: int) -> None:
+    """A rule that takes the length with the best average changes hundreds of times."""
+    load = Load(DraftLength(dict.fromkeys(LENGTHS, 1.0)), running, lambda length: sum(KEPT**i for i in range(length + 1)))
+    load.run(20000)
+    assert load.control.switches <= 4
+    assert load.control.rounds_in_trials > 500, "it has compared"
+
+
+def test_plain_decoding_is_tried_though_the_profile_calls_it_hopeless() -> None:
+    """Without control blocks drafts that have become useless would be kept for ever."""
+    control = DraftLength({0: 1.0, 4: 100.0})
+    rounds = 0
+    while control.in_force == 4 and rounds < 1000:
+        control.observe(8, 1.0 if control.length else 0.1)
+        rounds += 1
+    assert control.in_force == 0
+    assert rounds < 200
+
+
+def test_blocks_are_short_and_have_the_share_of_the_time_that_is_said() -> None:
+    load = Load(DraftLength({0: 1.0, 1: 0.5, 2: 0.4}), 8, lambda length: 1.0 + 4.0 * length)
+    load.run(8000)
+    control = load.control
+    assert control.in_force == 0
+    before, longest, length, time = control.rounds_in_trials, 0, 0, {True: 0.0, False: 0.0}
+    for _ in range(20000):
+        trial = control.trial is not None
+        length = length + 1 if trial else 0
+        longest = max(longest, length)
+        seconds = 1.0 + 4.0 * control.length
+        time[trial] += seconds
+        control.observe(8 * (1 + 0.3 * control.length), seconds)
+    assert control.rounds_in_trials > before, "it goes on comparing"
+    assert longest == BLOCK + SETTLING
+    assert time[True] / sum(time.values()) <= 1.1 / (1 + SELDOM)
+
+
+def test_a_speed_is_a_ratio_of_sums() -> None:
+    """The mean of the rounds' own speeds would prefer whatever has a few short rounds."""
+    uneven = DraftLength({0: 1.0})
+    for number in range(2000):
+        uneven.observe(8, 0.1 if number % 2 else 1.9)
+    assert uneven.tokens_per_second()[0] == pytest.approx(8.0, rel=0.02)
+    control = DraftLength({0: 1.0, 1: 1.0})
+    for number in range(4000):  # on average half the tokens per second, though every second round is ten times as fast
+        control.observe(8, 1.0 if control.length == 0 else 3.6 if number % 2 else 0.1)
+    assert control.in_force == 0
+    assert control.tokens_per_second()[1] < control.tokens_per_second()[0]
+
+
+def test_rounds_that_read_prompts_are_not_compared_and_a_block_ends_all_the_same() -> None:
+    control = DraftLength({0: 1.0, 2: 1.5})
+    for number in range(6000):
+        reads = number % 4 == 0
+        length = control.length
+        control.observe(8 * (1 + 0.4 * length), (1.0 + 0.1 * length) * (50 if reads else 1), clean=not reads)
+    assert control.in_force == 2
+    assert control.tokens_per_second()[2] == pytest.approx(8 * 1.8 / 1.2, rel=0.01)
+    for _ in range(100):
+        control.observe(8, 1.0, clean=True)
+    in_blocks = 0
+    for _ in range(2000):
+        control.observe(8, 1.0, clean=False)
+        in_blocks += control.trial is not None
+    assert in_blocks < 200
+
+
+def test_a_length_that_nothing_has_tried_is_judged_by_the_profile_corrected_by_its_neighbours() -> None:
+    control = DraftLength({0: 1.0, 1: 2.0, 2: 4.0}, start=0)
+    while not control.tokens_per_second() or control.rounds_in_trials < BLOCK + SETTLING:
+        control.observe(8, 1.0 if control.length == 0 else 4.0)
+    speed = control.tokens_per_second()
+    assert speed[0] == pytest.approx(8.0)
+    assert speed[2] == pytest.approx(2.0), "tried first: it promised most"
+    assert speed[1] == pytest.approx(8.0 * 2.0 * (1.0 * 1 / 16) ** 0.5), "halfway between a profile that is right and one wrong by 16"
+
+
+def test_what_was_measured_follows_the_acceptance_that_the_prior_has_learnt() -> None:
+    """A length that was tried while drafts were poor is worth another try when they are good."""
+    control = DraftLength({0: 1.0, 4: 0.5}, start=0)
+    while control.rounds_in_trials < 2 * (BLOCK + SETTLING):
+        control.observe(8, 1.0 if control.length == 0 else 2.0)
+    assert control.tokens_per_second()[4] == pytest.approx(4.0)
+    control.expect({0: 1.0, 4: 2.0})
+    assert control.tokens_per_second()[4] == pytest.approx(16.0)
+    assert control.in_force == 0, "only rounds put a length in force"
+
+
+def test_before_anything_is_compared_the_profile_decides() -> None:
+    control = DraftLength({0: 1.0, 4: 2.0})
+    control.expect({0: 1.0, 4: 0.5})
+    assert control.in_force == 0
+    assert DraftLength({0: 1.0, 4: 2.0}, start=0).in_force == 0
+
+
+def test_the_error_of_a_ratio_is_that_of_repeated_samples() -> None:
+    source, found, errors = random.Random(1), [], []
+    for _ in range(300):
+        ratio = Ratio()
+        for _ in range(40):
+            below = source.uniform(0.5, 2.0)
+            ratio.add(3.0 * below + source.gauss(0, 1.0), below)
+        found.append(ratio.value)
+        errors.append(ratio.error)
+    mean = sum(found) / len(found)
+    scatter = (sum((value - mean) ** 2 for value in found) / len(found)) ** 0.5
+    assert sum(errors) / len(errors) == pytest.approx(scatter, rel=0.15)
+    assert ratio.inverse().value == pytest.approx(1 / ratio.value)
