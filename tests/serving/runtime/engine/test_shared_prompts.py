@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
@@ -80,7 +80,8 @@ def test_every_strategy_writes_and_drafts_what_it_does_without(name: str, parame
 @pytest.mark.parametrize(("deterministic", "repeatable"), [(False, False), (False, True), (True, False)])
 def test_hybrid_weighs_what_is_left_to_read_of_a_prompt_unless_its_answer_has_to_be_the_same(deterministic: bool, repeatable: bool) -> None:
     """Reading 30 tokens costs its draft model more than it gains; where another request has had them read, it drafts with that."""
-    times = RequestTimes.model_construct(prefill={"draft": {32: 32 * 0.8}})  # a token: a fifth of the target's
+    nothing = RoundOverheads(round=0.0, token=0.0, figure=0.0)
+    times = RequestTimes.model_construct(prefill={"draft": {32: 32 * 0.8}}, rest=nothing)  # a token: a fifth of the target's
     profile = HardwareProfile(0.1, {1: 4.0, 32: 4.0}, 0.1, ORIGIN, details=times)
     resources = replace(table_resources(8, hardware_profile=profile), deterministic=deterministic)
 
@@ -96,10 +97,11 @@ def test_hybrid_weighs_what_is_left_to_read_of_a_prompt_unless_its_answer_has_to
     assert (drafts(before=True) == 0) == (deterministic or repeatable)
 
 
-def test_hybrid_that_has_learnt_nothing_meanwhile_repeats_a_seeded_answer_whatever_is_cached() -> None:
-    """One strategy object, as on a server with `--deterministic`; other traffic comes between."""
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_hybrid_repeats_a_seeded_answer_whatever_comes_between(deterministic: bool) -> None:
+    """One strategy object, as on a server; other traffic, from which it learns, comes between."""
     profile = HardwareProfile(0.1, {1: 4.0, 32: 4.0}, 0.1, ORIGIN)
-    resources = replace(table_resources(8, hardware_profile=profile), deterministic=True)
+    resources = replace(table_resources(8, hardware_profile=profile), deterministic=deterministic)
     strategy, engine = build_strategy("hybrid", {"drafter": "draft"}, resources), Engine(whole_text_pair())
 
     def ask(prompt: list[int], seed: int) -> tuple[list[int], int, int]:
