@@ -19,7 +19,7 @@ from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
 
 COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
-            "lineage", "demo", "doctor", "distill", "rollback", "prune", "schedule", "monitor", "export", "release", "sync")
+            "lineage", "demo", "doctor", "distill", "rollback", "prune", "schedule", "monitor", "export", "release", "sync", "papers")
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys

@@ -187,7 +187,7 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
     assert f"port {port} of 127.0.0.1 is taken" in said
     assert "--port" in said
     assert "--minutes means nothing with --engine draftwell" in line(run("demo", "--pair", pair_file, "--minutes", 3))
-    assert "--table-prompts means nothing with --engine vllm" in line(demo("--table-prompts", 3))
+    assert "--sampled-temperature means nothing with --engine vllm" in line(demo("--sampled-temperature", 0.5))
     of_version(peers, "0.31.2")
     said = line(demo())
     assert "vLLM 0.31.2 is installed" in said
