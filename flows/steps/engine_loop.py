@@ -116,6 +116,7 @@ class EngineLoop:
             DraftwellError: what steps raise; there are too few prompts (`few_prompts`), or there is no time left to tune (`no_time`).
         """
         self.begun = self.clock()
+        (self.space.folder / REPORT).unlink(missing_ok=True)  # a run that is stopped leaves no report of an earlier one
         self.report = {**about(self.space), "minutes": self.wanted.minutes, "seconds": {}}
         with self.step("collect"):
             texts = self.collect()
