@@ -72,12 +72,12 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
                        f"{(file.report.machine.commit or 'unknown')[:9]}" for file in cells.values()})
     where = "; ".join(machines) or "nothing is measured yet"
     minutes = sum(file.seconds for file in cells.values()) / 60
-    return ("# The papers' tables, run here\n\nMade by `draftwell papers`; run `make papers` (sized for six hours on two cores, resumable cell "
-            f"by cell) or `make papers FLAGS=--quick` (sized for 20 minutes). Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. "
-            f"Measured on: {where}.\n\n"
+    return ("# The papers' tables, run here\n\nMade by `draftwell papers`; run `make papers` (sized for six hours on two cores, resumable "
+            "cell by cell) or `make papers FLAGS=--quick` (sized for 20 minutes). "
+            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
-            "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. Values are ratios "
-            "unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end. "
+            "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
+            "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end. "
             f"The rule of verdicts: {RULE}\n")
 
 
