@@ -46,16 +46,15 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
-           pictures: Mapping[str, Path] | None = None, note: str = "") -> str:
+           pictures: Mapping[str, Path] | None = None) -> str:
     """The whole page as Markdown.
 
     Args:
         cells: name → measured cell.
         failed: name → reason of cells that could not be measured.
         pictures: table's name → picture, as the page addresses it.
-        note: a sentence on the run, at the top.
     """
-    parts = [opening(scale, cells, note)]
+    parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells)]
     for paper in papers:
@@ -67,15 +66,15 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     return "\n".join(parts)
 
 
-def opening(scale: Scale, cells: Mapping[str, CellFile], note: str) -> str:
+def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     """What the page is, how to run it, where it was measured, and the rule."""
     machines = sorted({f"{file.report.machine.cpu}, {file.report.machine.cores} cores, {file.report.machine.dtype}, commit "
                        f"{(file.report.machine.commit or 'unknown')[:9]}" for file in cells.values()})
     where = "; ".join(machines) or "nothing is measured yet"
-    hours = sum(file.seconds for file in cells.values()) / 60
-    return (f"# The papers' tables, run here\n\n{note + ' ' if note else ''}Made by `draftwell papers`; run `make papers` (a few hours on "
-            f"two cores, resumable at any point) or `make papers FLAGS=--quick` (about 20 minutes). Run: {scale.name}, {len(cells)} cells, "
-            f"{hours:.0f} minutes. Measured on: {where}.\n\n"
+    minutes = sum(file.seconds for file in cells.values()) / 60
+    return ("# The papers' tables, run here\n\nMade by `draftwell papers`; run `make papers` (sized for six hours on two cores, resumable "
+            "cell by cell) or `make papers FLAGS=--quick` (sized for 20 minutes). "
+            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.papers.cells import Scale, sized
+from components.papers.cells import QUICK, Scale, sized
 from components.papers.spide import PADDED
 from components.papers.tables import Paper, PaperTable, Row
 
@@ -15,8 +15,8 @@ TAUS = (0.3, 0.5)
 
 def tables(scale: Scale) -> tuple[PaperTable, ...]:
     """One cell: SD, fuzzy SD and both pyramids at temperature .7."""
-    taus = TAUS[:1] if scale.pairs else TAUS
-    lengths = LENGTHS[:1] if scale.pairs else LENGTHS
+    quick = scale.name == QUICK.name
+    taus, lengths = (TAUS[:1], LENGTHS[:1]) if quick else (TAUS, LENGTHS)
     grid = [f"num_draft_tokens={draft}:num_speculative_tokens={qualified}:tau_target={tau}" for draft, qualified in lengths for tau in taus]
     cell = sized(scale, name="pyramidsd-choice", pair="smollm2-135m", pad_target=PADDED, data="choice", temperature=0.7, contenders={
         "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas),

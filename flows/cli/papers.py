@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def papers(
-    quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: about 20 minutes on two cores.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: sized for 20 minutes on two cores.")] = False,
     only: Annotated[str | None, typer.Option("--only", help="One paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
