@@ -70,11 +70,15 @@ class Manifest(_Strict):
 
     def computed_digest(self) -> str:
         """sha256 over the manifest without its digest."""
-        return digest_of_body(self.model_dump(exclude={"digest"}))
+        return digest_of_body({key: value for key, value in self._fields().items() if key != "digest"})
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
-        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+        return json.dumps(self._fields(), indent=2, sort_keys=True) + "\n"
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields that its version has."""
+        return self.model_dump(exclude={"sampled_as_greedy"} if self.schema_version < 3 else None)
 
 
 def digest_of_body(body: dict[str, Any]) -> str:
