@@ -138,8 +138,8 @@ bench-gpu: $(RUN_STAMP) ## the same on CUDA, outputs checked against the CPU's: 
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
-papers: $(RUN_STAMP) ## the papers' tables run here, onto docs/papers.md; hours, resumable: FLAGS="--quick --only spide --data FOLDER"
-	$(BIN)/draftwell papers --page docs/papers.md $(FLAGS)
+papers: $(RUN_STAMP) ## the papers' tables run here, onto docs/papers.md (not --quick ones); hours, resumable: FLAGS="--quick --only spide --data FOLDER"
+	$(BIN)/draftwell papers $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md) $(FLAGS)
 
 peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
 

@@ -115,6 +115,10 @@ class GateRecord(Strict):
             return f"its gate failed ({', '.join(failed) or 'as a whole'})"
         return None
 
+    def serves_greedy_choice(self, version: int, pins: dict[str, int]) -> bool:
+        """Whether bundles of a release that passed let its greedy choice serve sampled requests, for which nothing was tuned."""
+        return self.sampled_as_greedy and self.objection(version, pins) is None
+
     def prompts_hint(self) -> str:
         """How many prompts would decide, where that can be estimated."""
         needed = [check.prompts_needed for check in self.checks if check.prompts_needed]

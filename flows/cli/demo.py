@@ -31,7 +31,7 @@ ONLY_ELSEWHERE = ("minutes", "methods", "levels", "max_tokens", "tune_prompts", 
                   "fresh")
 """Options of `draftwell demo` that mean nothing on our own engine."""
 SPEEDS = ("speedup", "sampled speedup")
-"""The gate's checks of speed, which are shown below the table that has their figures."""
+"""The gate's checks of speed, which are shown below the table. It has the first one's figures; sampled requests have a run of their own."""
 
 
 def add_to(app: typer.Typer) -> None:

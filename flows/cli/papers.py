@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, pick_device, say, set_threads
+from serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -17,11 +18,12 @@ def add_to(app: typer.Typer) -> None:
 
 def papers(
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: sized for 20 minutes on two cores.")] = False,
-    only: Annotated[str | None, typer.Option("--only", help="One paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
     page: Annotated[Path | None, typer.Option(
-        "--page", help="Markdown file to write, with pictures in images/ next to it. Default: papers.md in the folder.")] = None,
+        "--page", help="Markdown file to write, with pictures in images/ next to it. Default: papers.md or papers-quick.md in the folder."
+    )] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
@@ -40,9 +42,10 @@ def papers(
     from serving.artifacts.pair_files import draftwell_home
 
     chosen, scale = papers_named(only), QUICK if quick else FULL
-    for folder in (out, data):
-        if folder is not None:
-            check_folder(folder)
+    if out is not None:
+        check_folder(out)
+    if data is not None and not data.is_dir():
+        raise DraftwellError(f"--data: there is no folder {data}", code="no_data")
     on = pick_device(device)
     number_format = dtype.value if dtype else own_format(on)
     cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
@@ -52,9 +55,11 @@ def papers(
     if not render:
         set_threads(threads)
         failed = run_cells(cells, folder, lambda cell: open_cell(cell, number_format, on, say), data=data, where=where, say=say)
-    found = measured_cells(cells, folder, data, where)
-    target = page or folder.parent / "papers.md"
-    write_page(target, chosen, scale, found, failed)
-    say(f"{counts_of(cells, found)}; the page is {target}")
+    everything = papers_named(None)  # what was measured of the other papers stays on the page
+    shown = list({table.cell.name: table.cell for paper in everything for table in paper.tables(scale)}.values())
+    found = measured_cells(shown, folder, data, where)
+    target = page or folder.parent / f"papers{'-quick' if quick else ''}.md"
+    write_page(target, everything, scale, found, failed)
+    say(f"{counts_of(shown, found)}; the page is {target}")
     if failed:
         raise typer.Exit(1)

@@ -19,8 +19,8 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     """Bring a pair from prompts to a deployed champion.
 
     Returns:
-        the gate's `report`, the `table` of strategies, the choices and why, the release, whether it `passed`, the gate's checks and its
-        `verdict`, the champion of before (None where there was none), and where the bundle is.
+        the gate's `report`, with other strategies beside the choice, the choices and why, the release, whether it `passed`, the gate's
+        checks and its `verdict`, the champion of before (None where there was none), and where the bundle is.
     """
     announce("1/7 collect traces")
     within(settings, collect_task)(settings)
@@ -41,8 +41,10 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
         announce(f"{sentence(gated)}; with no champion to keep, plain decoding is released for {whom} requests instead")
         choice = plain_choice_task(settings, choice, refusal(choice, gated, sampled_only), sampled_only)
         release = within(settings, publish_task)(settings)
-        again = within(settings, gate_task)(settings, release, full=False, limit=None if sampled_only else 2)
+        again = within(settings, gate_task)(settings, release, full=sampled_only, limit=None if sampled_only else 2)
         gated |= {"passed": again["passed"], "checks": again["checks"]}
+        if sampled_only:  # the greedy choice was judged again, so its figures are those of this run
+            gated["report"] = again["report"]
     stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
     announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {sentence(gated)}, {stays}")
     bundle = deploy_task(settings, release) if gated["passed"] else None

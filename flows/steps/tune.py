@@ -214,7 +214,9 @@ def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvide
 
 
 def champion_decoding(step: StepContext) -> DecodingConfig | None:
-    """The config that the pair's champion serves on this device; None without a champion, or where no registry can be reached."""
+    """The config that the pair's champion serves on this device, with what the gate let serve sampled requests; None without a champion, or
+    where no registry can be reached."""
+    from registry.releases import gate_record
     from registry.store import Store
     from serving.artifacts.decoding_config import DecodingConfig
 
@@ -225,7 +227,10 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         store = Store()
         pinned = store.resolve("decoding_config", champion.pair, champion.pins["decoding_config"])
         with tempfile.TemporaryDirectory() as place:
-            return DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
+            config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
+        record = gate_record(champion)
+        as_greedy = record is not None and record.serves_greedy_choice(champion.version, champion.pins)
+        return config.with_greedy_for_sampled() if as_greedy else config
     except DraftwellError as error:
         step.workspace.say(f"tuning without the champion: {error}")
         return None

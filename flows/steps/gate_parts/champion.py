@@ -78,7 +78,7 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         made_of = artifact_prompts(theirs, draft)
     config: Any = theirs["decoding_config"]
     record = gate_record(champion)
-    if record is not None and record.sampled_as_greedy:  # what its bundle serves
+    if record is not None and record.serves_greedy_choice(champion.version, champion.pins):
         theirs["decoding_config"] = config = config.with_greedy_for_sampled()
     contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion")
     return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {}, prompts=made_of)

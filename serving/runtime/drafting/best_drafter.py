@@ -104,8 +104,8 @@ class Candidate:
         return self.seen.gain * session.text.remaining / ROUND_TOKENS - self.debt(session)
 
     def due(self, session: Session) -> bool:
-        """Whether it is time to try it again, though others gain more."""
-        return self.seen.idle >= max(self.seen.patience, self.debt(session) / TRIAL_SHARE)
+        """Whether it is time to try it again, though others gain more, and the request has room for a draft to show something."""
+        return session.text.remaining >= self._longest and self.seen.idle >= max(self.seen.patience, self.debt(session) / TRIAL_SHARE)
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""

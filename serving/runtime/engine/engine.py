@@ -211,6 +211,7 @@ class Engine:
         if not job.finished:
             self._end(job, None)
         if not self.jobs:
+            self.meter.forget()
             self.close()
 
     def close(self) -> None:

@@ -43,6 +43,10 @@ class RoundMeter:
         """The step that begins reads tokens of prompts."""
         self._clean = False
 
+    def forget(self) -> None:
+        """Nobody runs any more: what comes next is no round."""
+        self._last = self._since = None
+
     def end_step(self, tokens: int, *, idle: bool) -> None:
         """A step is over.
 

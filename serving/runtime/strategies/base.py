@@ -71,7 +71,7 @@ class Strategy(ABC):
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     drafts_alone: ClassVar[bool] = False
-    """Whether it weighs each draft by what passes of one request cost: a server with several requests begins with plain decoding. (Not:
+    """Whether it weighs each draft by what passes of one request cost: a server with several requests lets it draft nothing. (Not:
     whether it drafts without a draft model.)"""
     draft_share: ClassVar[float] = 0.0
     """Of a strategy that drafts with something else than the draft model: seconds of a draft step over those of a target pass over as many

@@ -67,7 +67,7 @@ class Deployment:
         if costs is not None and scheduler.load is None:
             scheduler.load = LoadControl(costs)
         elif costs is not None and scheduler.load is not None:
-            scheduler.load.costs = costs
+            scheduler.load.renew(costs)
 
     def check(self, timeout: float = CHECK_SECONDS) -> None:
         """Send one short request through each tuned strategy. What they learn from it is discarded.

@@ -144,6 +144,16 @@ class DraftLength:
             return
         self.in_force, self._speed, self._settling = best, Ratio(), SETTLING
 
+    def come_back(self, *, after_long: bool) -> None:
+        """Another kind of load was there meanwhile: a block that ran is dropped.
+
+        Args:
+            after_long: so long that the speed of the length in force is no longer what rounds of now can be compared with.
+        """
+        self.trial, self._settling, self._block = None, SETTLING, []
+        if after_long and self._speed.count:
+            self._known, self._speed = self._speed.value, Ratio()
+
     @property
     def length(self) -> int:
         """Draft tokens for each request in the round that begins."""
@@ -161,6 +171,8 @@ class DraftLength:
             self._in_force_seconds += seconds
         else:
             self.rounds_in_trials += 1
+            if not clean and self._speed.count >= ENOUGH:  # what else the machine did is not the block's
+                seconds = min(seconds, LONGEST_ROUND * self._speed.mean_below)
             self._block_seconds += seconds
             self._left -= 1
         if self._settling:

@@ -41,7 +41,9 @@ REQUEST_WEIGHT, REQUEST_KEPT = 8.0, 0.97
 """Draft tokens of its strategy's acceptance that a request begins with, and weight of its own earlier tokens after each round: one that
 drafts nothing for long is given a try again."""
 MOST_KINDS = 256
-"""Kinds of load that are remembered; the oldest is forgotten."""
+"""Kinds of load that are remembered; that which was not met for longest is forgotten."""
+LONG_AWAY = 256
+"""Rounds after which a kind of load that comes back is measured again, since the machine may have changed."""
 
 
 @dataclass
@@ -114,9 +116,15 @@ class LoadControl:
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
     _load: Load | None = None
+    _used: dict[Load, int] = field(default_factory=dict)
+    """Kind of load → the step in which it was there last."""
     _limited: set[Session] = field(default_factory=set)
     _whole: bool = True
     """Whether the length in force has been the same since the last round ended."""
+
+    def renew(self, costs: BatchCosts) -> None:
+        """Other models or settings serve from now on: their costs, and nothing of what the earlier ones' drafts taught."""
+        self.costs, self.acceptance, self.lengths, self.current = costs, {}, {}, None
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Longest draft of a request that comes, `running` of them being there with it; UNLIMITED or less.
@@ -126,7 +134,8 @@ class LoadControl:
         """
         if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
-        limit = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
+        wanted = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
+        limit = min(wanted, longest_of(strategy))
         self.last[strategy.name] = limit
         return limit
 
@@ -215,11 +224,16 @@ class LoadControl:
         load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2)
         predicted, before = self._predicted(strategies, running, context), self.current
         previous, self._load = self._load, load
-        if load in self.lengths:
-            self.lengths[load].expect(predicted)
-            return self.lengths[load]
+        away, self._used[load] = self._steps - self._used.get(load, self._steps), self._steps
+        if (known := self.lengths.pop(load, None)) is not None:
+            self.lengths[load] = known  # the last one: that which was not met for longest is forgotten first
+            if load != previous:
+                known.come_back(after_long=away > LONG_AWAY)
+            known.expect(predicted)
+            return known
         if len(self.lengths) >= MOST_KINDS:
-            del self.lengths[next(iter(self.lengths))]
+            oldest = next(iter(self.lengths))
+            del self.lengths[oldest], self._used[oldest]
         begin = before.in_force if before and before.compared and previous and previous[:2] == load[:2] else None
         self.lengths[load] = DraftLength(predicted, begin)
         return self.lengths[load]
@@ -233,17 +247,14 @@ class LoadControl:
 
     def _seconds_per_token(self, strategy: Strategy, running: int, context: float | None) -> Sequence[float]:
         alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
-        seconds = seconds_per_token(self.costs, running, alpha, "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share,
-                                    round(self.prompts.rate, 1), context and 2.0 ** round(log2(max(context, 1))))
-        if strategy.drafts_alone:  # its own costs are those of one request: nothing is known but plain decoding
-            return [seconds[0], *[seconds[0]] * LONGEST]
-        return seconds
+        return seconds_per_token(self.costs, running, alpha, "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share,
+                                 round(self.prompts.rate, 1), context and 2.0 ** round(log2(max(context, 1))))
 
     def _reading(self, limited: Running) -> float:
         """Seconds for each token in which drafts read prompts: rounds in which that happens are not compared, so it is added to all."""
         if not limited or self.current is None or self.current.length == 0:
             return 0.0
-        with_draft = sum("draft" in strategy.roles and not strategy.drafts_alone for _, strategy in limited)
+        with_draft = sum("draft" in strategy.roles for _, strategy in limited)
         return with_draft / len(limited) * self.prompts.rate * self.costs.seconds_to_read
 
     def _drafting(self, session: Session, strategy: Strategy, rate: float, length: int, running: int) -> Drafting:
@@ -298,8 +309,8 @@ def limits(strategy: Strategy, sampling: Sampling | None) -> bool:
 
 
 def longest_of(strategy: Strategy) -> int:
-    """Tokens of a strategy's longest draft, as far as lengths are compared."""
-    return min(strategy.longest_draft or LONGEST, LONGEST)
+    """Tokens of a strategy's longest draft beside other requests, as far as lengths are compared."""
+    return 0 if strategy.drafts_alone else min(strategy.longest_draft or LONGEST, LONGEST)
 
 
 @lru_cache(4096)

@@ -45,7 +45,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert "measured before" in again.stderr
     assert files[0].stat().st_mtime_ns == before
     text = (tmp_path / "page.md").read_text()
-    assert text == (tmp_path / "run" / "papers.md").read_text()
+    assert text == (tmp_path / "run" / "papers-quick.md").read_text()
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
@@ -65,13 +65,14 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     monkeypatch.setattr(steps, "open_cell", refuse)
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
-    assert "Not measured: the models are too large" in (tmp_path / "run" / "papers.md").read_text()
+    assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("papers", "--only", "eagle")
     assert done.exit_code == 2
     assert "choose from spide, sprinter, csd, pyramidsd, duodecoding" in done.stderr
+    assert "there is no folder" in run("papers", "--data", tmp_path / "datsets").stderr
     (tmp_path / "file").write_text("")
     done = run("papers", "--out", tmp_path / "file")
     assert done.exit_code == 2

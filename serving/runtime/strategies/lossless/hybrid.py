@@ -58,6 +58,8 @@ class Hybrid(Strategy):
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.seen: dict[str, Shared] = {}
+        table = self.optional_artifact(AcceptanceTable)
+        self._table = AcceptanceTable.empty() if table is None else table.copy()  # other strategies of a server count into theirs
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
@@ -120,6 +122,4 @@ class Hybrid(Strategy):
 
     def _beginning(self, temperature: float) -> Shared:
         """What the bundle's acceptance table says before any request."""
-        table = self.optional_artifact(AcceptanceTable)
-        known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
-        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
+        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(self._table.at(temperature).copy())})

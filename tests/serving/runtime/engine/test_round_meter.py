@@ -66,3 +66,17 @@ def test_time_in_which_nobody_ran_is_no_round() -> None:
     engine.models["target"].forward([])
     engine.submit([1, 2], Sampling(max_tokens=4), plain)
     assert {one.seconds for one in rounds(engine)} == {1.0}
+
+
+def test_time_after_a_request_that_was_cancelled_is_no_round() -> None:
+    engine = ticking(Engine(table_pair(vocab=8)))
+    plain = build_strategy("autoregressive")
+    job = engine.submit([1, 2], Sampling(max_tokens=40), plain)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(job)
+    engine.meter.take()
+    engine.models["target"].forward([])
+    engine.models["target"].forward([])
+    engine.submit([1, 2], Sampling(max_tokens=4), plain)
+    assert {one.seconds for one in rounds(engine)} == {1.0}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.scheduling.draft_length import BLOCK, OFTEN, SELDOM, SETTLING, DraftLength
+from serving.server.scheduling.draft_length import BLOCK, ENOUGH, OFTEN, SELDOM, SETTLING, DraftLength
 from serving.server.scheduling.ratio import Ratio
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -146,6 +146,39 @@ def test_blocks_are_short_and_have_the_share_of_the_time_that_is_said() -> None:
     assert control.rounds_in_trials > before, "it goes on comparing"
     assert longest == BLOCK + SETTLING
     assert time[True] / sum(time.values()) <= 1.1 / (1 + SELDOM)
+
+
+def test_a_block_that_another_load_interrupts_is_dropped() -> None:
+    """Half of it was measured in the evening, the other half would be the next morning."""
+    control = DraftLength({0: 1.0, 2: 1.5})
+    while control.trial is None:
+        control.observe(8, 1.0)
+    control.come_back(after_long=False)
+    assert control.trial is None
+    rounds = 0
+    while control.trial is None:
+        control.observe(8, 1.0)
+        rounds += 1
+    assert rounds <= SETTLING + 2, "the speed in force is still known"
+    control.come_back(after_long=True)
+    for _ in range(ENOUGH):
+        assert control.trial is None, "nothing is compared with the speed of long ago"
+        control.observe(8, 1.0)
+
+
+def test_an_hour_in_which_a_prompt_was_read_or_nobody_came_is_not_the_blocks() -> None:
+    """It would have to be made good by 8 to 64 hours of the length in force."""
+    control = DraftLength({0: 1.0, 2: 1.5})
+    while control.trial is None:
+        control.observe(8, 1.0)
+    control.observe(8, 3600.0, clean=False)
+    while control.trial is not None:
+        control.observe(8, 1.0)
+    rounds = 0
+    while control.trial is None and rounds < 3000:
+        control.observe(8, 1.0)
+        rounds += 1
+    assert rounds < 200
 
 
 def test_a_speed_is_a_ratio_of_sums() -> None:
