@@ -371,7 +371,8 @@ def collect_on_engine(space: EngineSpace, prompts: Sequence[Prompt], method: Met
     from components.engines.texts import EngineTexts
 
     ids, context = space.encoded(prompts, sampling.max_tokens)
-    subject = space.subject(ids, sampling, method=method.label, logprobs=sampling.logprobs)
+    unused = {} if method.name != OFF else {"head": None, "plugin": None}  # a head that is trained later changes no plain text
+    subject = space.subject(ids, sampling, method=method.label, logprobs=sampling.logprobs, **unused)
     texts = EngineTexts(file, {**about(space), "subject": json_digest(subject), "method": method.label}, fresh=fresh)
     with ExitStack() as stack:
         engine = space.engine(method.label)

@@ -167,8 +167,14 @@ class EngineLoop:
         from components.engines.vllm_methods import Method
 
         wanted, file = self.wanted, self.space.folder / TEXTS
-        made = collect_on_engine(self.space, self.learnt(), Method(), self.space.pair.sampling(max_tokens=wanted.max_tokens), file,
-                                 fresh=wanted.fresh)
+        sampling = self.space.pair.sampling(max_tokens=wanted.max_tokens)
+        try:
+            made = collect_on_engine(self.space, self.learnt(), Method(), sampling, file, fresh=wanted.fresh)
+        except DraftwellError as error:
+            if error.code != "other_texts":
+                raise
+            self.say("    the texts of an earlier run are of other prompts or settings: collected again")
+            made = collect_on_engine(self.space, self.learnt(), Method(), sampling, file, fresh=True)
         speed = made["tokens_per_second"]
         self.report["collected"] = {"rows": made["rows"], "tokens": made["tokens"], "tokens_per_second": speed}
         self.say(f"    {made['rows']} texts, {made['tokens']} tokens"

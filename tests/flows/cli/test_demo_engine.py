@@ -116,6 +116,24 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
         assert words in done.stdout
 
 
+def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is_none(
+        demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain texts do not depend on the head; texts of other lengths are collected again instead of being refused."""
+    from flows.steps.engine import EngineSpace
+
+    assert demo().exit_code == 0
+    texts = (folder / "loop-texts.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineSpace, "_head", lambda self: folder)
+        done = demo("--methods", "draft_model")
+        assert "collected again" not in done.stderr
+        assert (folder / "loop-texts.jsonl").read_bytes() == texts
+    done = demo("--max-tokens", 6)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "collected again" in done.stderr
+    assert (folder / "loop-texts.jsonl").read_bytes() != texts
+
+
 def test_steps_take_prompts_of_their_own(demo: Callable[..., Any], folder: Path, prompts: Path) -> None:
     from components.prompts.overlap import hashes_of
     from components.prompts.prompt import read_prompts
