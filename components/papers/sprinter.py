@@ -41,6 +41,7 @@ PAPER = Paper(
           "Table 4, latency after training on another data set", "Table 5 and Figures 12 and 13 (verifiers for λ 1, 1.2 and 1.5)",
           "Figure 3 (ROC of the shipped verifier on new prompts)", "Figures 1, 7, 9 and 10 (ROUGE and FLOPs side by side)"),
     deviations=(
+        "The verifier was trained on greedy texts and judges sampled ones here (temperature 1): its scores are not calibrated for them.",
         "A flag that the target accepts yields a bonus token; the paper's Algorithm 2 ends the run there.",
         "A run ends at 20 tokens and at stop tokens, which the target always judges.",
         "The verifier's features and its training differ: `serving/runtime/strategies/PAPERS.md`.",
