@@ -32,21 +32,21 @@ struct Row {
     float scale, softcap;    // no softcap: 0
 };
 
-static inline float as_float(uint16_t half) {
+INLINE float as_float(uint16_t half) {
     const uint32_t bits = (uint32_t)half << 16;
     float out;
     __builtin_memcpy(&out, &bits, sizeof out);
     return out;
 }
 
-static inline Floats floats_from(const float* from) {
+INLINE Floats floats_from(const float* from) {
     Floats out;
     __builtin_memcpy(&out, from, sizeof out);
     return out;
 }
 
 // Of numbers up to 0, within 2e-7 of their exponential; 0 below -87.
-static inline Floats exponential(Floats given) {
+INLINE Floats exponential(Floats given) {
     const Floats least = Floats{} - 87.0f, x = given > least ? given : least;
     const Ints power = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);
     const Floats whole = __builtin_convertvector(power, Floats);
@@ -61,7 +61,7 @@ static inline Floats exponential(Floats given) {
 }
 
 // float32 [count], a multiple of LANES, as inputs of `block`.
-static inline void to_inputs(const float* from, int64_t count, Input* to) {
+INLINE void to_inputs(const float* from, int64_t count, Input* to) {
 #ifdef __AVX512BF16__
     for (int64_t i = 0; i < count; i += LANES) {
         const __m256bh rounded = _mm512_cvtneps_pbh((__m512)floats_from(from + i));
@@ -86,7 +86,7 @@ static inline void to_inputs(const float* from, int64_t count, Input* to) {
 #endif
 
 // LANES vectors, of which number i becomes what was in lane i of each.
-static inline void transpose(Pairs (&rows)[LANES]) {
+INLINE void transpose(Pairs (&rows)[LANES]) {
 #pragma GCC unroll 4
     for (int stage = 1; stage < LANES; stage *= 2) {
         Pairs next[LANES];
@@ -101,7 +101,7 @@ static inline void transpose(Pairs (&rows)[LANES]) {
 }
 
 // Keys [count, dim] → blocks of a weight [width outputs, dim inputs]; outputs from `count` on are 0.
-static inline void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
+INLINE void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
     for (int64_t from = 0; from < width; from += LANES)
         for (int64_t at = 0; at < dim; at += 2 * LANES) {
             Pairs rows[LANES];
@@ -113,7 +113,7 @@ static inline void pack_keys(const uint16_t* keys, int64_t count, int64_t width,
 }
 
 // Values [count, dim] → blocks of a weight [dim outputs, width inputs]; inputs from `count` on are 0.
-static inline void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
+INLINE void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
     for (int64_t position = 0; position < width; position += 2)
         for (int64_t at = 0; at < dim; at += LANES) {
             Halves first = {}, second = {};
@@ -125,7 +125,7 @@ static inline void pack_values(const uint16_t* values, int64_t count, int64_t wi
 }
 
 // Scores [width] of a query → their exponentials less the largest, 0 from `count` on; that largest, and the exponentials' sum.
-static inline std::pair<float, float> softmax(const Row& row, float* scores, const uint16_t* mask, int64_t count, int64_t width) {
+INLINE std::pair<float, float> softmax(const Row& row, float* scores, const uint16_t* mask, int64_t count, int64_t width) {
     const float none = -std::numeric_limits<float>::infinity();
     Floats most = Floats{} + none, sum = {};
     for (int64_t from = 0; from < width; from += LANES) {
