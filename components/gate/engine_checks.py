@@ -193,6 +193,7 @@ class EngineGateRecord(Message):
     temperature: float = Field(0.0, description="of the requests that were judged")
     plugin: str | None = Field(None, description="version of our plug-in, where the settings name a class of it")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
+    judged: str | None = Field(None, description="digest of the prompts and tokens that were judged; None: not known")
     passed: bool
     checks: list[dict[str, Any]]
     figures: tuple[Figure, ...] = Field((), strict=False, description="that speed was judged by, one for each load")

@@ -37,14 +37,15 @@ def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     from registry.gates import load_gates
 
     named = None if methods is None else tuple(part.strip() for part in methods.split(",") if part.strip())
+    wishes = LoopSettings(methods=named, port=port, out=out, **wanted)
+    wishes.tuning()  # a mistake in methods or levels is refused now, and not after texts were collected
     rows = read_prompts(prompts) if prompts else mixed(demo_prompts())
     check_folder(out)
     if port is not None:
         refuse_taken(port)  # now, and not after half an hour
     set_threads(threads)
     with ends_what_it_started(), open_engine("demo", pair, dtype, device, threads) as space:
-        loop = EngineLoop(space, rows, LoopSettings(methods=named, port=port, out=out, **wanted),
-                          Thresholds.of(load_gates().model_dump()), load_limits(None), say)
+        loop = EngineLoop(space, rows, wishes, Thresholds.of(load_gates().model_dump()), load_limits(None), say)
         report = loop.run()
     wide_console().print(figures_table(report))
     for line in outcome(report):
@@ -54,12 +55,14 @@ def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
 
 @contextmanager
 def ends_what_it_started() -> Iterator[None]:
-    """Asked to end (SIGTERM), this process leaves through its `finally` blocks, which end engines and servers."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Asked to end (SIGTERM, or SIGHUP of a closed terminal), this process leaves through its `finally` blocks, which end engines and
+    servers."""
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def figures_table(report: Mapping[str, Any]) -> Table:

@@ -61,6 +61,9 @@ def open_engine(title: str, pair: str, dtype: str | None, device: str | None, th
 
     command()
     space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), threads or usable_cores())
+    if (draft := space.workspace.spec.draft) is not None and draft.near_copy is not None:
+        raise DraftwellError(f"the draft of {space.workspace.spec.name} is a copy of the target that our own engine makes in memory: name "
+                             "another pair for --engine vllm", code="engine_option")
     if space.workspace.device != "cpu":
         say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
     _ = space.version

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from components.bench.engines.figures import figure_of
+from components.engines.vllm_methods import OFF
 from components.tune.engines.settings import EngineTuneSettings
 from flows.steps.engine import (
     EngineSpace,
     about,
     collect_on_engine,
     gate_on_engine,
+    judged,
     lab_of,
     refuse_if_nothing_is_left,
     tune_on_engine,
@@ -127,10 +130,11 @@ class EngineLoop:
         with self.step("gate"):
             record = self.gate(choice)
         if record.passed:
+            at_once = max((level.at_once for level in choice.levels), default=1) if choice.method != OFF else max(self.wanted.levels)
             with self.step("deploy"):
-                bundle = self.deploy()
+                bundle = self.deploy(at_once)
             with self.step("serve"):
-                self.serve(bundle)
+                self.serve(bundle, at_once)
             with self.step("monitor"):
                 self.monitor()
         if self.wanted.grid:
@@ -138,6 +142,11 @@ class EngineLoop:
                 self.grid(choice, texts)
         write_json(self.space.folder / REPORT, self.report)
         return self.report
+
+    @property
+    def trial_spool(self) -> Path:
+        """Folder of the counts of requests that this loop sends."""
+        return self.space.folder / "trial-spool"
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -222,7 +231,7 @@ class EngineLoop:
 
     def tune(self, texts: Sequence[Text]) -> EngineChoice:
         """The choice, with its regret; that of an earlier run stays where nothing that it depends on has changed."""
-        from components.tune.engines.budget import Budget
+        from components.tune.engines.budget import NO_TIME, Budget
         from components.tune.engines.regret import regret_of
 
         wanted, settings = self.wanted, self.wanted.tuning()
@@ -230,12 +239,16 @@ class EngineLoop:
             refuse_if_nothing_is_left(self.space, settings)
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
-        if wanted.fresh or self.space.tuned().get("subject") != tuning_subject(store, settings, texts):
+        before = self.space.choice() if self.space.tuned().get("subject") == tuning_subject(store, settings, texts) else None
+        unfinished = before is not None and NO_TIME in before.left_out.values()
+        if wanted.fresh or before is None or unfinished:
             left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
-            if left < LEAST_SECONDS:
+            if left < LEAST_SECONDS and not unfinished:
                 raise DraftwellError(f"collecting and training left no time to tune: name more than {wanted.minutes:g} --minutes; what was "
                                      "collected is kept", code="no_time")
-            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
+            if unfinished:
+                self.say("    an earlier run had no time for all of it: tuned on")
+            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(max(0.0, left), self.clock))
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
         choice = self.space.choice()
@@ -261,41 +274,43 @@ class EngineLoop:
     def gate(self, choice: EngineChoice) -> EngineGateRecord:
         """The gate's record; one that passed this choice here stays."""
         record = None if self.wanted.fresh else read_record(self.space, 0.0)
-        known = about(self.space)
-        if record is not None and record.passed and record.settings == choice.chosen.speculative_config(self.space.files) and all(
-                getattr(record, name) == known[name] for name in JUDGED):
+        rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
+        wanted = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged(rows, self.wanted.max_tokens),
+                  "settings": choice.chosen.speculative_config(self.space.files)}
+        if record is not None and record.passed and all(getattr(record, name) == value for name, value in wanted.items()):
             self.say("    passed in an earlier run")
         else:
-            rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
             verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens)
             self.say(f"    {verdict.result}")
         self.report["record"] = record.model_dump(mode="json")
         return record
 
-    def deploy(self) -> Path:
+    def deploy(self, at_once: int) -> Path:
         """The bundle, for as many requests at once as were measured."""
-        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(max(self.wanted.levels))})
+        if at_once < max(self.wanted.levels):
+            self.say(f"    for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
+        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(at_once)})
         self.report["bundle"] = str(bundle)
         self.say(f"    {bundle}")
         return bundle
 
-    def serve(self, bundle: Path) -> None:
-        """Requests to what was deployed."""
+    def serve(self, bundle: Path, at_once: int) -> None:
+        """Requests to what was deployed; what is counted of them stays apart from what users' requests leave for monitoring."""
+        rmtree(self.trial_spool, ignore_errors=True)
         wanted = self.wanted
         ids, _ = self.space.encoded(self.prompts[wanted.collected :], wanted.max_tokens)
         served = serve_and_ask(bundle, self.space.workspace.spec.name, ids, max_tokens=wanted.max_tokens, seconds=wanted.serve_seconds,
-                               clients=max(wanted.levels), port=wanted.port)
+                               clients=at_once, port=wanted.port, spool=self.trial_spool)
         self.report["served"] = served.to_json()
         self.say(f"    {served.requests} requests of {served.clients} clients, {served.failed} failed, {served.tokens} tokens in "
                  f"{served.seconds:.0f} s")
 
     def monitor(self) -> None:
         """Whether drafts fared as they did when they were tuned."""
-        from flows.steps.monitor import spool_of
         from flows.steps.monitor_engine import check_engine
 
         try:
-            found = check_engine(self.space, spool=spool_of(self.space.workspace, None), out=self.wanted.out, limits=self.limits)
+            found = check_engine(self.space, spool=self.trial_spool, out=self.wanted.out, limits=self.limits)
             self.report["drift"] = {"verdict": found.verdict, "why": found.why}
         except DraftwellError as error:
             if error.code != "spool_empty":

@@ -54,7 +54,7 @@ def server_environment(pair: str) -> dict[str, str]:
 
 
 def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, max_tokens: int, seconds: float, clients: int = 4,
-                  port: int | None = None) -> Served:
+                  port: int | None = None, spool: Path | None = None) -> Served:
     """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those of the engines.
 
     Args:
@@ -62,6 +62,7 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
         prompts: token ids; clients take them in turn, round and round.
         seconds: that the clients ask for; each waits for the answer that it has asked for.
         port: None takes a free one.
+        spool: folder of the server's counts; None: that of users' requests.
     Raises:
         DraftwellError: the port is taken (`engine_port_taken`), the server does not start (as `Server` says), or answers nothing
             (`server_failed`).
@@ -70,7 +71,8 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     server = Server(f"{NAME} of {bundle}", [str(bundle / "serve.sh")], log, port=port, end_seconds=END_SECONDS,
-                    env={"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair)})
+                    env={"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair),
+                         **({} if spool is None else {"DRAFTWELL_SPOOL": str(spool)})})
     try:
         started = time.monotonic()
         with server.running():

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from components.engines.vllm_methods import CASCADE, METHODS, NEEDS, OFF, Method, VllmFiles
+from components.engines.vllm_methods import CASCADE, NEEDS, OFF, Method, VllmFiles
 from components.tune.engines.ngram_replay import Text, best_n
 from components.tune.engines.settings import EngineTuneSettings
-from serving.errors import DraftwellError
 
 NEEDS_PACKAGE = {"suffix": "arctic-inference"}
 """Method → distribution that the engine's environment must have for it."""
 
 
 def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[str], bool]) -> dict[str, str]:
-    """Method → why it cannot be tried here.
-
-    Raises:
-        DraftwellError: a name that is no method (`bad_method`).
-    """
+    """Method → why it cannot be tried here."""
     found = {}
     for name in settings.methods:
-        if name not in METHODS:
-            raise DraftwellError(f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method")
         needed, package = NEEDS.get(name), NEEDS_PACKAGE.get(name)
         if needed is not None and getattr(files, needed) is None:
             found[name] = f"the pair has no {needed} that the engine can read"

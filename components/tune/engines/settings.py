@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.engines.vllm_methods import METHODS
+from serving.errors import DraftwellError
 from serving.settings import Settings
 
 Lengths = tuple[int, ...]
 
 
 class EngineTuneSettings(Settings):
-    """What is tried, and how much is measured."""
+    """What is tried, and how much is measured.
+
+    Raises:
+        DraftwellError: as all settings; a name that is no method (`bad_method`), or levels that do not ascend from 1 (`bad_tune_setting`).
+    """
 
     called, error_code = "tuning setting", "bad_tune_setting"
 
@@ -29,6 +34,24 @@ class EngineTuneSettings(Settings):
     max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
     temperature: float = Field(0.0, ge=0, le=2)
     seed: int = 0
+
+    @field_validator("methods")
+    @classmethod
+    def known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Only methods of the engine."""
+        for name in names:
+            if name not in METHODS:
+                raise DraftwellError(f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method")
+        return names
+
+    @field_validator("levels")
+    @classmethod
+    def ascending(cls, levels: Lengths) -> Lengths:
+        """From one request on."""
+        if levels[0] != 1 or list(levels) != sorted(set(levels)):
+            raise DraftwellError("levels are numbers of requests at once, ascending from 1, such as 1,4,16, not "
+                                 f"{','.join(map(str, levels))}", code="bad_tune_setting")
+        return levels
 
 
 DEFAULTS = EngineTuneSettings()

@@ -28,9 +28,9 @@ METHODS = ("--methods", "ngram,draft_model")
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Forty different ones."""
+    """Forty-two different ones."""
     file = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][:40]
+    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][:42]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
@@ -206,6 +206,9 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
     assert "--port" in said
     assert "--minutes means nothing with --engine draftwell" in line(run("demo", "--pair", pair_file, "--minutes", 3))
     assert "--sampled-temperature means nothing with --engine vllm" in line(demo("--sampled-temperature", 0.5))
+    assert "no method 'lookahed'" in line(demo("--methods", "ngram,lookahed"))
+    assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--levels", "8,1"))
+    assert "copy of the target" in line(run("demo", "--engine", "vllm", "--pair", "smollm2-135m-near-copy-24"))
     of_version(peers, "0.31.2")
     said = line(demo())
     assert "vLLM 0.31.2 is installed" in said
@@ -213,6 +216,41 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
     monkeypatch.setenv("DRAFTWELL_PEERS", str(peers / "nothing"))
     assert "run `make peers`" in line(demo())
     assert not folder.exists()
+
+
+def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(demo: Callable[..., Any], folder: Path,
+                                                                                tmp_path: Path) -> None:
+    from components.tune.engines.budget import NO_TIME
+
+    assert demo().exit_code == 0
+    assert any((folder / "trial-spool").iterdir())
+    assert not (folder.parents[4] / "spool" / "tiny").exists(), "monitoring is for users' requests"
+    judged = (folder / "gate.json").read_bytes()
+    assert "passed in an earlier run" in demo().stderr
+    assert (folder / "gate.json").read_bytes() == judged
+    done = demo("--bench-prompts", 9)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "passed in an earlier run" not in done.stderr
+
+    document = json.loads((folder / "tuned.json").read_text())
+    document["choice"]["left_out"] = {"ngram(k=8, n=3)": NO_TIME}
+    (folder / "tuned.json").write_text(json.dumps(document))
+    done = demo("--bench-prompts", 9)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "tuned on" in done.stderr
+    assert json.loads((folder / "tuned.json").read_text())["choice"]["left_out"] == {}
+
+
+def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
+    assert demo("--levels", "1,2").exit_code == 0
+    document = json.loads((folder / "tuned.json").read_text())
+    document["choice"].update(levels=[], schedule=[], scheduled=[], loads=[])
+    (folder / "tuned.json").write_text(json.dumps(document))
+    done = demo("--levels", "1,2")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "for 1 at once: there was no time to measure more" in done.stderr
+    manifest = json.loads((tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text())
+    assert manifest["settings"]["max_num_seqs"] == 1
 
 
 def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path,
@@ -309,19 +347,20 @@ def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path,
 
 
 @pytest.mark.slow
-def test_asked_to_end_it_leaves_no_engine_behind(words: tuple[str, ...], peers: Path, folder: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end_it_leaves_no_engine_behind(asked: signal.Signals, words: tuple[str, ...], peers: Path, folder: Path) -> None:
     """While the server of the bundle runs."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     program = (f"import pathlib, sys; from components.engines import environments; environments.DRIVERS['vllm'] = "
                f"pathlib.Path({str(FAKE_DRIVER)!r}); from flows.cli.main import main; main()")
     command = [sys.executable, "-c", program, *words, "--serve-seconds", "300"]
     with subprocess.Popen(command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        spool = folder.parents[4] / "spool" / "tiny"
+        spool = folder / "trial-spool"
         try:
             wait_until(lambda: process.poll() is not None or (spool.is_dir() and any(spool.iterdir())), "it does not serve", seconds=900)
             assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(90) == 128 + signal.SIGTERM
+            process.send_signal(asked)
+            assert process.wait(90) == 128 + asked
         finally:
             process.kill()
     assert not list(running(str(peers)))

@@ -65,7 +65,7 @@ def test_what_the_environment_lacks_is_left_out_by_name() -> None:
     assert found.left_out == {"suffix": "the engine's environment has no arctic-inference: install it there"}
     assert found.chosen == Method()
     with raises_code("bad_method", "lookahead"):
-        tune_engine(lab({}), EngineTuneSettings(methods=("lookahead",)))
+        EngineTuneSettings(methods=("lookahead",))
 
 
 def test_a_way_with_which_the_engine_does_not_start_is_left_out() -> None:
@@ -232,7 +232,7 @@ def test_a_level_needs_distinct_prompts_and_finalists_share_the_tail() -> None:
 @pytest.mark.parametrize("levels", [(2, 4), (1, 4, 4), (1, 8, 4)])
 def test_levels_ascend_from_one(levels: tuple[int, ...]) -> None:
     with raises_code("bad_tune_setting", "1,4,16"):
-        tune_engine(lab({}), EngineTuneSettings(levels=levels))
+        EngineTuneSettings(levels=levels)
 
 
 def test_a_schedule_has_no_gap_and_joins_equal_lengths() -> None:
