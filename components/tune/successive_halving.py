@@ -2,8 +2,8 @@
 
 Plain decoding and the champion are measured with the others in every rung, interleaved. A rung takes prompts that no earlier rung
 had, and what was measured adds up. The configuration that looks best after the last rung was partly chosen by luck, so nothing is
-decided there: a *confirmation* measures the last two, plain decoding and the champion again, and only its figures count. It takes all
-prompts, those of the rungs among them, since there are too few to keep some back: luck of the clock is left out of its bound, a liking
+decided there: a *confirmation* measures the last two, plain decoding, the champion and the default strategy again, and only its figures
+count. It takes all prompts, those of the rungs among them, since there are too few to keep some back: luck of the clock is left out of its bound, a liking
 for these prompts is not.
 """
 
@@ -47,13 +47,14 @@ class HalvingResult:
 
 
 def successive_halving(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *,
-                       champion: StrategyChoice | None = None, first: int = 2, seed: int = 0,
+                       champion: StrategyChoice | None = None, default: StrategyChoice | None = None, first: int = 2, seed: int = 0,
                        violates: Violates | None = None) -> HalvingResult:
     """Narrow choices down to two, and confirm these.
 
     Args:
         choices: the challengers, best first: where speeds are equal the order stays.
         champion: what is served now; measured in every rung and in the confirmation, never dropped.
+        default: what is measured in the confirmation even if two prompts of a rung spoke against it.
         first: prompts of the first rung; each further one takes as many new ones as all before it together.
         seed: of the bootstrap.
         violates: constraints, asked after every rung; a choice that surely breaks one leaves.
@@ -74,6 +75,8 @@ def successive_halving(evaluate: Evaluate, choices: Sequence[StrategyChoice], pr
         rungs.append(Rung(prompts=[prompt.id for prompt in prompts[start:end]], figures=figures, dropped=dropped))
         start = end
     finalists = [*always, *survivors[:FINALISTS]]
+    if default is not None and default not in finalists:
+        finalists.append(default)
     confirmed = list(zip(finalists, measure_all(evaluate, finalists, prompts, fresh=True), strict=True))
     tail = TAIL / max(1, len(finalists) - 1)
     return HalvingResult(rungs, compare_with_plain(confirmed, seed=seed, tail=tail), confirmed, tail)

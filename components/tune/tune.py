@@ -44,6 +44,8 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
 
 SPECDEC_PP = "specdec_pp"
+DEFAULT = "hybrid"
+"""What users get by default."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +148,20 @@ def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate
     best = [*shortlist([t for t in allowed if t.source == "replayed"], settings.measure_top),
             *shortlist([t for t in allowed if t.source == "measured"], (settings.measure_top + 1) // 2)]
     halved = successive_halving(evaluate, [trial.choice for trial in best], inputs.prompts, champion=inputs.champion,
-                                seed=settings.seed, violates=checker.violation)
+                                default=default_among(allowed), seed=settings.seed, violates=checker.violation)
     confirmed = with_constraints(halved, checker, inputs.prompts)
     choice, reason = decide(confirmed, halved.tail, len(found.tried), len(allowed))
     return TuningEvidence(
         **findings_of(found.tried, halved, confirmed, found.references), **circumstances_of(inputs, settings, found.search),
         choice=choice, reason=reason, left_out=left_out, rollouts=rollouts_of(found.search, names, found.replayed))
+
+
+def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
+    """The strategy that users get by default, as it is by default or else as it was fastest; None where it may not be chosen."""
+    fits = [trial for trial in allowed if trial.choice.name == DEFAULT]
+    usual = find_strategy(DEFAULT).Config().model_dump()
+    best = min(fits, key=lambda one: ({**usual, **one.choice.parameters} != usual, one.predicted_seconds_per_token), default=None)
+    return best and best.choice
 
 
 def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:

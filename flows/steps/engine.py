@@ -303,7 +303,8 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     plugin = plugin_version() if choice.method == CASCADE else None
     names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "made")
     record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
-                              judged=judged(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files), checks=[vars(check) for check in verdict.checks],
+                              judged=judged(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files),
+                              checks=[vars(check) for check in verdict.checks],
                               figures=tuple(figures))
     if keep:
         write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))

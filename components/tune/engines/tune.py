@@ -20,7 +20,6 @@ from components.tune.engines.lab import DoesNotStart, Lab
 from components.tune.engines.ngram_replay import Text
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
-from serving.errors import DraftwellError
 
 
 class EngineChoice(Message):

@@ -196,3 +196,16 @@ def test_figures_are_over_all_tokens() -> None:
     assert second.seconds_per_token == pytest.approx(2 / 30)
     assert second.speedup_low <= second.speedup <= second.speedup_high
     assert (plain + other).tokens == [10, 20, 10, 20]
+
+
+def test_the_default_is_confirmed_whatever_a_rung_said() -> None:
+    """Two prompts under a busy clock dropped it; over all of them it is the fastest."""
+    default = StrategyChoice("hybrid", {})
+    clock = Clock(lambda config: (3.0 if len(clock.calls) > 2 else 0.5) if config == default else by_gamma(config))
+    halved = successive_halving(clock, [*CONFIGS, default], PROMPTS, default=default)
+    assert default.name in {gone.strategy for gone in halved.rungs[0].dropped}
+    best = max(halved.confirmation, key=lambda figure: figure.speedup or 0.0)
+    assert best.choice == default
+    assert len(halved.confirmation) == 4
+    again = successive_halving(Clock(by_gamma), CONFIGS[:1], PROMPTS, default=CONFIGS[0])
+    assert len(again.confirmed) == 2, "it is measured once"

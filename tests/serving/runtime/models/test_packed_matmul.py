@@ -91,6 +91,7 @@ def test_products_are_not_calls(flags: tuple[str, ...], instruction: str, tmp_pa
     source = tmp_path / "kernel.cpp"
     source.write_text(f'#include "{kernel.SOURCE}"\nvoid f(const uint16_t* x, const uint16_t* w, float* out, int64_t n) '
                       "{ draftwell::matmul(x, w, out, n, n, n); }\n")
-    subprocess.run([str(compiler()), "-O1", "-S", "-std=c++17", *flags, str(source), "-o", str(tmp_path / "kernel.s")], check=True, timeout=60)
+    subprocess.run([str(compiler()), "-O1", "-S", "-std=c++17", *flags, str(source), "-o", str(tmp_path / "kernel.s")], check=True,
+                   timeout=60)
     text = (tmp_path / "kernel.s").read_text()
     assert text.count(instruction) >= 2 * (1 + 2 + 3 + 4 + 5 + 6)
