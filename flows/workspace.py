@@ -173,7 +173,7 @@ class Workspace:
         return load_pair(files, LoadSettings.model_validate({
             "dtype": self.dtype, "device": device, "slots": slots, "max_context": max_context, "chat": self.spec.chat,
             "pad_target": pad_target, "onnx_draft": onnx_draft, "draft_device": draft_device, "keep_modules": keep_modules,
-            "qualifier": qualifier, "compile": "auto" if pad_target else wanted_mode("try")}))
+            "qualifier": qualifier, "compile": wanted_mode("try")}))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

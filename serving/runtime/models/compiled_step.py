@@ -1,15 +1,16 @@
 """Steps of decoding by compiled layers: one call a layer instead of some twenty.
 
 At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
-several tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All else
-goes the way of `lean_llama`, with layers of which everything but the attention is compiled.
+several tokens of a row, and several rows have a library of their own (`compiled_layer`, `compiled_library`); the last takes each token of a
+draft as a row, which sees what is written before it. All else goes the way of `lean_llama`, with layers of which everything but the
+attention is compiled.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,8 @@ FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "row
 """Forward passes that are compiled."""
 LONGEST_ROW = 16
 """Tokens of a row up to which it is compiled."""
+LONGEST_BESIDE = 8
+"""Tokens of a row beside others up to which whole layers compute it, each token by itself: every one of them reads the slot."""
 MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
@@ -147,17 +150,23 @@ class CompiledStep:
         self._most_by_kernel = most_by_kernel()
         self.files = tuple(files)
 
-    def form(self, rows: Sequence[Placed]) -> Form | None:
-        """The form that packed rows have, or None where they are not compiled."""
-        if self._most is not None and sum(count for _, _, count in rows) > self._most:
+    def form(self, rows: Sequence[Placed], trees: Container[int] = ()) -> Form | None:
+        """The form that packed rows have, or None where they are not compiled.
+
+        Args:
+            trees: slots whose rows are trees.
+        """
+        tokens = sum(count for _, _, count in rows)
+        if self._most is not None and tokens > self._most:
             return None
         if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
             form: Form = "row"
-        elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
-            if len(rows) > self._most_by_kernel:
+        elif all(count <= LONGEST_BESIDE and slot < self._slots.count and (count == 1 or slot not in trees)
+                 for slot, _, count in rows):  # branches are no part of the slots' tensors
+            if tokens > self._most_by_kernel:
                 return None
             form = "token" if len(rows) == 1 else "rows"
-            if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(rows))) > MOST_WASTED_WHOLE:
+            if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(one_by_one(rows)))) > MOST_WASTED_WHOLE:
                 return None  # in batches of texts of about one length
         else:
             return None
@@ -199,9 +208,18 @@ class CompiledStep:
 
     def _rows(self, positions: Tensor, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend`."""
-        slots = torch.tensor([slot for slot, _, _ in rows])
-        place = slots, positions, self._columns[: max(start for _, start, _ in rows) + 1]
+        slots = torch.tensor([slot for slot, _, _ in one_by_one(rows)])
+        place = slots, positions, self._columns[: max(start + count for _, start, count in rows)]
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
+
+
+def one_by_one(rows: Sequence[Placed]) -> list[Placed]:
+    """Every token of some rows as a row.
+
+    >>> one_by_one([(3, 10, 2), (1, 5, 1)])
+    [(3, 10, 1), (3, 11, 1), (1, 5, 1)]
+    """
+    return [(slot, start + i, 1) for slot, start, count in rows for i in range(count)]
 
 
 def most_by_kernel() -> int:

@@ -147,7 +147,7 @@ class LeanLlama(TransformersModel):
         states, at = [], 0
         for rows in passes(placed, CHUNK, trees):
             end = at + sum(count for _, _, count in rows)
-            form = None if self.step is None else self.step.form(rows)
+            form = None if self.step is None else self.step.form(rows, trees)
             entered = Entered(self.features, rows) if self.features else None
             if self.step is not None and form is not None:
                 own = positions[at:end]

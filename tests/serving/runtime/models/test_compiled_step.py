@@ -6,6 +6,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from serving.runtime.models.compiled_layer import (
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledHalves, CompiledRows, Form
+from serving.runtime.models.compiled_step import FORMS, LONGEST_BESIDE, LONGEST_ROW, CompiledHalves, CompiledRows, Form
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
@@ -95,8 +96,8 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text[4:12]]
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
-    # the first four tokens and the other row's one differ in length, hence are eager; a draft of three and the last two are one row
-    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2))}
+    # the first four tokens stand beside the other row's one; a draft of three and the last two are one row
+    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2), ("rows", 1))}
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
@@ -141,6 +142,33 @@ def test_rows_of_one_token_at_different_places_equal_the_plain_module(name: str)
     outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
     torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
     assert called == {"rows": module.config.num_hidden_layers}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafts_beside_each_other_equal_the_plain_module(name: str) -> None:
+    """Rows of one to eight tokens in one call a layer, after texts of other lengths and rejected tokens; a tree among them is none."""
+    module = lean_family(name)
+    counts = (3, 1, LONGEST_BESIDE, 2)
+    texts = [random_tokens(5 + 3 * i + count, i) for i, count in enumerate(counts)]
+    with torch.no_grad():
+        expected = [module(torch.tensor([text])).logits[0, -count:] for text, count in zip(texts, counts, strict=True)]
+    model = LeanLlama(module, slots=4)
+    slots = [model.open() for _ in texts][::-1]
+    for slot, text, count in zip(slots, texts, counts, strict=True):
+        model.forward([Forward("target", slot, (*text[:-count], 9, 9))])
+        model.rollback(slot, len(text) - count)
+    called = with_step(model)
+    rows = [Forward("target", slot, text[-count:], count) for slot, text, count in zip(slots, texts, counts, strict=True)]
+    for output, want in zip(model.forward(rows), expected, strict=True):
+        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+    layers = module.config.num_hidden_layers
+    assert called == {"rows": layers}
+    for slot, text, count in zip(slots, texts, counts, strict=True):
+        model.rollback(slot, len(text) - count)
+    model.forward([replace(rows[0], parents=(-1, 0, 0)), *rows[1:]])
+    longer = Forward("target", slots[0], random_tokens(LONGEST_BESIDE + 1, 3))
+    model.forward([longer, Forward("target", slots[1], (4,))])
+    assert called == {"rows": layers}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
