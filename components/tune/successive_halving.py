@@ -2,7 +2,7 @@
 
 Plain decoding and the champion are measured with the others in every rung, interleaved. A rung takes prompts that no earlier rung
 had, and what was measured adds up. The configuration that looks best after the last rung was partly chosen by luck, so nothing is
-decided there: a *confirmation* measures the last two, plain decoding, the champion and the default strategy again, and only its figures
+decided there: a *confirmation* measures the last two, plain decoding, the champion and `default` again, and only its figures
 count. It takes all prompts, those of the rungs among them, since there are too few to keep some back: luck of the clock is left out of its
 bound, a liking for these prompts is not.
 """

@@ -44,8 +44,8 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
 
 SPECDEC_PP = "specdec_pp"
-DEFAULT = "hybrid"
-"""What users get by default."""
+ALWAYS_CONFIRMED = "hybrid"
+"""It needs no thresholds and weighs every draft, so two prompts of a rung are no reason to leave it out."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,10 @@ def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate
 
 
 def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
-    """The strategy that users get by default, as it is by default or else as it was fastest; None where it may not be chosen."""
-    fits = [trial for trial in allowed if trial.choice.name == DEFAULT]
-    usual = find_strategy(DEFAULT).Config().model_dump()
+    """The strategy that is always confirmed, with its default parameters or else as it was fastest; None where it was not tried, or may not
+    be chosen."""
+    fits = [trial for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
+    usual = find_strategy(ALWAYS_CONFIRMED).Config().model_dump()
     best = min(fits, key=lambda one: ({**usual, **one.choice.parameters} != usual, one.predicted_seconds_per_token), default=None)
     return best and best.choice
 

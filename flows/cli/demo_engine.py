@@ -55,9 +55,10 @@ def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
 
 @contextmanager
 def ends_what_it_started() -> Iterator[None]:
-    """Asked to end (SIGTERM, or SIGHUP of a closed terminal), this process leaves through its `finally` blocks, which end engines and
-    servers."""
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Asked to end (SIGTERM, or SIGHUP of a closed terminal unless `nohup` has it ignored), this process leaves through its `finally`
+    blocks, which end engines and servers."""
+    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in asked}
     try:
         yield
     finally:

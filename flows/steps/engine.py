@@ -303,15 +303,14 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     plugin = plugin_version() if choice.method == CASCADE else None
     names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "made")
     record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
-                              judged=judged(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files),
-                              checks=[vars(check) for check in verdict.checks],
-                              figures=tuple(figures))
+                              judged=judged_digest(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files),
+                              checks=[vars(check) for check in verdict.checks], figures=tuple(figures))
     if keep:
         write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
     return verdict, record
 
 
-def judged(prompts: Sequence[Prompt], max_tokens: int) -> str:
+def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
     """Digest of what a gate judges with."""
     from components.prompts.overlap import hashes_of
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from components.gate.engine_checks import EngineGateRecord
     from registry.bundles.vllm.settings import VllmServing
 
-OPTIONS = ("image", "served_name", "max_model_len", "max_num_seqs", "memory", "gpus", "cpus", "replicas", "port")
+OPTIONS = ("image", "served_name", "max_model_len", "max_num_seqs", "memory", "cache", "gpus", "cpus", "replicas", "port")
 """Fields of `VllmServing` that a person may set; all others follow from what was judged."""
 JUDGED = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint")
 """Fields of the gate's record that have to be those of here and now."""

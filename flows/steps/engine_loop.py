@@ -22,7 +22,7 @@ from flows.steps.engine import (
     about,
     collect_on_engine,
     gate_on_engine,
-    judged,
+    judged_digest,
     lab_of,
     refuse_if_nothing_is_left,
     tune_on_engine,
@@ -63,7 +63,7 @@ class LoopSettings:
         methods: to choose among; None: all that are possible.
         levels: requests at once, ascending from 1.
         train_minutes: training time of a head; None trains one only where the pair has none, in a fifth of the time.
-        serve_seconds: how long what is deployed is asked, by as many clients as the highest level has requests.
+        serve_seconds: how long what is deployed is asked, by as many clients as were measured at once.
         port: that it is served on meanwhile; None takes a free one.
         out: folder of bundles.
         fresh: begin again instead of with what an earlier run has finished.
@@ -240,15 +240,15 @@ class EngineLoop:
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
         before = self.space.choice() if self.space.tuned().get("subject") == tuning_subject(store, settings, texts) else None
-        unfinished = before is not None and NO_TIME in before.left_out.values()
+        left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
+        unfinished = before is not None and NO_TIME in before.left_out.values() and left >= LEAST_SECONDS
         if wanted.fresh or before is None or unfinished:
-            left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
-            if left < LEAST_SECONDS and not unfinished:
+            if left < LEAST_SECONDS:
                 raise DraftwellError(f"collecting and training left no time to tune: name more than {wanted.minutes:g} --minutes; what was "
                                      "collected is kept", code="no_time")
             if unfinished:
                 self.say("    an earlier run had no time for all of it: tuned on")
-            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(max(0.0, left), self.clock))
+            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
         choice = self.space.choice()
@@ -275,9 +275,9 @@ class EngineLoop:
         """The gate's record; one that passed this choice here stays."""
         record = None if self.wanted.fresh else read_record(self.space, 0.0)
         rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
-        wanted = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged(rows, self.wanted.max_tokens),
-                  "settings": choice.chosen.speculative_config(self.space.files)}
-        if record is not None and record.passed and all(getattr(record, name) == value for name, value in wanted.items()):
+        expected = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged_digest(rows, self.wanted.max_tokens),
+                    "settings": choice.chosen.speculative_config(self.space.files)}
+        if record is not None and record.passed and all(getattr(record, name) == value for name, value in expected.items()):
             self.say("    passed in an earlier run")
         else:
             verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens)
@@ -286,7 +286,7 @@ class EngineLoop:
         return record
 
     def deploy(self, at_once: int) -> Path:
-        """The bundle, for as many requests at once as were measured."""
+        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named."""
         if at_once < max(self.wanted.levels):
             self.say(f"    for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
         bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(at_once)})

@@ -83,6 +83,7 @@ def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: d
     to_come = [[(1, len(lab.prompts))]] * settings.confirm
 
     def measure(name: str, method: Method) -> None:
+        """`name` is what is left out where it does not start: the method, or one of its lengths."""
         if not lab.has(method, "explore") and not lab.budget.allows([(1, settings.explore)], *to_come):
             out[method.label] = NO_TIME
             return
@@ -96,9 +97,8 @@ def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: d
             measure(name, first)
             others[first] = rest
     for first in sorted(others, key=lambda one: -found[one].ratio if one in found else 0.0):
-        for method in others[first]:
-            if first.name not in out:
-                measure(first.name, method)
+        for method in others[first] if first.name not in out else ():
+            measure(method.label, method)
     return found
 
 

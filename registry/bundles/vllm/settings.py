@@ -66,6 +66,8 @@ class VllmServing(Strict):
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer; left out, the model's limit")
     max_num_seqs: int = Field(64, ge=1, description="requests decoded at once by a replica")
     memory: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory that vLLM takes; not used on CPUs")
+    cache: int = Field(4, ge=1, le=4096, description="GiB for keys and values of a replica on CPUs, where vLLM would take nine tenths of "
+                       "the machine's memory; not used on GPUs")
     gpus: int = Field(1, ge=1, description="GPUs of a replica, over which vLLM splits the models; not used on CPUs")
     cpus: int = Field(4, ge=1, description="cores that a replica asks for")
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
@@ -159,9 +161,10 @@ class VllmServing(Strict):
             top = max(int(part[1]) for part in speculative[SCHEDULE])
             if top < self.max_num_seqs:  # vLLM would go on with the last length at loads that nobody measured
                 speculative[SCHEDULE] = [*speculative[SCHEDULE], [top + 1, self.max_num_seqs, 0]]
-        on_gpus = {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus} if self.gate.device == "cuda" else {}
+        by_device = {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus} if self.gate.device == "cuda" else {
+            "kv_cache_memory_bytes": self.cache << 30}
         found = {"revision": self.revision, "dtype": self.dtype, "max_model_len": self.max_model_len, "max_num_seqs": self.max_num_seqs,
-                 **on_gpus, "speculative_config": speculative}
+                 **by_device, "speculative_config": speculative}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -70,6 +70,8 @@ LONGEST_BESIDE = 8
 MOST_BESIDE = 32
 """Tokens of rows with drafts that whole layers compute: 16 take .7 to .9 of the time of halves with attention between, 32 .8 to .95, and
 64 1.06 (SmolLM2-135M, rows of two tokens after 120 to 330)."""
+MOST_READ_AGAIN = 8192
+"""Positions of slots that further tokens of drafts may read again, all rows together."""
 MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
@@ -166,7 +168,7 @@ class CompiledStep:
             form: Form = "row"
         elif all(count <= LONGEST_BESIDE and slot < self._slots.count and (count == 1 or slot not in trees)
                  for slot, _, count in rows):  # branches are no part of the slots' tensors
-            if tokens > (self._most_by_kernel if tokens == len(rows) else min(MOST_BESIDE, self._most_by_kernel)):
+            if tokens > self._most_by_kernel or (tokens > len(rows) and not few_drafts(rows)):
                 return None
             form = "token" if len(rows) == 1 else "rows"
             if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(one_by_one(rows)))) > MOST_WASTED_WHOLE:
@@ -214,6 +216,12 @@ class CompiledStep:
         slots = torch.tensor([slot for slot, _, _ in one_by_one(rows)])
         place = slots, positions, self._columns[: max(start + count for _, start, count in rows)]
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
+
+
+def few_drafts(rows: Sequence[Placed]) -> bool:
+    """Whether rows of drafts are few and short enough to be computed token by token."""
+    read_again = sum((count - 1) * (start + count) for _, start, count in rows)
+    return sum(count for _, _, count in rows) <= MOST_BESIDE and read_again <= MOST_READ_AGAIN
 
 
 def one_by_one(rows: Sequence[Placed]) -> list[Placed]:

@@ -1,5 +1,7 @@
 """The profile: what is timed, in which order, and what the runtime reads of it. No test asserts a time."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from components.calibrate import hardware_profile
@@ -7,6 +9,7 @@ from components.calibrate.hardware_profile import (
     filler,
     measure_profile,
     overheads_from,
+    short_runs,
     slopes,
     time_forwards,
     time_overlapped,
@@ -126,6 +129,18 @@ def test_time_outside_forward_passes_is_divided_among_calls_tokens_and_rows_read
     assert (rest.round, rest.token, rest.figure) == (0.5, 0.25, 0.125)
     runs["vanilla_sd"] = run_of(8, 40, 1.0)  # noise: less than its calls alone
     assert overheads_from(runs).token == 0.0
+
+
+def test_of_several_short_runs_the_least_disturbed_counts():
+    """The first one is for one-time work; what else a machine does only adds."""
+    waits = iter([0.5, 2.0, 1.0, 3.0])
+
+    def generate(*_):
+        return SimpleNamespace(session=SimpleNamespace(stats=run_of(4, 0, next(waits))))
+
+    pair = SimpleNamespace(name="tiny", fingerprint="f", models={"target": SimpleNamespace(vocab_size=9)}, sampling=lambda **_: None,
+                           engine=lambda: SimpleNamespace(generate=generate))
+    assert short_runs(pair)["autoregressive"].overhead_seconds == 1.0
 
 
 def test_a_profile_holds_other_times_for_overlapping_strategies_than_for_serial_ones(tmp_path):

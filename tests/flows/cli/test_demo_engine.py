@@ -366,6 +366,22 @@ def test_asked_to_end_it_leaves_no_engine_behind(asked: signal.Signals, words: t
     assert not list(running(str(peers)))
 
 
+def test_a_closed_terminal_is_ignored_where_nohup_says_so() -> None:
+    from flows.cli.demo_engine import ends_what_it_started
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_what_it_started():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(SystemExit), ends_what_it_started():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def running(word: str) -> Iterator[str]:
     """Processes that were started with this word in a variable."""
     for place in Path("/proc").glob("[0-9]*/environ"):

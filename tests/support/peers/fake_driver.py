@@ -38,6 +38,9 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     print("a library says hello")  # must not be taken for an answer
     if fault in LAST_WORDS:
         sys.exit(LAST_WORDS[fault])
+    if fault == "cache" and not os.environ.get("VLLM_DISABLE_COMPILE_CACHE"):
+        print("WARNING Compiling model again due to a load failure from a file", file=sys.stderr, flush=True)
+        os.abort()
     if fault == "start":
         raise RuntimeError("no such\nmodel")
     if fault == "slow":

@@ -74,6 +74,10 @@ def test_a_way_with_which_the_engine_does_not_start_is_left_out() -> None:
     assert found.chosen == Method("draft_model", 2)
     assert {name: why.partition(": ")[2] for name, why in found.left_out.items()} == {
         "ngram": "ngram(k=5,n=3) has no kernel", "suffix": "suffix(k=8) has no kernel"}
+    found = tune_engine(lab({"draft_model:3": 1.5}, faults=["start draft_model(k=2)"]), EngineTuneSettings(methods=("draft_model",)))
+    assert found.chosen == Method("draft_model", 3)
+    assert set(found.left_out) == {"draft_model(k=2)"}, "one length says nothing of the others"
+    assert {figure.label for figure in found.explored} == {f"draft_model(k={k})" for k in (1, 3, 5)}
     by_load = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
     found = tune_engine(lab({"draft_model:2": 1.5, "draft_model:2@4": 0.8}, slots=4, faults=["start draft_model(k=2@1-1,0@2-4)"]), by_load)
     assert found.chosen == Method()

@@ -31,7 +31,7 @@ from serving.runtime.models.compiled_layer import (
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, LONGEST_BESIDE, LONGEST_ROW, CompiledHalves, CompiledRows, Form
+from serving.runtime.models.compiled_step import FORMS, LONGEST_BESIDE, LONGEST_ROW, CompiledHalves, CompiledRows, Form, few_drafts
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
@@ -169,6 +169,12 @@ def test_drafts_beside_each_other_equal_the_plain_module(name: str) -> None:
     longer = Forward("target", slots[0], random_tokens(LONGEST_BESIDE + 1, 3))
     model.forward([longer, Forward("target", slots[1], (4,))])
     assert called == {"rows": layers}
+
+
+def test_many_drafts_or_drafts_after_long_texts_are_not_read_token_by_token() -> None:
+    assert few_drafts([(slot, 300, 4) for slot in range(8)])
+    assert not few_drafts([(slot, 300, 4) for slot in range(9)])
+    assert not few_drafts([(slot, 3000, 8) for slot in range(4)])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -454,7 +460,7 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
     assert len({same, of(model), *others}) == 5
 
 
-STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 7, LONGEST_ROW], "rows": [1, 1, 1]}
+STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 7, LONGEST_ROW], "rows": [1, 2, 3]}
 """Tokens of rows: of the row one pass after another, of rows at once."""
 
 
