@@ -75,10 +75,10 @@ def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: s
 
 def test_on_cpus_a_bundle_says_how_much_memory_it_takes() -> None:
     """vLLM asks for nine tenths of the machine's memory otherwise, and does not start where others hold more than the rest."""
-    found = serving(**CPU, speculative=None).engine_arguments()
+    found = serving(**CPU).engine_arguments()
     assert found["kv_cache_memory_bytes"] == 4 << 30
     assert "gpu_memory_utilization" not in found
-    assert serving(**CPU, speculative=None, cache=1).engine_arguments()["kv_cache_memory_bytes"] == 1 << 30
+    assert serving(**CPU, cache=1).engine_arguments()["kv_cache_memory_bytes"] == 1 << 30
     assert "kv_cache_memory_bytes" not in serving().engine_arguments()
 
 
