@@ -48,11 +48,16 @@ cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" -P check.py
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
+${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
 MODEL=$model
 exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 \\
   $arguments "$$@"
 """)
+CORES = """\
+# computes with all cores, as where it was measured; by itself vLLM keeps one back
+CORES=$("$PYTHON" -P -c 'import os; print(",".join(map(str, sorted(os.sched_getaffinity(0)))))')
+export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-$CORES}"
+"""
 DOCKERFILE = Template("""\
 # $words
 #   docker build -t $image . && docker run --rm -p $port:$port$gpus $image
@@ -129,8 +134,9 @@ def serve_script(settings: VllmServing) -> str:
     wheels = ":".join(f"$PWD/{name}" for name in settings.plugins)  # names of wheels hold nothing that a shell reads
     plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, plugins=plugins, environment=environment, model=shlex.quote(settings.model), port=settings.port,
-                            bundle=shlex.quote(settings.bundle), arguments=" ".join(words))
+                            words=WORDS, cores=CORES if settings.gate.device == "cpu" else "", plugins=plugins, environment=environment,
+                            model=shlex.quote(settings.model), port=settings.port, bundle=shlex.quote(settings.bundle),
+                            arguments=" ".join(words))
 
 
 def dockerfile(settings: VllmServing) -> str:

@@ -102,6 +102,8 @@ def test_all_files_start_the_same_arguments() -> None:
     plain = serving(**{**CPU, "gate": {**CPU["gate"], "settings": None}}, speculative=None)
     assert "speculative" not in serve_script(plain)
     assert "gpu" not in serve_script(plain)
+    assert "export VLLM_CPU_OMP_THREADS_BIND=" in serve_script(plain), "vLLM keeps a core back by itself"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in serve_script(settings)
 
 
 @pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
