@@ -162,7 +162,7 @@ def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
     fits = [trial for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
     usual = find_strategy(ALWAYS_CONFIRMED).Config().model_dump()
     best = min(fits, key=lambda one: ({**usual, **one.choice.parameters} != usual, one.predicted_seconds_per_token), default=None)
-    return best and best.choice
+    return None if best is None else best.choice
 
 
 def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
