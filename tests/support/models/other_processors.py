@@ -30,6 +30,7 @@ def compiled_for(processor: str, folder: Path) -> Iterator[None]:
         if processor == "no-avx512f":
             patch.setattr(packed_matmul, "LANES", 8)
             patch.setattr(packed_matmul, "OUTPUTS", 16)
+            stack.enter_context(torch._inductor.config.patch({"cpp.simdlen": 256}))  # of torch's headers those for such vectors
         if processor != "native":
             wrapper = folder / "g++"
             wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -m{processor}\n')
