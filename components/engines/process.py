@@ -75,8 +75,7 @@ class EngineProcess:
         # A group, which can be stopped, but no session: Linux shares a busy machine among sessions, so its own would favour it.
         with self.log.open("wb") as errors:
             self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                             env={**engine_environment(self.threads), **self.variables},
-                                             process_group=0)
+                                             env={**engine_environment(self.threads), **self.variables}, process_group=0)
         self._lines = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True)
         self._reader.start()

@@ -71,7 +71,7 @@ MOST_BESIDE = 32
 """Tokens of rows with drafts that whole layers compute: 16 take .7 to .9 of the time of halves with attention between, 32 .8 to .95, and
 64 1.06 (SmolLM2-135M, rows of two tokens after 120 to 330)."""
 MOST_READ_AGAIN = 8192
-"""Positions of slots that further tokens of drafts may read again, all rows together."""
+"""Positions of slots that further tokens of drafts may read again, all rows together: an estimate, above all that was timed."""
 MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
