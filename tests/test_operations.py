@@ -78,6 +78,7 @@ print(json.dumps({"champion": found.version, "digest": found.digest, "versions":
 """
 
 
+@pytest.mark.slow
 def test_backup_and_restore_of_one_machine(machine: dict[str, str], tmp_path: Path) -> None:
     """Everything is lost, and is there again; what a process has written but not yet moved out of the journal too."""
     home = Path(machine["DRAFTWELL_HOME"])

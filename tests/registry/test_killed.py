@@ -94,6 +94,7 @@ def test_two_that_publish_at_once_leave_one_whole_champion(place: Path) -> None:
         assert store.get_aliases(kind, "tiny")["champion-cpu"] == version, kind
 
 
+@pytest.mark.slow
 def test_two_that_publish_the_same_at_once_register_it_once(place: Path) -> None:
     assert run(place, "together", 2, 2) == [[0, 0]]
     store = Store(f"sqlite:///{place / 'mlflow.db'}")

@@ -30,6 +30,7 @@ class Hungry:
         return Generation([int(block[0])], Stats(emitted=1, wall_seconds=1.0))
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_peak_is_seen_though_the_memory_is_free_again():
     held = np.ones(HUNDRED, dtype=np.uint8)

@@ -50,6 +50,7 @@ def check_end(folder: Path, digest: str) -> None:
         ".lock", "digest.json", "plan.json", *(f"shard-{i:05d}.parquet" for i in range(SHARDS))]
 
 
+@pytest.mark.slow
 def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(tmp_path: Path, digest: str) -> None:
     assert kill(tmp_path, "rename", 3)  # the plan, a shard, and half of the next
     assert [path.name for path in sorted(tmp_path.glob("shard-*"))] == ["shard-00000.parquet"]

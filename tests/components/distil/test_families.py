@@ -27,7 +27,12 @@ LENT = {"llama": {"model.embed_tokens.weight", "lm_head.weight"}, "gpt2": {"tran
         "gpt_neox": {"gpt_neox.embed_in.weight", "lm_head.weight"}}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SLOW = [pytest.mark.slow]
+OF_EACH_KIND = ("llama", "gemma3", "gpt2")
+"""Rotary, with windows, and with learnt positions: the others are trained in the slow tests alone."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[] if name in OF_EACH_KIND else SLOW) for name in FAMILIES])
 def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A target, its corpus, a draft that was trained on it, and the losses before and after."""
     name = request.param

@@ -29,6 +29,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.cases import first_of_each
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.counters import counters, rounds_of
@@ -104,7 +105,7 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters", "deterministic"), CASES)
+@pytest.mark.parametrize(("name", "parameters", "deterministic"), first_of_each(CASES))
 def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch, name: str,
                                   parameters: dict[str, Any], deterministic: bool) -> None:
     pair, trace = traced

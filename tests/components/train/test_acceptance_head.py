@@ -49,6 +49,7 @@ def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
                     accepted=(ratio < 1).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_blocks_learn_what_a_line_cannot() -> None:
     examples, unseen = separable(), separable(seed=1)
     label = torch.from_numpy(labels_of(unseen))

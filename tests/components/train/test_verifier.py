@@ -121,6 +121,7 @@ def test_a_trace_on_disk_is_read_in_small_parts_and_says_the_same(tmp_path, monk
     assert set(read.task) == {"a", ""}
 
 
+@pytest.mark.slow
 def test_a_large_trace_is_never_spread_out_as_a_whole(tmp_path, monkeypatch):
     """What may lie in memory: the trace's float16 once, and the rows of one fit as float32. Twice that, or float64, is too much."""
     import sklearn.linear_model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from components.calibrate.acceptance_table import build_acceptance_table
 from components.calibrate.correction_memory import MemorySettings, build_correction_memory
 from components.calibrate.hardware_profile import measure_profile
@@ -19,6 +21,7 @@ from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 
 
+@pytest.mark.slow
 def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     pair, prompts = llama_pair(), demo_prompts(16)
     trace = collect_traces(pair, prompts, tmp_path, max_tokens=16, prefix_kinds=("bare", "draft", "target", "mixed"), batch=4)

@@ -61,6 +61,7 @@ def written(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return json.loads((folder / "r.json").read_text()), folder
 
 
+@pytest.mark.slow
 def test_every_table_says_that_the_target_is_padded(written: tuple[dict[str, Any], Path]) -> None:
     report, folder = written
     assert abs(report["padded_to"] - PADDED) < 0.2 * PADDED
@@ -110,6 +111,7 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
     assert workspace._profile_for(workspace.load(), plain) is plain
 
 
+@pytest.mark.slow
 def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
     from components.bench.report import tables as bench_report

@@ -170,6 +170,7 @@ def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None
     assert snapshot(place) == {}
 
 
+@pytest.mark.slow
 def test_the_installed_command_ends_with_two() -> None:
     """The entry point, in a process of its own: nothing of the refusal is lost between Typer and the shell."""
     command = [sys.executable, "-m", "flows.cli.main", *GENERATE, "--pair", "nope"]

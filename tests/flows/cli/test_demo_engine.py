@@ -116,6 +116,7 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is_none(
         demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain texts do not depend on the head; texts of other lengths are collected again instead of being refused."""
@@ -218,6 +219,7 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(demo: Callable[..., Any], folder: Path,
                                                                                 tmp_path: Path) -> None:
     from components.tune.engines.budget import NO_TIME
@@ -241,6 +243,7 @@ def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(
     assert json.loads((folder / "tuned.json").read_text())["choice"]["left_out"] == {}
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
     assert demo("--levels", "1,2").exit_code == 0
     document = json.loads((folder / "tuned.json").read_text())

@@ -49,6 +49,7 @@ def pool(step: StepContext, tmp_path_factory: pytest.TempPathFactory) -> pa.Tabl
     return traffic.serve(step, tmp_path_factory.mktemp("pool"), traffic.prompts(150, seed=2)).read()
 
 
+@pytest.mark.slow
 def test_ten_checks_on_unchanged_traffic_raise_nothing(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """Against the workspace's traces, with the shipped limits, the verifier and all."""
     for day in range(10):

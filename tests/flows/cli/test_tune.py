@@ -70,6 +70,7 @@ def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path,
     assert kept["evidence"]["trace_digest"] == report["trace_digest"]
 
 
+@pytest.mark.slow
 def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
     study = own_stores / "mine.jsonl"
     assert tune("--study", study).exit_code == 0
@@ -103,6 +104,7 @@ def test_prompts_that_were_collected_on_are_not_measured_on(tune: Callable[..., 
     refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
 
 
+@pytest.mark.slow
 def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
     before = snapshot(own_stores)
     done = tune("--pad-target", 500_000)
@@ -134,6 +136,7 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable
         assert snapshot(space) == before, "a hardware profile would lie there"
 
 
+@pytest.mark.slow
 def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
                                                        prompts_file: Path) -> None:
     """On traces of its own, which lie beside the greedy ones; the other choice stays as it is, with its evidence."""

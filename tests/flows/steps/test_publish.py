@@ -117,6 +117,7 @@ def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any]
     assert at_once == [8], "as many as it is told to"
 
 
+@pytest.mark.slow
 def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
                                               own_stores: Path) -> None:
     """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""

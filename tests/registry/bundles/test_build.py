@@ -79,6 +79,7 @@ def test_compiled_layers_that_the_pair_uses_come_along(champion: Store, spec: Pa
         open_bundle(bundle.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_two_builds_are_byte_identical(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, with_weights: bool,
                                        monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def reported(folder: Path, name: str, packages: dict[str, tuple[str, str]]) -> N
     (folder / f"{name}.json").write_text(json.dumps({"version": "1", "install": items}))
 
 
+@pytest.mark.slow
 def test_pips_own_report_is_read_and_its_files_alone_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: Path) -> None:
     """pip installs two wheels and reports; the requirements made of that install the same two, and refuse a changed one."""
     links, site = tmp_path / "links", tmp_path / "site"

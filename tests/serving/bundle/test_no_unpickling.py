@@ -43,6 +43,7 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_a_pickle_is_refused_in_one_line(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
     """Of either role; one process for both, because starting it takes most of the time."""
     for role in ("target", "draft"):

@@ -111,6 +111,7 @@ except DraftwellError:
 """
 
 
+@pytest.mark.slow
 def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
     """Else its team of threads would make every forward of the scheduler's thread twice as long."""
     done = subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), "0"], capture_output=True, text=True, check=True)
@@ -152,6 +153,7 @@ run(ServerSettings(bundle=Path(sys.argv[1]), port=0, slots=1, max_context=64))
 """
 
 
+@pytest.mark.slow
 def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
     with server_process([sys.executable, "-c", SWITCHING, str(bundle)]) as (process, url):

@@ -12,6 +12,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.heads import random_eagle3
 from tests.support.models.resources import NEEDED, random_datastore, table_pair, table_resources
@@ -81,12 +82,11 @@ def networks(adapter: Any) -> dict[str, Any]:
 
 BOTH = ("vanilla_sd", "spide", "duo_decoding")
 """A serial, an overlapping and a branching strategy: these run over the library's own layers in the quick tests too."""
-ADAPTED = [pytest.param(name, adapter, marks=[pytest.mark.slow] if adapter is TransformersModel and name not in BOTH else [])
-           for name in LOSSLESS for adapter in (TransformersModel, over_slots)]
+ADAPTED = [pytest.param(name, adapter, temperature, marks=[pytest.mark.slow] if adapter is TransformersModel and name not in BOTH else [])
+           for adapter in (TransformersModel, over_slots) for name, temperature in in_turn(LOSSLESS, [0.0, 1.0])]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("name", "adapter"), ADAPTED)
+@pytest.mark.parametrize(("name", "adapter", "temperature"), ADAPTED)
 def test_random_llamas_in_float32(name, adapter, temperature):
     engine = Engine(networks(adapter))
     wanted = requests(VOCAB, temperature)

@@ -19,6 +19,7 @@ from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.models.heads import random_eagle3
 from tests.support.models.resources import NEEDED, ORIGIN, random_datastore, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
@@ -116,9 +117,7 @@ def test_hybrid_repeats_a_seeded_answer_whatever_comes_between(deterministic: bo
     assert first[1] > 0, "it drafts at all"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", [None, 16])
-@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+@pytest.mark.parametrize(("name", "parameters", "budget", "temperature"), in_turn([*VARIANTS, *LOSSY], [None, 16], [0.0, 1.0]), ids=str)
 def test_answers_to_one_prompt_read_it_once(name: str, parameters: dict[str, Any], budget: int | None, temperature: float) -> None:
     """Each with a seed of its own, also where the prompt is read in pieces."""
     sampling = [Sampling(max_tokens=10, temperature=temperature, seed=seed) for seed in range(4)]

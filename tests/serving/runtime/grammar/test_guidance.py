@@ -37,7 +37,8 @@ def written(pair: LoadedPair, grammar: GuidanceGrammar, name: str = "vanilla_sd"
     return pair.decode(session.text.output), session.text.finish_reason, session.stats
 
 
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+@pytest.mark.parametrize("schema", [pytest.param(schema, id=name, marks=[pytest.mark.slow] if number % 3 else [])
+                                    for number, (name, schema) in enumerate(SCHEMAS.items())])
 def test_every_finished_answer_is_valid(pair: LoadedPair, compiled: Any, schema: Any) -> None:
     """And most are finished, though the model writes at random; greedy ones are those of plain decoding, token by token."""
     grammar = compiled(guidance.json_schema(schema))

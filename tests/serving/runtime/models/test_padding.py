@@ -74,6 +74,7 @@ def test_the_number_of_parameters_is_met() -> None:
     assert pad_to(copy.deepcopy(module), parameter_count(module)) == parameter_count(module)
 
 
+@pytest.mark.slow
 def test_zeros_are_written_pages() -> None:
     """Pages that are only reserved share one page of zeros: a padded model would then be as fast as the plain one.
 

@@ -21,6 +21,7 @@ from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.pair import LoadSettings, load_pair, over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.resources import NEEDED, random_datastore, table_resources
@@ -174,8 +175,8 @@ def test_speculation_without_a_right_rollback_writes_something_else(naive):
     assert written != [generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", [name for name, strategy in STRATEGIES.items() if strategy.lossless and name != "eagle3"])
+@pytest.mark.parametrize(("name", "temperature"),
+                         in_turn([name for name, strategy in STRATEGIES.items() if strategy.lossless and name != "eagle3"], [0.0, 1.0]))
 def test_eight_requests_write_what_each_writes_alone(name, temperature):
     """All but the head's: these models keep no states for one (`test_targets_that_keep_no_states_say_so`)."""
     engine = networks()

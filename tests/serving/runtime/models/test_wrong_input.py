@@ -19,6 +19,7 @@ from serving.runtime.output import Output
 from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
@@ -96,9 +97,7 @@ def check_line(error: BaseException | None, kind: type[DraftwellError], *words: 
         assert word in str(error)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad_value", [math.nan, math.inf])
-@pytest.mark.parametrize(("name", "role"), ROLES)
+@pytest.mark.parametrize(("name", "role", "bad_value", "temperature"), in_turn(ROLES, [math.nan, math.inf], [0.0, 1.0]))
 def test_logits_that_are_not_finite_end_their_own_request_only(name, role, bad_value, temperature):
     def spoil(output: Output) -> None:
         output.logits[-1, 3] = bad_value  # the last kept row: the bonus's in a verification
@@ -136,12 +135,11 @@ NO_ROOM = {
 }
 
 
-@pytest.mark.parametrize("make", NO_ROOM.values(), ids=NO_ROOM)
-@pytest.mark.parametrize(("name", "role"), ROLES)
-def test_a_request_that_finds_no_memory_ends_alone(name, role, make):
+@pytest.mark.parametrize(("name", "role", "library"), in_turn(ROLES, list(NO_ROOM)))
+def test_a_request_that_finds_no_memory_ends_alone(name, role, library):
     def fault(rows: Sequence[Forward], sick: set[int]) -> None:
         if any(row.slot in sick and not row.prefill for row in rows):
-            raise make()
+            raise NO_ROOM[library]()
 
     models = models_of(build(name))
     sicken(models[role], fault)

@@ -462,6 +462,7 @@ spool.write([record(2, body={"prompt": "b"})])
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_read(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

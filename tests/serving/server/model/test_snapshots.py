@@ -235,6 +235,7 @@ snapshots.save()
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
