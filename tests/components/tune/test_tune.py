@@ -662,3 +662,11 @@ def test_hybrid_is_confirmed_as_it_is_by_default() -> None:
     assert tune_step.default_among(trials) == trials[2].choice
     assert tune_step.default_among(trials[:2]) == trials[1].choice
     assert tune_step.default_among(trials[:1]) is None
+
+
+def test_hybrid_is_confirmed_however_slow_it_looked(pair: LoadedPair, trace: TraceSet) -> None:
+    """A busy moment may hide what is fastest: the first rungs have few prompts."""
+    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.3, "spide": 1.6, "prompt_lookup": 1.5, "hybrid": 0.5}, noise=0.05)
+    tuned = run(pair, trace, clock, strategies=["vanilla_sd", "spide", "prompt_lookup", "hybrid"])
+    assert tuned.choice.name == "spide"
+    assert {"autoregressive", "spide", "hybrid"} <= {figure.strategy for figure in tuned.measured if figure.confirmed}
