@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from components.bench.bench import run_bench
+from components.bench.runner import core_plan
 from components.bench.schema import BenchReport, Frozen
 from components.bench.settings import BenchSettings
 from components.papers.cells import FORMAT, Cell
@@ -20,11 +21,11 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.files import write_json
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import StrategyResources, find_strategy
 
 Opened = tuple[LoadedPair, StrategyResources]
-Open = Callable[[Cell], Opened]
-"""Load a cell's pair with the artifacts of its strategies."""
+Open = Callable[[Sequence[Cell]], Opened]
+"""Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
 
 
@@ -89,7 +90,7 @@ def measured_cells(cells: Sequence[Cell], folder: Path, data: Path | None, where
 
 def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Path | None = None, where: str = "",
               say: Say = lambda line: None) -> dict[str, str]:
-    """Measure the cells that are missing, those of one pair after each other so that it is loaded once.
+    """Measure the cells that are missing, those of one pair after each other so that it is loaded, and its profile measured, once.
 
     Args:
         folder: of the cells' files; made if needed.
@@ -102,7 +103,7 @@ def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Pat
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
-    ordered = sorted(cells, key=lambda cell: (cell.pair, cell.pad_target or 0))
+    ordered = sorted(cells, key=needs)
     for i, cell in enumerate(ordered, 1):
         chosen = choose(cell.data, cell.prompts, data)
         path = place(folder, cell, chosen, where)
@@ -112,10 +113,9 @@ def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Pat
             continue
         start = time.monotonic()
         try:
-            needs = (cell.pair, cell.pad_target, cell.repeats, tuple(sorted({choice.name for choice in cell.choices()})))
-            if opened is None or opened[0] != needs:
+            if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
-                opened = needs, open_pair(cell)
+                opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
             file = measure(cell, chosen, *opened[1], start)
         except DraftwellError as error:
             failed[cell.name] = str(error)
@@ -124,6 +124,12 @@ def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Pat
         write_json(path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
         say(f"{name}: {file.seconds:.0f} s")
     return failed
+
+
+def needs(cell: Cell) -> tuple[Any, ...]:
+    """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the strategies that prefer one stay apart."""
+    onnx = any(find_strategy(core_plan(choice.name)[0]).prefers_onnx for choice in cell.choices())
+    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx
 
 
 def measure(cell: Cell, chosen: Chosen, pair: LoadedPair, resources: StrategyResources, start: float) -> CellFile:

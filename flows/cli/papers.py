@@ -35,11 +35,14 @@ def papers(
 
     Example: draftwell papers --quick --only spide --out papers
     """
+    import torch
+
     from components.papers.catalogue import papers_named
     from components.papers.cells import FULL, QUICK
     from components.papers.runner import measured_cells, run_cells
-    from flows.steps.papers import counts_of, open_cell, own_format, write_page
+    from flows.steps.papers import counts_of, open_cells, own_format, write_page
     from serving.artifacts.pair_files import draftwell_home
+    from serving.device import device_class
 
     chosen, scale = papers_named(only), QUICK if quick else FULL
     if out is not None:
@@ -50,11 +53,11 @@ def papers(
     number_format = dtype.value if dtype else own_format(on)
     cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
     folder = (out or draftwell_home() / "papers") / scale.name
-    where = f"{number_format} on {on}"
+    set_threads(threads)
+    where = f"{number_format} on {device_class(on)}, {torch.get_num_threads()} threads"
     failed: dict[str, str] = {}
     if not render:
-        set_threads(threads)
-        failed = run_cells(cells, folder, lambda cell: open_cell(cell, number_format, on, say), data=data, where=where, say=say)
+        failed = run_cells(cells, folder, lambda together: open_cells(together, number_format, on, say), data=data, where=where, say=say)
     everything = papers_named(None)  # what was measured of the other papers stays on the page
     shown = list({table.cell.name: table.cell for paper in everything for table in paper.tables(scale)}.values())
     found = measured_cells(shown, folder, data, where)

@@ -27,12 +27,13 @@ def own_format(device: str) -> str:
     return "float32" if device == "cpu" and lacks_bfloat16() else "bfloat16"
 
 
-def open_cell(cell: Cell, dtype: str, device: str, say: Say) -> Opened:
-    """A cell's pair, loaded, with what its strategies read. The hardware profile is measured on the pair as it is now."""
+def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Opened:
+    """The pair of cells that have one, loaded, with what their strategies read, and a hardware profile of the pair as it is now."""
     from components.bench.runner import core_plan
     from serving.runtime.strategies import StrategyResources, find_strategy
 
-    names = [core_plan(choice.name)[0] for choice in cell.choices()]
+    names = list(dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices()))
+    cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
     pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names)
     kinds = dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile")

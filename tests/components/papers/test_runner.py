@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path
     return folder, runner.measured_cells([CELL], folder, sets, "")["tiny-code"]
 
 
-def opened(cell: Cell) -> Any:
+def opened(cells: Sequence[Cell]) -> Any:
     return llama_pair(), resources()
 
 
-def refuse(cell: Cell) -> Any:
+def refuse(cells: Sequence[Cell]) -> Any:
     raise AssertionError("nothing was to be measured")
 
 
@@ -98,25 +99,28 @@ def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile],
 def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, sets: Path) -> None:
     broken = CELL.model_copy(update={"name": "broken", "pair": "a-broken-one"})
 
-    def one_is_missing(cell: Cell) -> Any:
-        if cell.name == "broken":
+    def one_is_missing(cells: Sequence[Cell]) -> Any:
+        if cells[0].name == "broken":
             raise DraftwellError("no such pair", code="unknown_pair")
-        return opened(cell)
+        return opened(cells)
 
     assert runner.run_cells([broken, CELL], tmp_path, one_is_missing, data=sets) == {"broken": "no such pair"}
     assert list(runner.measured_cells([broken, CELL], tmp_path, sets, "")) == ["tiny-code"]
 
 
 def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
-    loaded: list[str] = []
-    other = CELL.model_copy(update={"name": "tiny-maths", "data": "maths"})
+    """With what the strategies of all of them need; those that prefer the draft in ONNX Runtime, which has times of its own, are apart."""
+    loaded: list[list[str]] = []
+    others = [CELL.model_copy(update={"name": f"tiny-{name}", "data": "maths", "contenders": {"one": (name,)}})
+              for name in ("svip", "lookahead")]
+    apart = CELL.model_copy(update={"name": "tiny-duo", "contenders": {"one": ("duo_decoding@1+1",)}})
 
-    def noted(cell: Cell) -> Any:
-        loaded.append(cell.name)
-        return opened(cell)
+    def noted(cells: Sequence[Cell]) -> Any:
+        loaded.append([cell.name for cell in cells])
+        return opened(cells)
 
-    assert runner.run_cells([CELL, other], tmp_path, noted, data=sets) == {}
-    assert loaded == ["tiny-code"]
+    assert runner.run_cells([others[0], apart, CELL, others[1]], tmp_path, noted, data=sets) == {}
+    assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
 
 def test_estimates_are_the_reports_own(measured: tuple[Path, runner.CellFile]) -> None:

@@ -62,7 +62,7 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     def refuse(*arguments: Any) -> Any:
         raise DraftwellError("the models are too large", code="pair_too_large")
 
-    monkeypatch.setattr(steps, "open_cell", refuse)
+    monkeypatch.setattr(steps, "open_cells", refuse)
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
     assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
