@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +87,26 @@ def milliseconds(answers: list[Answer]) -> float:
 
 @pytest.mark.parametrize("name", EDITS)
 def test_a_prediction_doubles_the_speed_of_an_edit(served: Served, name: str) -> None:
+    """A small model would rather talk about the file: its answer is begun for it."""
     asked, file = EDITS[name]
-    words = f"{asked} Return the whole file and nothing else.\n\n```python\n{file}```"
+    start, rest = file[:20], file[20:]
+    said = [{"role": "user", "content": f"{asked} Return the whole file and nothing else.\n\n```python\n{file}```"},
+            {"role": "assistant", "content": f"```python\n{start}"}]
+    shared = {"continue_final_message": True, "add_generation_prompt": False, "stop": ["```"]}
     kinds: dict[str, dict[str, Any]] = {"plain": {"speculation": {"enabled": False}}, "without": {},
-                                        "predicted": {"prediction": {"type": "content", "content": f"```python\n{file}```"}}}
+                                        "predicted": {"prediction": {"type": "content", "content": f"{rest}```"}}}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     found: dict[str, Answer] = {}
     for turn in range(3):
         for kind in list(seconds)[:: 1 if turn % 2 else -1]:
-            found[kind] = ask(served, words, 700, **kinds[kind])
+            found[kind] = ask(served, said, 800, **shared, **kinds[kind])
             seconds[kind].append(found[kind].seconds)
     plain, without, predicted = (statistics.median(times) for times in seconds.values())
     details = found["predicted"].body["usage"]["completion_tokens_details"]
     print(f"\n{name}: {found['plain'].tokens} tokens, plain {found['plain'].tokens / plain:.0f} tokens/s, hybrid {plain / without:.2f} x, "
           f"with prediction {plain / predicted:.2f} x, accepted {details['accepted_prediction_tokens']}, "
-          f"rejected {details['rejected_prediction_tokens']}, followed the instruction: {found['plain'].text[:60]!r}")
+          f"rejected {details['rejected_prediction_tokens']}, similar to the file: "
+          f"{SequenceMatcher(None, file, start + found['plain'].text).ratio():.0%}")
     assert found["predicted"].text == found["plain"].text
     assert plain / predicted >= 2
 
@@ -168,5 +174,5 @@ def test_answers_by_a_hundred_schemas_are_valid(served: Served) -> None:
     ours, theirs = milliseconds(by_schema), milliseconds(free)
     print(f"\n{dict(outcomes)}; by schema {ours:.1f} ms a token, free text {theirs:.1f} ({ours / theirs:.2f} x, {len(free)} answers)")
     assert not invalid, invalid
-    assert outcomes["valid"] > 0
+    assert outcomes["valid"] >= 80, outcomes
     assert ours <= 1.05 * theirs

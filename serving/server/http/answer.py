@@ -81,14 +81,13 @@ class Answer:
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
         """Server-sent events, from the first event of the conversation on; a comment wherever there is none for `PING_SECONDS`."""
-        usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
         found = first
         try:
             while True:
                 if found is None:
                     yield PING
                 else:
-                    if pieces := await self.apart(partial(self._pieces, *found, usage)):
+                    if pieces := await self.apart(partial(self._pieces, *found)):
                         yield pieces
                 if self.conversation.over:
                     break
@@ -100,8 +99,13 @@ class Answer:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
 
-    def _pieces(self, choice: AnswerChoice, event: Delta | End, usage: dict[str, Any]) -> str:
+    def _pieces(self, choice: AnswerChoice, event: Delta | End) -> str:
         """The chunks of an event as server-sent events; "" where there is none."""
+        usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
+        if self.body.wants_usage_so_far:
+            prompt = len(choice.prompt)
+            tokens = choice.completion_tokens if choice.end or not choice.shows else choice.text.tokens
+            usage = {"usage": {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}}
         return "".join(sse(chunk | usage) for chunk in self._chunks(choice, event))
 
     def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:

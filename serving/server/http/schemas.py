@@ -70,14 +70,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = Field(None, description="end the stream with a chunk that holds the usage")
-    continuous_usage_stats: bool | None = Field(None, description="vLLM's usage in every chunk, which this server lacks: false or null")
-
-    @model_validator(mode="after")
-    def refuse_usage_in_every_chunk(self) -> Self:
-        if self.continuous_usage_stats:
-            raise PydanticCustomError("unsupported_field", "this server does not support {param}: leave it out",
-                                      {"param": "stream_options.continuous_usage_stats"})
-        return self
+    continuous_usage_stats: bool | None = Field(
+        None, description="with include_usage: every chunk has the tokens of its choice so far, as vLLM's have")
 
 
 class SpeculationOptions(BaseModel):
@@ -235,6 +229,11 @@ class Generation(OpenAIFields):
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every chunk of a stream has the tokens of its choice so far."""
+        return bool(self.stream_options and self.wants_usage and self.stream_options.continuous_usage_stats)
 
     @property
     def decoding(self) -> SpeculationOptions:

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from serving.artifacts.compiled_libraries import COMPILED, libraries_folder
 from tests.support.server.server_process import ENTRY, server_process
+
+REPO = Path(__file__).resolve().parents[3]
 
 if TYPE_CHECKING:
     from flows.workspace import Workspace
@@ -34,8 +39,15 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     Release and registry are made for it; no gate judged it, so it is deployed ungated.
 
     Args:
-        profiled: with a hardware profile, measured now on this machine.
+        profiled: as a tuned release is: with a hardware profile, measured now on this machine, and compiled layers.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        if profiled:
+            use_compiled_layers(patch)
+        return _default_bundle(folder, dtype, strategy, parameters, profiled)
+
+
+def _default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], profiled: bool) -> Path:
     from flows.workspace import Workspace
     from registry.bundles.build import build_bundle
     from registry.pairs import model_records
@@ -61,6 +73,16 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     pins = {artifact.kind: artifact.version for artifact in published}
     release = create_release(store, name, "cpu", pins, model_records(space.spec, files), {})
     return build_bundle(store, space.spec, files, alias=str(release.version), out=folder / "dist", ungated_reason="a trial of the server")
+
+
+def use_compiled_layers(patch: pytest.MonkeyPatch) -> None:
+    """Compile layers, as commands do outside of tests, and keep them where this checkout's own are: the first time takes minutes."""
+    patch.setenv("DRAFTWELL_COMPILE", "try")
+    mine, kept = libraries_folder(), REPO / ".draftwell" / COMPILED
+    kept.mkdir(parents=True, exist_ok=True)
+    if not mine.exists():
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.symlink_to(kept)
 
 
 def measure_profile(space: Workspace, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -110,12 +111,26 @@ def test_a_wrong_value_is_named(http: httpx.Client, change: dict[str, Any], para
     assert refused(http, "/v1/completions", PLAIN | change)[0] == param
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"priority": 1}, "priority"), ({"stream": True, "stream_options": {"continuous_usage_stats": True}},
-                                    "stream_options.continuous_usage_stats")])
-def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client, change: dict[str, Any], param: str) -> None:
-    response = http.post("/v1/chat/completions", json=CHAT | change)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+def test_usage_is_in_every_chunk_where_it_is_asked_for(http: httpx.Client) -> None:
+    """As load generators ask for it; each choice has its own counts, and the last chunk those of the request."""
+    options = {"stream": True, "n": 2, "seed": 3, "temperature": 1,
+               "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    lines = http.post("/v1/completions", json=PLAIN | options).text.split("\n\n")
+    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    counted: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        counted[chunk["choices"][0]["index"]].append(chunk["usage"]["completion_tokens"])
+        assert chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + chunk["usage"]["completion_tokens"]
+    assert all(counts == sorted(counts) for counts in counted.values())
+    assert sum(counts[-1] for counts in counted.values()) == last["usage"]["completion_tokens"]
+    alone = http.post("/v1/completions", json=PLAIN | options | {"stream_options": {"continuous_usage_stats": True}}).text
+    assert '"usage"' not in alone, "include_usage turns it on, as with vLLM"
+
+
+def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | {"priority": 1})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "priority")
     harmless = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "priority": 0}
     assert http.post("/v1/chat/completions", json=CHAT | harmless).status_code == 200
 
