@@ -131,6 +131,10 @@ class Engine:
         """Tokens that this step brought to requests that had some."""
         self._turns: Counter[int] = Counter()
         """Steps in which a model read prompts."""
+        self.patience: int | None = None
+        """Passes of other models that a pass of the target waits for at most, where models take turns; None: until all have drafted."""
+        self._waited = 0
+        """Passes of other models since the target's pass could have run."""
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED,
                owner: Hashable = None) -> Job:
@@ -242,8 +246,8 @@ class Engine:
         """For every idle model the forward passes that wait for it, as one batch each.
 
         Where models take turns the target comes last: its forward pass costs the same for one request as for many, so it waits
-        until all who draft have come to their verification (no draft is longer than its strategy's cap). For a draft model that is
-        reading a long prompt it does not wait.
+        until all who draft have come to their verification, or `patience` is at its end: a request that drafts as long as it likes, because
+        its answer must repeat, would hold up all others. For a draft model that is reading a long prompt it does not wait.
         """
         busy = {id(flight.model) for flight in self._flights}
         flights: dict[int, BatchInFlight] = {}
@@ -263,8 +267,10 @@ class Engine:
         self._share_budget(list(flights.values()), sum(not job.output_length for job in held_back))
         target = id(self.models["target"])
         drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
-        if self._workers is None and drafting:
-            flights.pop(target, None)
+        waits = target in flights and self._workers is None and drafting and (self.patience is None or self._waited < self.patience)
+        if waits:
+            del flights[target]
+        self._waited = self._waited + 1 if waits else 0
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True

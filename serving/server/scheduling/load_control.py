@@ -163,6 +163,7 @@ class LoadControl:
                     self.last[strategy.name] = UNLIMITED
             self._limit_drafts(limited, running)
         self._limited = sessions
+        engine.patience = patience_of(running)
         # cores are divided only for models that run at the same time
         engine.split = None if any(strategy.overlaps and session.draft_limit > 0 for session, strategy in running) else False
         if self._steps % PROBE_EVERY == 0:
@@ -291,6 +292,17 @@ class LoadControl:
             if drafts and session not in seen:  # at the end of a request, when all of its tokens are known
                 self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)
         self._seen, self._own = seen, own
+
+
+def patience_of(running: Running) -> int | None:
+    """Draft passes that a pass of the target waits for: as many as the longest draft that has a limit needs, and one for what the draft
+    model has missed. None where nobody would wait for one who has no limit: all draft as long as they like, or nobody does."""
+    free = [session.draft_limit == UNLIMITED and strategy.name != Autoregressive.name for session, strategy in running]
+    if all(free) or not any(free):
+        return None
+    longest = max((session.draft_limit for session, strategy in running
+                   if strategy.name != Autoregressive.name and session.draft_limit != UNLIMITED), default=0)
+    return longest + 1 if longest else 0
 
 
 def indifferent(strategy: Strategy, sampling: Sampling) -> bool:

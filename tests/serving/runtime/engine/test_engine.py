@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 
 from serving.errors import ContextTooLong
@@ -73,6 +75,29 @@ def test_cancelling_the_last_request_lets_the_worker_threads_go():
     assert engine._workers is not None
     engine.cancel(job)
     assert engine._workers is None
+
+
+@pytest.mark.parametrize(("patience", "longest"), [(None, 8), (2, 3), (0, 1)])
+def test_the_target_waits_for_drafts_no_longer_than_it_may(patience, longest):
+    """One that drafts eight tokens a round holds up another one: by eight passes for each of its tokens, or by so many as are allowed."""
+    models = table_pair(vocab=8)
+    calls: list[str] = []
+    for role, model in models.items():
+        def noted(rows, forward=model.forward, role=role):
+            calls.extend([role] * (len(rows) > 0))
+            return forward(rows)
+        model.forward = noted
+    engine = Engine(models)
+    engine.patience = patience
+    eight = build_strategy("vanilla_sd", {"num_speculative_tokens": 8}, table_resources(8))
+    plain = engine.submit([1, 2], Sampling(max_tokens=9), build_strategy("autoregressive"))
+    drafting = engine.submit([3, 2], Sampling(max_tokens=60, temperature=1.0, seed=3), eight)
+    while not plain.finished:
+        engine.step()
+    between = [len(list(group)) for role, group in groupby(calls) if role == "draft"]
+    assert max(between) == longest
+    engine.run([drafting])
+    assert drafting.output == Engine(table_pair(vocab=8)).generate([3, 2], drafting.session.sampling, eight).output
 
 
 def test_a_failing_request_leaves_the_others_unharmed():
