@@ -1,7 +1,8 @@
 """The client's prediction of the answer as a draft (OpenAI's predicted outputs): copied token by token for as long as it holds.
 
 As in a diff, after an edit the copy continues where the last tokens of the text stand in the prediction, nearest to where it stopped.
-The target verifies all of it, so a wrong prediction costs time and changes nothing.
+The target verifies all of it, so a wrong prediction costs time and changes nothing. How many tokens of its drafts are kept is counted, by
+how much of the text before them is the prediction's, and the round is left to the strategy where that is less than its own drafts bring.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ MATCH = 8
 """Longest match of the text's end that is looked for."""
 PLACES = 32
 """Places of a token that are looked at, on either side of where the prediction failed."""
+GUESS = 0.5
+"""Tokens that a draft is expected to bring at first where nothing before it is the prediction's; elsewhere as many as fitted before it."""
 
 
 class Prediction:
@@ -44,15 +47,24 @@ class Prediction:
         self._length = FIRST
         self._misses = 0  # drafts in a row of which nothing was kept
         self._guessed = False  # since something was copied
+        self._fit = MATCH  # of the text's last tokens, those that stand before `at`
+        self._drafts = [1] * (MATCH + 1)  # by `_fit`, and one that brought what is expected at first
+        self._kept = [max(GUESS, fit) for fit in range(MATCH + 1)]
+        self._drafted_at = 0  # `_fit` of the last draft
         self._places: dict[int, list[int]] = {}
         for place, token in enumerate(self.ids):
             self._places.setdefault(token, []).append(place)
 
-    def propose(self, text: Text, limit: int) -> Draft:
-        """At most `limit` >= 0 tokens after the text; none where the prediction says nothing of what comes next."""
+    def propose(self, text: Text, limit: int, worth: float = 0.0) -> Draft:
+        """At most `limit` >= 0 tokens after the text; none where the prediction says nothing of what comes next.
+
+        Args:
+            worth: tokens that a draft of the strategy's own brings; where fewer are expected, nothing is proposed.
+        """
         self._follow(text.output)
-        if self.at is None:
+        if self.at is None or self._kept[self._fit] / self._drafts[self._fit] < worth:
             return Draft()
+        self._drafted_at = self._fit
         tokens = self.ids[self.at : self.at + min(limit, FIRST if self._guessed else LONGEST, self._length)]
         stops = text.sampling.stop_token_ids
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
@@ -60,6 +72,8 @@ class Prediction:
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Note what became of a draft, before the next one is asked for."""
+        self._drafts[self._drafted_at] += 1
+        self._kept[self._drafted_at] += verdict.accepted
         self._misses = 0 if verdict.accepted else self._misses + 1
         self._length = min(LONGEST, max(FIRST if self._misses < 2 else SHORTEST, 2 * verdict.accepted))
 
@@ -68,14 +82,14 @@ class Prediction:
         for token in output[self._read :]:
             if self.at is not None and self.at < len(self.ids) and self.ids[self.at] == token:
                 self.at += 1
-                self._near, self._guessed = self.at, False
+                self._near, self._guessed, self._fit = self.at, False, min(MATCH, self._fit + 1)
             else:
                 self.at = None
         self._read = len(output)
         if self.at is None:
             self.at = self._find(output)
         if self.at is None and not self._guessed and self._near + 1 < len(self.ids):
-            self.at, self._guessed = self._near + 1, True  # one token took another's place
+            self.at, self._guessed, self._fit = self._near + 1, True, 0  # one token took another's place
 
     def _find(self, output: Sequence[int]) -> int | None:
         """Where the output's last tokens stand in the prediction: the longest match, and of equal ones the nearest."""
@@ -90,7 +104,7 @@ class Prediction:
             if length >= (1 if close else 2) + self._misses // 3:
                 rank = length, -abs(place - self._near)
                 if best is None or rank > best:
-                    best, found = rank, place + 1
+                    best, found, self._fit = rank, place + 1, length
         return found
 
     def _match(self, output: Sequence[int], place: int) -> int:

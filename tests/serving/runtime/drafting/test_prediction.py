@@ -90,6 +90,19 @@ def test_a_prediction_that_never_fits_is_soon_asked_little(monkeypatch: pytest.M
     assert max(drafted[5:]) <= SHORTEST
 
 
+def test_a_round_is_left_to_a_strategy_whose_drafts_bring_more() -> None:
+    text, prediction = Text([0], Sampling()), Prediction(TARGET)
+    assert len(prediction.propose(text, 9, worth=5.0)), "all of it may fit"
+    for _ in range(2):  # nothing of it does
+        prediction.learn(prediction.propose(text, 9, worth=0.0), Verdict(0, 0, 1))
+    assert not len(prediction.propose(text, 9, worth=5.0))
+    assert len(prediction.propose(text, 9, worth=2.0))
+    text.append([7, 8, 130])
+    assert not len(prediction.propose(text, 9, worth=2.5)), "one token that fits says little"
+    text.append([131, 132])
+    assert prediction.propose(text, 9, worth=2.5).tokens[:2] == [133, 134]
+
+
 @pytest.mark.parametrize("warpers", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.5}], ids=str)
 @pytest.mark.parametrize("prediction", [(0, 1, 2, 1), (1, 1, 0, 0)], ids=str)
 @pytest.mark.parametrize(("name", "parameters"), EACH_SCHEDULE, ids=str)
