@@ -154,6 +154,7 @@ class BestDrafter:
         limit = min(limit, self.longest)
         found, gain = self._look_up(session, limit)
         self.chosen = self._choose(session, found, gain, limit)
+        session.stats.drafter = "text" if self.chosen is None else self.chosen.role
         if self.chosen is not None:
             return (yield from self.chosen.propose(session, limit))
         session.stats.drafted += len(found)

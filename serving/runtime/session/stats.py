@@ -25,7 +25,8 @@ class Stats:
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
     `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out.
     `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft, `forced…`
-    those for which a grammar left no choice.
+    those for which a grammar left no choice. `kept` has the accepted tokens by what drafted them: `drafter`, which is named before a
+    draft is judged and is "strategy" where a strategy has one drafter only.
     """
 
     emitted: int = 0
@@ -56,6 +57,8 @@ class Stats:
     prefill_calls: int = 0
     judged_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
+    drafter: str = "strategy"
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     qualifier_seconds: float = 0.0
@@ -90,6 +93,7 @@ class Stats:
         """Count one verification of `draft` (drafters count what they draft)."""
         self.judged += verdict.judged
         self.accepted += verdict.accepted
+        self.kept[self.drafter] += verdict.accepted
         self.rescued += verdict.rescued
         self.sampled += verdict.token is not None
         if len(draft):
@@ -109,10 +113,10 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
-        """Sum of the counters of many generations; timelines stay with their generation."""
+        """Sum of the counters of many generations; timelines, and who drafts next, stay with their generation."""
         result = cls()
         for part in parts:
-            for name in cls.__dataclass_fields__.keys() - {"timeline"}:
+            for name in cls.__dataclass_fields__.keys() - {"timeline", "drafter"}:
                 setattr(result, name, getattr(result, name) + getattr(part, name))
         return result
 

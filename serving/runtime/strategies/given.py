@@ -19,7 +19,13 @@ FEWEST_FORCED, MOST_FORCED = 2, 32
 
 
 class Given(Protocol):
-    """A source of such drafts; one object serves one request."""
+    """A source of such drafts; one object serves one request.
+
+    Args:
+        name: in the counts of what drafted the tokens that were kept.
+    """
+
+    name: str
 
     def propose(self, session: Session) -> Draft:
         """What probably comes next; nothing where it cannot say."""
@@ -30,6 +36,8 @@ class Given(Protocol):
 
 class Predicted:
     """What the client's prediction says."""
+
+    name = "prediction"
 
     def __init__(self, prediction: Prediction):
         self.prediction = prediction
@@ -55,6 +63,8 @@ class Predicted:
 
 class Forced:
     """What the grammar leaves no choice about, in its usual spelling: the target may spell it with other tokens."""
+
+    name = "grammar"
 
     def __init__(self, grammar: GrammarMasks):
         self.grammar = grammar
@@ -95,7 +105,9 @@ class GivenRounds:
         session.stats.drafted += len(draft)
         rows = yield from session.verify(draft)
         verdict = self.rule.judge(draft, rows, session.rng)
+        before, session.stats.drafter = session.stats.drafter, source.name
         session.commit(draft, verdict, rows)
+        session.stats.drafter = before
         source.learn(session, draft, verdict)
         if follow:
             follow(DraftTree(draft.tokens, list(range(-1, len(draft) - 1))), list(range(verdict.accepted)), rows)

@@ -67,6 +67,8 @@ class Speculation(BaseModel):
     predicted: int = Field(description="tokens of the request's prediction that were proposed")
     predicted_accepted: int = Field(description="of these, accepted ones")
     forced: int = Field(description="tokens proposed because the answer's format leaves no choice; not among those drafted")
+    accepted_by: dict[str, int] = Field(description="accepted tokens by what drafted them: the strategy (of hybrid text, head or draft), "
+                                        "and prediction and grammar, which the other numbers leave out")
     target_calls: int = Field(description="forward passes of the target after the prompt's, and the prompt's if it verifies too")
     acceptance_rate: float | None = Field(description="accepted / judged; null when nothing was judged")
     mean_acceptance_length: float = Field(description="1 + accepted / rounds that drafted")
@@ -83,6 +85,7 @@ class Speculation(BaseModel):
         own = total.own
         return cls(strategy=strategy, drafted=own.drafted, judged=own.judged, accepted=own.accepted, rescued=own.rescued,
                    predicted=total.predicted, predicted_accepted=total.predicted_accepted, forced=total.forced,
+                   accepted_by={strategy if name == "strategy" else name: count for name, count in total.kept.items() if count},
                    target_calls=total.target_calls,
                    acceptance_rate=own.acceptance_rate, mean_acceptance_length=own.mean_acceptance_length,
                    first_token_seconds=round(total.first_token_seconds / len(parts), 6),

@@ -29,7 +29,8 @@ TOKENS = [("The", "target"), (" sky", "accepted"), (" is", "accepted"), (" blé"
           (" <b>now</b>", "accepted"), (MARKUP, "target"), ("\n", "accepted")]
 TEXT = "".join(text for text, _ in TOKENS)
 SPECULATIVE = {"strategy": "hf_dynamic", "drafted": 9, "judged": 7, "accepted": 6, "rescued": 1, "target_calls": 3,
-               "acceptance_rate": 6 / 7, "mean_acceptance_length": 2.6, "tokens_per_second": 60.0, "first_token_seconds": 0.05}
+               "acceptance_rate": 6 / 7, "mean_acceptance_length": 2.6, "tokens_per_second": 60.0, "first_token_seconds": 0.05,
+               "accepted_by": {"text": 2, "head": 4}}
 PLAIN = {"strategy": "autoregressive", "drafted": 0, "judged": 0, "accepted": 0, "rescued": 0, "target_calls": 8,
          "acceptance_rate": None, "mean_acceptance_length": 1.0, "tokens_per_second": 40.0, "first_token_seconds": 0.05}
 
@@ -65,6 +66,10 @@ def fake_app(fake: Fake) -> FastAPI:
     @app.get("/v1/speculation")
     async def offer(request: Request) -> Response:
         return refusal(401, "a key is needed") if lacks_key(request) else JSONResponse(OFFER | {"allow_parameters": fake.allow_parameters})
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"running": 8, "speculation_under_load": {"draft_length": 3}}
 
     @app.post("/v1/{path:path}")
     async def answer(path: str, request: Request) -> Response:

@@ -69,6 +69,8 @@ class Pane {
     if (stats.acceptance_rate != null) this.set("acceptance", percent(stats.acceptance_rate));
     if (stats.mean_acceptance_length != null) this.set("length", stats.mean_acceptance_length.toFixed(2));
     this.set("calls", stats.target_calls);
+    const kept = Object.entries(stats.accepted_by ?? {}).sort((a, b) => b[1] - a[1]);
+    if (kept.length) this.set("drafters", kept.map(([name, count]) => `${name} ${count}`).join(", "));
   }
 
   set(figure, value) {
@@ -97,6 +99,14 @@ function showOrigins() {
     const count = speculative.counts[item.dataset.origin];
     item.querySelector("b").textContent = speculative.tokens ? `${count} (${percent(count / speculative.tokens)})` : "0";
   }
+}
+
+// Alone a request drafts as its strategy likes; among others the server sets a length, which it measures.
+async function showLength() {
+  try {
+    const { running: requests, speculation_under_load: load } = await get("/health", controls.key);
+    if (load) speculative.set("force", load.draft_length == null ? "the strategy's own" : `${load.draft_length}, ${requests} at once`);
+  } catch { /* the answer matters, not this figure */ }
 }
 
 // One answer into one pane.
@@ -132,7 +142,12 @@ async function run() {
   toggle(true);
   try {
     say("Decoding with speculation …");
-    await decode(speculative, controls.speculation(), running.signal);
+    const watch = setInterval(showLength, 500);
+    try {
+      await decode(speculative, controls.speculation(), running.signal);
+    } finally {
+      clearInterval(watch);
+    }
     if (compare) {
       say("Decoding plainly, for comparison …");
       await decode(plain, { enabled: false }, running.signal);

@@ -125,6 +125,8 @@ def test_drafts_of_strategy_and_prediction_take_turns(name: str, parameters: Any
         stats = job.session.stats
         assert job.output == plain
         assert stats.predicted_accepted > 0
+        assert stats.kept["prediction"] == stats.predicted_accepted
+        assert sum(stats.kept.values()) == stats.accepted
         assert stats.target_calls > stats.predicted_rounds, "rounds without the prediction, too"
 
 

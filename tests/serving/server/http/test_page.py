@@ -91,6 +91,7 @@ def test_tokens_are_shown_by_origin_with_figures_beside_plain_decoding(page: Pag
     assert figure(page, "speculative", "length") == "2.60"
     assert (figure(page, "speculative", "speed"), figure(page, "plain", "speed")) == ("60.0", "40.0")
     assert (figure(page, "speculative", "calls"), figure(page, "plain", "calls")) == ("3", "8")
+    assert figure(page, "speculative", "drafters") == "head 4, text 2"
     assert page.text("#ratio") == "1.50 ×"
     assert "Both texts are the same." in page.text("#verdict")
     assert page.text("#status") == "Done: 9 tokens, 6 of them from the draft, 60.0 tokens per second, 1.50 × plain decoding."
@@ -128,6 +129,7 @@ def test_live_figures_come_before_the_end(page: Page) -> None:
     ask(page, "for ever")
     page.wait("document.querySelectorAll('#speculative .output span').length > 5")
     assert figure(page, "speculative", "acceptance") == "100 %"
+    page.wait("document.querySelector('[data-figure=force]').textContent == '3, 8 at once'")
     assert float(figure(page, "speculative", "speed")) > 0
     assert int(figure(page, "speculative", "tokens")) > 5
     page.click("#stop")

@@ -74,6 +74,8 @@ def test_usage_counts_the_prediction_alone(client: openai.OpenAI, served: Served
     assert speculation["accepted"] <= speculation["judged"] <= speculation["drafted"]
     if len(start) >= 4:
         assert accepted > 0
+        both = {"prediction": accepted, "vanilla_sd": speculation["accepted"]}
+        assert speculation["accepted_by"] == {name: count for name, count in both.items() if count}
 
 
 def test_the_strategys_own_numbers_leave_it_out(client: openai.OpenAI, served: ServedModel, plain: Any) -> None:
