@@ -30,6 +30,8 @@ pytestmark = pytest.mark.soak
 SCHEMAS = os.environ.get("DRAFTWELL_TEST_SCHEMAS")
 SUITES = ("Github_easy", "Github_medium", "Glaiveai2K", "Kubernetes", "Snowplow")
 """Twenty schemas of each."""
+NEAR_TIE = 0.25
+"""Nats: the logits of the default pair, of 16 to 32, are multiples of an eighth in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,23 @@ def milliseconds(answers: list[Answer]) -> float:
     return 1e3 * sum(answer.seconds for answer in answers) / sum(answer.tokens for answer in answers)
 
 
+def gap_where_they_differ(served: Served, said: list[dict[str, str]], plain: str, other: str, more: dict[str, Any]) -> float:
+    """Nats between the target's two best tokens where another text leaves that of plain decoding; 0 where it does not."""
+    if plain == other:
+        return 0.0
+    kept = next((place for place, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    rated = ask(served, said, 800, logprobs=True, top_logprobs=2, speculation={"enabled": False}, **more)
+    assert rated.text == plain
+    place = 0
+    for token in rated.body["choices"][0]["logprobs"]["content"]:
+        place += len(token["token"])
+        if place > kept:
+            best, second = (one["logprob"] for one in token["top_logprobs"][:2])
+            print(f"\nleaves plain decoding's text after {kept} characters, at a gap of {best - second:.3f}")
+            return float(best - second)
+    raise AssertionError("the other text goes on where plain decoding ends")
+
+
 @pytest.mark.parametrize("name", EDITS)
 def test_a_prediction_doubles_the_speed_of_an_edit(served: Served, name: str) -> None:
     """A small model would rather talk about the file: its answer is begun for it."""
@@ -101,13 +120,13 @@ def test_a_prediction_doubles_the_speed_of_an_edit(served: Served, name: str) ->
         for kind in list(seconds)[:: 1 if turn % 2 else -1]:
             found[kind] = ask(served, said, 800, **shared, **kinds[kind])
             seconds[kind].append(found[kind].seconds)
-    plain, without, predicted = (statistics.median(times) for times in seconds.values())
+    plain, without, predicted = (statistics.median(times) / found[kind].tokens for kind, times in seconds.items())
     details = found["predicted"].body["usage"]["completion_tokens_details"]
-    print(f"\n{name}: {found['plain'].tokens} tokens, plain {found['plain'].tokens / plain:.0f} tokens/s, hybrid {plain / without:.2f} x, "
+    print(f"\n{name}: {found['plain'].tokens} tokens, plain {1 / plain:.0f} tokens/s, hybrid {plain / without:.2f} x, "
           f"with prediction {plain / predicted:.2f} x, accepted {details['accepted_prediction_tokens']}, "
           f"rejected {details['rejected_prediction_tokens']}, similar to the file: "
           f"{SequenceMatcher(None, file, start + found['plain'].text).ratio():.0%}")
-    assert found["predicted"].text == found["plain"].text
+    assert gap_where_they_differ(served, said, found["plain"].text, found["predicted"].text, shared) <= NEAR_TIE
     assert plain / predicted >= 2
 
 
@@ -115,7 +134,7 @@ def test_a_second_turn_starts_in_a_fifth_of_the_time(served: Served) -> None:
     talk = "\n".join(prompt.prompt for prompt in demo_prompts())
     cold, warm = [], []
     for number in range(5):
-        said = [{"role": "user", "content": f"Conversation {number}. {talk[: 5600]}"}]
+        said = [{"role": "user", "content": f"Conversation {number}. {talk[:6400]}"}]
         cold.append(first_token(served, said, cache_salt=f"turn-{number}"))
         answer = ask(served, said, 32, cache_salt=f"turn-{number}")
         said += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "Say that in other words."}]
@@ -129,7 +148,7 @@ def test_a_second_turn_starts_in_a_fifth_of_the_time(served: Served) -> None:
 
 
 def test_eight_choices_read_the_prompt_once(served: Served) -> None:
-    text = "\n".join(prompt.prompt for prompt in demo_prompts())[:5600]
+    text = "\n".join(prompt.prompt for prompt in demo_prompts())[:6400]
     one, eight = [], []
     for number in range(3):
         one.append(ask(served, f"One {number}: {text}", 1, cache_salt=f"one-{number}").seconds)

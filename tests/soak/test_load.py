@@ -14,7 +14,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -45,12 +47,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """As a tuned release is served: bfloat16, the strategy that the tuner chooses here, and a hardware profile of this machine."""
-    bundle = default_bundle(tmp_path_factory.mktemp("profiled"), "bfloat16", "hybrid", {}, profiled=True)
+@contextmanager
+def tuned(folder: Path, strategy: str, **parameters: Any) -> Iterator[Served]:
+    """As a tuned release is served: bfloat16, compiled layers, and a hardware profile of this machine."""
+    bundle = default_bundle(folder, "bfloat16", strategy, parameters, profiled=True)
     with served_bundle(bundle, "--slots", "32", "--max-context", "512") as served:
         assert httpx.get(f"{served.url}/health").json()["speculation_under_load"]["costs"].endswith("the hardware profile")
+        yield served
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What users get by default, which drafts for a single request only."""
+    with tuned(tmp_path_factory.mktemp("hybrid"), "hybrid") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A strategy whose drafts under load are as long as the server finds best."""
+    with tuned(tmp_path_factory.mktemp("eagle3"), "eagle3", num_speculative_tokens=4) as served:
         yield served
 
 
@@ -169,7 +185,8 @@ def test_eight_at_once_bring_2_5_times_the_tokens(server: Served) -> None:
     assert statistics.median(ratios) >= 2.5
 
 
-@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64), *(("profiled", clients) for clients in (1, 8, 32, 64))])
+@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64), *(("hybrid", clients) for clients in (1, 8, 32, 64)),
+                                               ("eagle3", 8), ("eagle3", 32)])
 def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, clients: int, request: pytest.FixtureRequest) -> None:
     served = request.getfixturevalue(kind)
     asked = [question for question in questions() if question[1] == 48]
@@ -185,4 +202,4 @@ def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, cli
     print(f"\n{kind}, {clients} at once, over plain decoding: {mean:.2f} [{mean - T_95 * error:.2f}, {mean + T_95 * error:.2f}], "
           f"{made[False] / SECONDS_OF_A_WINDOW:.1f} tokens/s, draft limits {control['draft_limits']}")
     assert mean + T_95 * error >= 1.0, "slower, beyond what windows differ by (Student's t, 95 %)"
-    assert statistics.median(ratios) >= 0.95
+    assert mean - T_95 * error >= 0.95
