@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +14,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Rating
-from serving.server.http.errors import APIError, internal_error, without_paths
+from serving.server.http.errors import APIError, internal_error, retry_after, shutting_down, without_paths
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
@@ -174,14 +172,3 @@ class Conversation:
             return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory",
                             headers=NO_RETRY)
         return internal_error(error)
-
-
-def retry_after(seconds: int) -> dict[str, str]:
-    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
-    together, but at most a minute, beyond which OpenAI's client ignores it."""
-    return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
-
-
-def shutting_down() -> APIError:
-    """503: another server may answer."""
-    return APIError(503, "the server is shutting down", headers=retry_after(1))

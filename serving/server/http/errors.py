@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +50,17 @@ class APIError(Exception):
     @property
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def retry_after(seconds: int) -> dict[str, str]:
+    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
+    together, but at most a minute, beyond which OpenAI's client ignores it."""
+    return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
+
+
+def shutting_down() -> APIError:
+    """503: another server may answer."""
+    return APIError(503, "the server is shutting down", headers=retry_after(1))
 
 
 def clean(text: str) -> str:

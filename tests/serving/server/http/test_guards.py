@@ -19,7 +19,8 @@ from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
-from serving.server.http.conversation import Conversation, retry_after, shutting_down
+from serving.server.http.conversation import Conversation
+from serving.server.http.errors import retry_after, shutting_down
 from serving.server.http.guards import HostCheck, RequestLimit
 from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
@@ -263,7 +264,8 @@ def test_too_many_requests_are_refused_but_for_probes() -> None:
         sent: list[Any] = []
         first = asyncio.create_task(ask("/v1/completions", []))
         await asyncio.sleep(0)
-        await ask("/v1/completions", sent)
+        for _ in range(50):
+            await ask("/v1/completions", sent)
         probe = asyncio.create_task(ask("/health", []))
         await asyncio.sleep(0)
         release.set()
@@ -275,3 +277,6 @@ def test_too_many_requests_are_refused_but_for_probes() -> None:
     assert begun == ["/v1/completions", "/health", "/v1/completions"]
     assert sent[0]["status"] == 503
     assert json.loads(sent[1]["body"])["error"]["code"] == "too_many_requests"
+    waits = {int(dict(message["headers"])[b"retry-after"]) for message in sent[::2]}
+    assert waits <= set(range(5, 9))
+    assert len(waits) > 1, "not all come back together"
