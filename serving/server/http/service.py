@@ -31,6 +31,7 @@ from serving.server.http.responses_api import ResponseAnswer, ResponseShape, Res
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
 from serving.server.http.tool_answer import ToolAnswer
+from serving.server.model.grammar_cache import Owner
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import EVERYBODY, PLAIN
 from serving.server.scheduling.detokenize import TextStream
@@ -76,7 +77,7 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
-        choices = self._choices(body, request, [prompt], None, await self._given(body))
+        choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
         return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint), kind)
 
@@ -85,7 +86,7 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
-        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body))
+        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
@@ -98,7 +99,7 @@ class Service:
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
         prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
-        choices = self._choices(body, request, [prompt], None, await self._given(body))
+        choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
 
     async def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
@@ -161,17 +162,17 @@ class Service:
             raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
                            code="model_not_found")
 
-    async def _given(self, body: Generation) -> dict[str, Any]:
+    async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
-        grammar = None if body.format is None else await self._grammar(body.format)
+        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request))
         return {"prediction": await self._prediction(body), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
 
-    async def _grammar(self, asked: Format) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
         try:
             definition = await asyncio.to_thread(asked.define, self.served.is_token)
-            if (known := self.served.known_grammar(definition)) is not None:
+            if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await asyncio.get_running_loop().run_in_executor(COMPILERS, self.served.grammar, definition)
+            return await asyncio.get_running_loop().run_in_executor(COMPILERS, self.served.grammar, definition, owner)
         except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
@@ -263,7 +264,7 @@ class Service:
         deadline = time.monotonic() + min(limits) if limits else None
         own = bool(limits) and body.timeout == min(limits)
         conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request),
-                                    owner=(tenant_of(request) or EVERYBODY, body.cache_salt or ""))
+                                    owner=owner_of(body, request))
         conversation.submit()
         answer = kind(self.served, conversation, body, shape)
         if not body.stream:
@@ -274,6 +275,11 @@ class Service:
             conversation.close()
             raise
         return EventStream(answer, first)
+
+
+def owner_of(body: Generation, request: Request) -> Owner:
+    """Whose prompts and grammars a request finds read and compiled."""
+    return tenant_of(request) or EVERYBODY, body.cache_salt or ""
 
 
 def derived_seed(seed: int, number: int) -> int:
