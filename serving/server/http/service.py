@@ -46,7 +46,7 @@ COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 """Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
 
 MOST_LISTED = 400_000
-"""Tokens of one request, and alternatives to them, whose log-probs are listed."""
+"""Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of tokens."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,8 @@ class Service:
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
             raise APIError(400, f"{len(prompts)} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
                            param="prompt" if len(prompts) != 1 else "n")
+        rated = 0 if body.alternatives is None else 1 + body.alternatives  # entries for each token
+        traced = int(body.decoding.trace is True)
         strategy = self._strategy(body, request)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         hidden = frozenset(body.stop_token_ids or ())
@@ -204,17 +206,19 @@ class Service:
         choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
-            if body.alternatives is not None and body.token_limit is None:  # nobody asked for so many
-                listed = MOST_LISTED // (1 + body.alternatives) // (len(prompts) * count)
-                budget = max(1, min(budget, listed - (len(prompt.ids) if prompt.echoed else 0)))
+            if rated + traced and body.token_limit is None:  # nobody asked for so many
+                listed = MOST_LISTED // (len(prompts) * count) - (rated * len(prompt.ids) if prompt.echoed else 0)
+                budget = max(1, min(budget, listed // (rated + traced)))
             for number in range(count):
                 sampling = replace(self._sampling(body, budget, derived_seed(seed, number), ends=given["grammar"] is not None), **given)
                 text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)
                 choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
-        rated = sum(choice.sampling.max_tokens + (len(choice.prompt) if choice.before else 0) for choice in choices)
-        if body.alternatives is not None and rated * (1 + body.alternatives) > MOST_LISTED:
-            raise APIError(400, f"{len(choices)} answers with log-probs would list up to {rated * (1 + body.alternatives)} tokens: ask for "
-                                f"at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives", param="logprobs")
+        listed = sum((rated + traced) * choice.sampling.max_tokens + (rated * len(choice.prompt) if choice.before else 0)
+                     for choice in choices)
+        if listed > MOST_LISTED:
+            raise APIError(400, f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would list up to {listed} tokens: ask "
+                                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
+                           param="logprobs" if rated else "speculation.trace")
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic_core import PydanticCustomError
 
 from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
+from serving.server.http import answer as answer_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
+from serving.server.http.characters import whole_characters
 from serving.server.http.conversation import Conversation
 from serving.server.http.errors import retry_after, shutting_down
 from serving.server.http.guards import HostCheck, RequestLimit
@@ -100,6 +104,41 @@ def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
     assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, "an echoed prompt is listed too"
     assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
+
+
+def test_a_trace_counts_as_a_list(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, _ = server
+    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
+    traced = PLAIN | {"n": 10, "max_tokens": 10, "ignore_eos": True, "speculation": {"trace": True}}
+    assert http.post("/v1/completions", json=traced).status_code == 200
+    refused = http.post("/v1/completions", json=traced | {"max_tokens": 11})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.trace")
+    assert http.post("/v1/completions", json=traced | {"logprobs": 0}).status_code == 400, "both lists count"
+    chat = {key: value for key, value in traced.items() if key not in ("prompt", "max_tokens")}
+    response = http.post("/v1/chat/completions", json=chat | {"messages": [{"role": "user", "content": "hi"}]})
+    assert response.json()["usage"]["completion_tokens"] == 100
+
+
+@pytest.mark.parametrize("listed", [{"logprobs": 1}, {"speculation": {"trace": True}}], ids=str)
+def test_long_lists_are_not_written_on_the_event_loop(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch,
+                                                      listed: dict[str, Any]) -> None:
+    threads: list[str] = []
+    write = answer_module.as_json
+    monkeypatch.setattr(answer_module, "as_json", lambda data: (threads.append(threading.current_thread().name), write(data))[1])
+    assert server[0].post("/v1/completions", json=PLAIN | listed).status_code == 200
+    assert [name for name in threads if not name.startswith("answer")] == []
+    assert threads
+
+
+def test_long_texts_are_checked_in_one_piece() -> None:
+    """A loop over their characters takes a while, on the event loop."""
+    class Unread(str):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("it is read character by character")
+
+    assert whole_characters(Unread("é🙂" * 1000)) == "é🙂" * 1000
+    with pytest.raises(PydanticCustomError):
+        whole_characters(Unread("é\ud800"))
 
 
 def test_where_no_budget_was_named_it_is_what_can_be_listed(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
