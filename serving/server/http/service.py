@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,8 +21,10 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.server.http.answer import PING_SECONDS, Answer, EventStream
 from serving.server.http.capabilities import with_parameters
+from serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
 from serving.server.http.conversation import AnswerChoice, Conversation
-from serving.server.http.errors import APIError, without_paths
+from serving.server.http.deadline import Deadline
+from serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
 from serving.server.http.formats import Format
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
@@ -34,16 +34,18 @@ from serving.server.http.tool_answer import ToolAnswer
 from serving.server.model.grammar_cache import Owner
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import EVERYBODY, PLAIN
+from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import SchedulerClosed
 from serving.temperature import SERVED_TEMPERATURE
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
 
-COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="grammar")
-"""Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
+COMPILERS, ENCODERS = (ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix=name) for name in ("grammar", "encode"))
+"""Grammars that take seconds to compile must not keep prompts from being encoded, nor one client's those of another."""
 
 MOST_LISTED = 400_000
 """Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of tokens."""
@@ -71,38 +73,57 @@ class Service:
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
         self.fingerprint = system_fingerprint(served)
+        self.encoders, self._compilers = ClientTurns(ENCODERS), ClientTurns(COMPILERS)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
-        choices = self._choices(body, request, [prompt], None, await self._given(body, request))
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        async with deadline.enforced():
+            prompt = await self.chat_prompt(request, [m.plain() for m in body.messages], body.template_options)
+            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
-        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint), kind)
+        return await self._respond(body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
-        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request, len(body.prompts))
+        async with deadline.enforced():
+            prompts = [await self._prompt(request, prompt, bool(body.echo)) for prompt in body.prompts]
+            choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
         for choice in choices:
             choice.shows = body.max_tokens != 0
-        return await self._respond(body, request, choices, CompletionShape(self.served.name, self.fingerprint))
+        return await self._respond(body, request, deadline, choices, CompletionShape(self.served.name, self.fingerprint))
 
     async def respond(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer `/v1/responses`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
-        choices = self._choices(body, request, [prompt], None, await self._given(body, request))
-        return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        async with deadline.enforced():
+            prompt = await self.chat_prompt(request, body.messages, body.template_options, field="input")
+            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
+        shape = ResponseShape(self.served.name, self.fingerprint)
+        return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
 
-    async def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
+    def _accept(self, body: Generation, request: Request, prompts: int = 1) -> Deadline:
+        """When the request has to be answered, from now on.
+
+        Raises:
+            APIError: the queue has no room for it (429), which is not worth any work, or the server is shutting down.
+        """
+        try:
+            self.scheduler.check_room(client_of(request), prompts * (body.n or 1))
+        except QueueFull as error:
+            raise queue_full(str(error), error.retry_after_seconds) from error
+        except SchedulerClosed as error:
+            raise shutting_down() from error
+        return Deadline.of(body.timeout, getattr(request.app.state, "request_timeout", None))
+
+    async def chat_prompt(self, request: Request, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
                           field: str = "messages") -> Prompt:
         """A conversation as the prompt that the model's chat template makes of it.
 
@@ -111,25 +132,29 @@ class Service:
             field: of the request, for errors.
         """
         try:
-            ids = await asyncio.to_thread(self._encode_chat, messages, options or {}, field)
+            ids = await self.encoders.run(client_of(request), self._encode_chat, messages, options or {}, field)
         except DraftwellError as error:
             param = "chat_template_kwargs" if error.code == "template_value_refused" else field
             raise APIError(400, without_paths(error), param=param) from error
         unlike = options or any(message.keys() != {"role", "content"} for message in messages)
         return Prompt(ids, field, body=None if unlike else {"messages": messages})
 
-    async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+    async def _prompt(self, request: Request, prompt: str | list[int], echo: bool) -> Prompt:
         if isinstance(prompt, str):
-            return Prompt(await asyncio.to_thread(self.encode, prompt), "prompt", prompt if echo else "", {"prompt": prompt})
+            ids = await self.encoders.run(client_of(request), self.encode, prompt)
+            return Prompt(ids, "prompt", prompt if echo else "", {"prompt": prompt})
         if len(prompt) >= self.served.max_context:
             raise self._too_long(f"{len(prompt)} in the prompt", "prompt")
         self.check_tokens(prompt, "prompt")
-        return Prompt(prompt, "prompt", await asyncio.to_thread(self.served.decode, prompt) if echo else "")
+        return Prompt(prompt, "prompt", await self.encoders.run(client_of(request), self.served.decode, prompt) if echo else "")
 
     def encode(self, prompt: str, **options: Any) -> list[int]:
         """Ids of a text that can fit into the context; options as in `LoadedPair.encode`."""
         self._check_length(len(prompt), "prompt")
         return self.served.encode(prompt, **options)
+
+    def _encode_prediction(self, text: str) -> list[int]:
+        return self.served.encode(text[: self._most_characters], special=False)
 
     def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
@@ -164,26 +189,25 @@ class Service:
 
     async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
-        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request))
-        return {"prediction": await self._prediction(body), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
+        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request), client_of(request))
+        return {"prediction": await self._prediction(body, request), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
 
-    async def _grammar(self, asked: Format, owner: Owner) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner, client: str) -> Grammar:
         try:
-            definition = await asyncio.to_thread(asked.define, self.served.is_token)
+            definition = await self.encoders.run(client, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await asyncio.get_running_loop().run_in_executor(COMPILERS, self.served.grammar, definition, owner)
+            return await self._compilers.run(client, self.served.grammar, definition, owner)
         except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
 
-    async def _prediction(self, body: Generation) -> tuple[int, ...]:
+    async def _prediction(self, body: Generation, request: Request) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""
         if body.prediction is None or body.decoding.enabled is False:
             return ()
-        text = body.prediction.text[: self._most_characters]
-        ids = await asyncio.to_thread(self.served.encode, text, special=False)
+        ids = await self.encoders.run(client_of(request), self._encode_prediction, body.prediction.text)
         return tuple(ids[: self.served.max_context])
 
     def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
@@ -262,13 +286,10 @@ class Service:
         stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos and not ends else self.served.stop_tokens)
         return self.served.pair.sampling(max_tokens=budget, seed=seed, stop_token_ids=stops, **settings)
 
-    async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape,
+    async def _respond(self, body: Generation, request: Request, deadline: Deadline, choices: list[AnswerChoice], shape: Shape,
                        kind: type[Answer] = Answer) -> Response:
-        limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
-        deadline = time.monotonic() + min(limits) if limits else None
-        own = bool(limits) and body.timeout == min(limits)
-        conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request),
-                                    owner=owner_of(body, request))
+        conversation = Conversation(self.scheduler, request, choices, deadline=deadline.at, own_deadline=deadline.own,
+                                    client=client_of(request), owner=owner_of(body, request))
         conversation.submit()
         answer = kind(self.served, conversation, body, shape)
         if not body.stream:

@@ -9,7 +9,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,54 @@ def test_errors_say_whether_to_try_again(error: Exception, own: bool, status: in
     found = conversation._error(Failure(error))
     assert found.status == status
     assert header in (found.headers or {})
+
+
+def late(work: Callable[..., Any], go_on: threading.Event) -> Callable[..., Any]:
+    """Work that begins when it may."""
+    return lambda *given, **options: go_on.wait(60) and work(*given, **options)
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("/v1/completions", {"prompt": "hi"}), ("/v1/completions", {"prompt": [5], "prediction": {"type": "content", "content": "slow"}}),
+    ("/v1/completions", {"prompt": [5], "guided_choice": ["slow"]}), ("/v1/responses", {"input": "hi"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})], ids=str)
+def test_a_deadline_counts_from_the_beginning(served: ServedModel, monkeypatch: pytest.MonkeyPatch, path: str,
+                                              asked: dict[str, Any]) -> None:
+    """Also while the prompt is encoded, or a grammar compiled."""
+    go_on = threading.Event()
+    for name in ("encode", "encode_chat", "grammar"):
+        monkeypatch.setattr(served, name, late(getattr(served, name), go_on))
+    with serving(served, request_timeout=0.3) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+        try:
+            for timeout, status in ((0.2, 408), (50, 504), (None, 504)):
+                response = http.post(path, json={"model": "tiny", "timeout": timeout} | asked)
+                assert response.status_code == status, response.text
+                assert response.json()["error"]["code"] == "deadline_exceeded"
+                assert response.headers["x-should-retry"] == "false"
+                assert scheduler.running + scheduler.waiting == 0
+        finally:
+            go_on.set()
+
+
+def test_nothing_is_encoded_for_a_full_queue(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode, go_on = served.encode, threading.Event()
+    monkeypatch.setattr(served, "encode", lambda prompt, **options: (encoded.append(prompt), encode(prompt, **options))[1])
+    with serving(served, capacity=1) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+        step = scheduler.engine.step
+        monkeypatch.setattr(scheduler.engine, "step", lambda: (go_on.wait(60), step()))
+        with ThreadPoolExecutor(1) as others:
+            try:
+                first = others.submit(http.post, "/v1/completions", json=PLAIN | {"prompt": "first", "n": 3})
+                wait_until(lambda: scheduler.running + scheduler.waiting == 3, "slots and queue are full")
+                refused = http.post("/v1/completions", json=PLAIN | {"prompt": "refused"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+                assert "Retry-After" in refused.headers
+                assert encoded == ["first"]
+            finally:
+                go_on.set()
+            assert first.result().status_code == 200
+        assert http.post("/v1/completions", json=PLAIN).status_code == 200
 
 
 def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
