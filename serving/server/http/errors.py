@@ -157,7 +157,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status_code)
+        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "too_many_requests"}.get(error.status_code)
         message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(error.detail)
         return APIError(error.status_code, message, code=code, headers=error.headers).response
 
