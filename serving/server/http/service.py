@@ -7,8 +7,8 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -26,6 +26,7 @@ from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.deadline import Deadline
 from serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
 from serving.server.http.formats import Format
+from serving.server.http.prompts import Prompt, Prompts
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
@@ -44,27 +45,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
 
-COMPILERS, ENCODERS = (ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix=name) for name in ("grammar", "encode"))
-"""Grammars that take seconds to compile must not keep prompts from being encoded, nor one client's those of another."""
+COMPILERS = ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix="grammar")
+"""Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
 
 MOST_LISTED = 400_000
 """Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of tokens."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What to continue.
-
-    Args:
-        field: the request field that it comes from.
-        echoed: its text if the answer is to begin with it.
-        body: as the client sent it, for recording; None for token ids.
-    """
-
-    ids: list[int]
-    field: str
-    echoed: str = ""
-    body: Mapping[str, Any] | None = None
 
 
 class Service:
@@ -73,14 +58,14 @@ class Service:
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
         self.fingerprint = system_fingerprint(served)
-        self.encoders, self._compilers = ClientTurns(ENCODERS), ClientTurns(COMPILERS)
+        self.prompts, self._compilers = Prompts(served), ClientTurns(COMPILERS)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check_model(body.model)
         body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
         async with deadline.enforced():
-            prompt = await self.chat_prompt(request, [m.plain() for m in body.messages], body.template_options)
+            prompt = await self.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
         return await self._respond(body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind)
@@ -90,7 +75,7 @@ class Service:
         self.check_model(body.model)
         body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request, len(body.prompts))
         async with deadline.enforced():
-            prompts = [await self._prompt(request, prompt, bool(body.echo)) for prompt in body.prompts]
+            prompts = [await self.prompts.completion(request, prompt, bool(body.echo)) for prompt in body.prompts]
             choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
         if body.echo and body.logprobs is not None:
             for choice in choices:
@@ -104,7 +89,7 @@ class Service:
         self.check_model(body.model)
         body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
         async with deadline.enforced():
-            prompt = await self.chat_prompt(request, body.messages, body.template_options, field="input")
+            prompt = await self.prompts.chat(request, body.messages, body.template_options, field="input")
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         shape = ResponseShape(self.served.name, self.fingerprint)
         return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
@@ -123,64 +108,6 @@ class Service:
             raise shutting_down() from error
         return Deadline.of(body.timeout, getattr(request.app.state, "request_timeout", None))
 
-    async def chat_prompt(self, request: Request, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
-                          field: str = "messages") -> Prompt:
-        """A conversation as the prompt that the model's chat template makes of it.
-
-        Args:
-            options: as in `LoadedPair.encode_chat`.
-            field: of the request, for errors.
-        """
-        try:
-            ids = await self.encoders.run(client_of(request), self._encode_chat, messages, options or {}, field)
-        except DraftwellError as error:
-            param = "chat_template_kwargs" if error.code == "template_value_refused" else field
-            raise APIError(400, without_paths(error), param=param) from error
-        unlike = options or any(message.keys() != {"role", "content"} for message in messages)
-        return Prompt(ids, field, body=None if unlike else {"messages": messages})
-
-    async def _prompt(self, request: Request, prompt: str | list[int], echo: bool) -> Prompt:
-        if isinstance(prompt, str):
-            ids = await self.encoders.run(client_of(request), self.encode, prompt)
-            return Prompt(ids, "prompt", prompt if echo else "", {"prompt": prompt})
-        if len(prompt) >= self.served.max_context:
-            raise self._too_long(f"{len(prompt)} in the prompt", "prompt")
-        self.check_tokens(prompt, "prompt")
-        return Prompt(prompt, "prompt", await self.encoders.run(client_of(request), self.served.decode, prompt) if echo else "")
-
-    def encode(self, prompt: str, **options: Any) -> list[int]:
-        """Ids of a text that can fit into the context; options as in `LoadedPair.encode`."""
-        self._check_length(len(prompt), "prompt")
-        return self.served.encode(prompt, **options)
-
-    def _encode_prediction(self, text: str) -> list[int]:
-        return self.served.encode(text[: self._most_characters], special=False)
-
-    def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
-        calls = [call for message in messages for call in message.get("tool_calls", ())]
-        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ())))
-        self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
-        return self.served.encode_chat(messages, **options)
-
-    def check_tokens(self, tokens: Sequence[int], field: str) -> None:
-        """Refuse ids that are not in the vocabulary."""
-        if any(not 0 <= token < self.served.vocab_size for token in tokens):
-            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param=field)
-
-    def _check_length(self, characters: int, field: str) -> None:
-        """Refuse a text that cannot fit, before tokenizing it: long texts take seconds."""
-        if characters > self._most_characters:
-            raise self._too_long(f"{characters} characters in the {field}", field)
-
-    @cached_property
-    def _most_characters(self) -> int:
-        """Length of the longest text that can fit into the context: all of its tokens are the longest one."""
-        return self.served.max_context * max(map(len, self.served.pair.tokenizer.get_vocab()))
-
-    def _too_long(self, wanted: str, field: str) -> APIError:
-        return APIError(400, f"this model's maximum context length is {self.served.max_context} tokens, and you asked for more "
-                             f"({wanted}): shorten the {field} or the completion", param=field, code="context_length_exceeded")
-
     def check_model(self, name: str) -> None:
         """Refuse a request for another model."""
         if name != self.served.name:
@@ -189,26 +116,21 @@ class Service:
 
     async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
-        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request), client_of(request))
-        return {"prediction": await self._prediction(body, request), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
+        drafts = body.decoding.enabled is not False
+        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request), request)
+        prediction = await self.prompts.prediction(request, body.prediction.text) if body.prediction is not None and drafts else ()
+        return {"prediction": prediction, "grammar": grammar, "draft_forced": drafts}
 
-    async def _grammar(self, asked: Format, owner: Owner, client: str) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner, request: Request) -> Grammar:
         try:
-            definition = await self.encoders.run(client, asked.define, self.served.is_token)
+            definition = await self.prompts.apart(request, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await self._compilers.run(client, self.served.grammar, definition, owner)
+            return await self._compilers.run(client_of(request), self.served.grammar, definition, owner)
         except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
-        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
+        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
-
-    async def _prediction(self, body: Generation, request: Request) -> tuple[int, ...]:
-        """Tokens of the predicted answer, as far as they can be part of one."""
-        if body.prediction is None or body.decoding.enabled is False:
-            return ()
-        ids = await self.encoders.run(client_of(request), self._encode_prediction, body.prediction.text)
-        return tuple(ids[: self.served.max_context])
 
     def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
                  given: Mapping[str, Any]) -> list[AnswerChoice]:
@@ -267,7 +189,7 @@ class Service:
         budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, which is not shown
         if budget > room or room < 1:
             wanted = f"{len(prompt.ids)} in the {prompt.field}" + (f", {body.token_limit} to generate" if body.token_limit else "")
-            raise self._too_long(wanted, prompt.field)
+            raise self.prompts.too_long(wanted, prompt.field)
         return budget
 
     def _sampling(self, body: Generation, budget: int, seed: int, *, ends: bool = False) -> Sampling:

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from serving.server.http.schemas import Messages, Name, OpenAIFields, Text, Tokens
-from serving.server.http.security import client_of
 from serving.server.http.service import Service
 
 
@@ -75,11 +74,11 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         service = current()
         check_model(service, body.model)
         if isinstance(body, TokenizeMessages):
-            ids = (await service.chat_prompt(request, [m.plain() for m in body.messages], body.template_options)).ids
+            ids = (await service.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)).ids
         else:
-            ids = await service.encoders.run(client_of(request), service.encode, body.prompt, special=body.add_special_tokens)
+            ids = await service.prompts.apart(request, service.prompts.encode, body.prompt, special=body.add_special_tokens)
         spell = service.served.pair.tokenizer.convert_ids_to_tokens
-        names = await service.encoders.run(client_of(request), spell, ids) if body.return_token_strs else None
+        names = await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
         return TokenizeAnswer(count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names)
 
     @router.post("/detokenize")
@@ -87,9 +86,9 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         """Text of tokens."""
         service = current()
         check_model(service, body.model)
-        service.check_tokens(body.tokens, "tokens")
+        service.prompts.check_tokens(body.tokens, "tokens")
         decode = service.served.pair.tokenizer.decode
-        return DetokenizeAnswer(prompt=await service.encoders.run(client_of(request), decode, body.tokens))
+        return DetokenizeAnswer(prompt=await service.prompts.apart(request, decode, body.tokens))
 
     return router
 
