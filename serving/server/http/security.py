@@ -193,8 +193,8 @@ class BodyLimit:
             seen += more
             self.held += more
             if seen > self.limit or self.held > self.together:
-                error = self.refusal() if seen > self.limit else self.no_room()
-                raise HTTPException(error.status, error.message, error.headers)  # FastAPI passes on only this type; handlers format it
+                told = self.refusal() if seen > self.limit else self.no_room()
+                raise HTTPException(told.status, told.message, told.headers)  # FastAPI passes on only this type; handlers format it
             return message
 
         try:
