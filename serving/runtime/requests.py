@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from serving.errors import InvalidRequest
@@ -119,6 +122,11 @@ class Text:
         self.prompt_length = len(prompt)
         self.sampling = sampling
         self.finish_reason: FinishReason | None = None
+
+    @cached_property
+    def prompt_digest(self) -> bytes:
+        """The same for equal prompts, and for no others."""
+        return hashlib.sha256(array("q", self.ids[: self.prompt_length])).digest()
 
     @property
     def output(self) -> list[int]:

@@ -61,21 +61,24 @@ def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool
         if other is job:
             earlier = False
             continue
+        if other.session.owner != job.session.owner or not same_prompt(job, other):
+            continue
         for leaf in other.task.leaves():
             if begins(leaf) and (earlier or leaf.read or leaf.flying):
                 theirs = lane_of(other, leaf)
-                if theirs.model is lane.model and theirs.text.owner == lane.text.owner and same_prompt(job, other):
+                if theirs.model is lane.model and theirs.text.owner == lane.text.owner:
                     assert leaf.waiting is not None
                     then = max(then, theirs.length + len(leaf.waiting.tokens))
+        if then >= most:
+            break
     then = min(then, most)
     return then - lane.length >= LEAST_COPIED and then - longest_held(lane, task)[1] >= LEAST_COPIED
 
 
 def same_prompt(job: Request, other: Request) -> bool:
-    """Whether two requests have the same prompt."""
+    """Whether two requests have the same prompt; every two that wait are compared in every step, so the prompts are not read for it."""
     one, two = job.session.text, other.session.text
-    length = one.prompt_length
-    return length == two.prompt_length and one.ids[:length] == two.ids[:length]
+    return one.prompt_length == two.prompt_length and one.prompt_digest == two.prompt_digest
 
 
 def most_copied(lane: Lane, task: Task) -> int:

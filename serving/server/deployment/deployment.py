@@ -40,6 +40,10 @@ class Intake:
         if pin := current_pin():
             pin.release()
 
+    def check_room(self, client: str, count: int) -> None:
+        """As `Scheduler.check_room`."""
+        self.scheduler.check_room(client, count)
+
     @property
     def running(self) -> int:
         return self.scheduler.running

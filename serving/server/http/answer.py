@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
 PING = ": ping\n\n"
 """A comment, which readers of server-sent events skip."""
+WRITERS = ThreadPoolExecutor(2, thread_name_prefix="answer")
+"""Threads of their own: answers that have begun do not wait for prompts to be encoded."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -66,8 +69,11 @@ class Answer:
         return Response(await self.apart(written), media_type="application/json")
 
     async def apart(self, write: Callable[[], T]) -> T:
-        """What `write` returns, in a thread where log-probs are listed: tens of thousands of tokens may have to be spelt and written."""
-        return await asyncio.to_thread(write) if self.rated else write()
+        """What `write` returns, in a thread where log-probs or origins of tokens are listed: tens of thousands may have to be spelt and
+        written."""
+        if not self.rated and not self.traced:
+            return write()
+        return await asyncio.get_running_loop().run_in_executor(WRITERS, write)
 
     def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
         choices = self.conversation.choices

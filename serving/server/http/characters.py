@@ -12,8 +12,10 @@ V = TypeVar("V")
 
 def whole_characters(text: str) -> str:
     """Refuse lone surrogates: JSON can write them, tokenizers cannot encode them."""
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character") from error
     return text
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +14,22 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Rating
-from serving.server.http.errors import APIError, internal_error, without_paths
+from serving.server.http.errors import (
+    NO_RETRY,
+    APIError,
+    deadline_exceeded,
+    internal_error,
+    queue_full,
+    retry_after,
+    shutting_down,
+    without_paths,
+)
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket
 
 CLIENT_CLOSED_REQUEST = 499
-NO_RETRY = {"x-should-retry": "false"}
-"""OpenAI's clients otherwise send a request that failed twice more."""
 RESTART_SECONDS = 20
 
 
@@ -154,13 +159,11 @@ class Conversation:
             return shutting_down()
         error = event.error
         if isinstance(error, QueueFull):
-            return APIError(429, str(error), code="queue_full", headers=retry_after(error.retry_after_seconds))
+            return queue_full(str(error), error.retry_after_seconds)
         if isinstance(error, SchedulerClosed):
             return shutting_down()
         if isinstance(error, DeadlineExceeded):
-            if self._own_deadline:  # else OpenAI's client would retry, for three times its timeout
-                return APIError(408, str(error), param="timeout", code="deadline_exceeded", headers=NO_RETRY)
-            return APIError(504, str(error), code="deadline_exceeded", headers=NO_RETRY)  # a retry would triple the overload
+            return deadline_exceeded(str(error), own=self._own_deadline)
         if isinstance(error, ContextTooLong):
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
@@ -174,14 +177,3 @@ class Conversation:
             return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory",
                             headers=NO_RETRY)
         return internal_error(error)
-
-
-def retry_after(seconds: int) -> dict[str, str]:
-    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
-    together, but at most a minute, beyond which OpenAI's client ignores it."""
-    return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
-
-
-def shutting_down() -> APIError:
-    """503: another server may answer."""
-    return APIError(503, "the server is shutting down", headers=retry_after(1))

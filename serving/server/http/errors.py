@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +22,9 @@ LONGEST_MESSAGE = 500
 UNION_BRANCHES = ("str", "int", "constrained-str", "constrained-int")
 """What pydantic adds to the location of an error inside a union; other branches contain a bracket, such as `list[int]`."""
 TOO_MANY_REQUESTS = 429
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients otherwise send a request that failed twice more."""
+LATE = "the request was not answered before its deadline"
 
 
 class APIError(Exception):
@@ -48,6 +53,33 @@ class APIError(Exception):
     @property
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def retry_after(seconds: int) -> dict[str, str]:
+    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
+    together, but at most a minute, beyond which OpenAI's client ignores it."""
+    return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
+
+
+def deadline_exceeded(message: str = LATE, *, own: bool) -> APIError:
+    """The request was not answered before its deadline.
+
+    Args:
+        own: the client set it; else OpenAI's client would retry, for three times its timeout.
+    """
+    if own:
+        return APIError(408, message, param="timeout", code="deadline_exceeded", headers=NO_RETRY)
+    return APIError(504, message, code="deadline_exceeded", headers=NO_RETRY)  # a retry would triple the overload
+
+
+def queue_full(message: str, retry_after_seconds: int) -> APIError:
+    """429: too many requests wait."""
+    return APIError(TOO_MANY_REQUESTS, message, code="queue_full", headers=retry_after(retry_after_seconds))
+
+
+def shutting_down() -> APIError:
+    """503: another server may answer."""
+    return APIError(503, "the server is shutting down", headers=retry_after(1))
 
 
 def clean(text: str) -> str:
@@ -125,7 +157,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status_code)
+        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "too_many_requests"}.get(error.status_code)
         message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(error.detail)
         return APIError(error.status_code, message, code=code, headers=error.headers).response
 

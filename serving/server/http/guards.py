@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.server.http.errors import APIError
+from serving.server.http.errors import APIError, retry_after
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers
 """Names of this machine, the last two from within containers."""
 MOST_REQUESTS = 4096
 """Requests at once, with those that wait or are still being sent. Connections without one do not count: the protocol closes them."""
+BUSY_SECONDS = 5
+"""When those beyond that number may find room."""
 QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are asked every few seconds; only what fails of them is logged."""
 
@@ -86,7 +88,7 @@ class RequestLimit:
             return
         if self.now >= self.most:
             error = APIError(503, f"this server already has {self.most} requests: try again later", code="too_many_requests",
-                             headers={"Retry-After": "5"})
+                             headers=retry_after(BUSY_SECONDS))
             await error.response(scope, receive, send)
             return
         self.now += 1

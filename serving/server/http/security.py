@@ -24,13 +24,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
-from serving.server.http.errors import APIError
-from serving.server.http.guards import OWN_NAMES, REQUEST_ID, HostCheck, without_port
+from serving.server.http.errors import APIError, retry_after
+from serving.server.http.guards import BUSY_SECONDS, OWN_NAMES, REQUEST_ID, HostCheck, without_port
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
 MOST_BODY_BYTES = 8 * 2**20
+MOST_BODIES_BYTES = 256 * 2**20
+"""Of all requests that are being answered or wait: their bodies stay in memory until they are answered."""
 BODY_SECONDS = 60.0
 """How long a body may take to arrive."""
 
@@ -43,12 +45,14 @@ class Security:
         keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
+        bodies_bytes: most bytes of all bodies together, of requests that are not answered yet.
         hosts: names under which it answers, as in `HostCheck`; empty: any.
     """
 
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     body_bytes: int = MOST_BODY_BYTES
+    bodies_bytes: int = MOST_BODIES_BYTES
     hosts: tuple[str, ...] = ()
 
     def knows(self, key: bytes) -> bool:
@@ -82,7 +86,7 @@ def read_keys(file: Path | None = None) -> tuple[str, ...]:
 
 def install_security(app: FastAPI, security: Security) -> None:
     """Add the middleware to an app. The last one added sees a request first."""
-    app.add_middleware(BodyLimit, limit=security.body_bytes)
+    app.add_middleware(BodyLimit, limit=security.body_bytes, together=security.bodies_bytes)
     app.add_middleware(KeyCheck, security=security)
     if security.cors_origins:  # outside of the key check: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
@@ -157,18 +161,21 @@ def key_in(authorization: str) -> bytes:
 
 
 class BodyLimit:
-    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks."""
+    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and 503 to one for which all bodies that are
+    there leave no room."""
 
-    def __init__(self, app: ASGIApp, limit: int):
-        self.app, self.limit = app, limit
+    def __init__(self, app: ASGIApp, limit: int, together: int):
+        self.app, self.limit, self.together = app, limit, together
+        self.held = 0  # bytes of all bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self.limit:
-            await self.refusal().response(scope, receive, send)
+        size = int(length[:20]) if length.isdecimal() else 0
+        if size > self.limit or self.held + size > self.together:
+            await (self.refusal() if size > self.limit else self.no_room()).response(scope, receive, send)
             return
         seen = 0
 
@@ -182,16 +189,25 @@ class BodyLimit:
             except TimeoutError as error:
                 raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s: send it faster") from error
             arriving = arriving and message.get("more_body", False)
-            seen += len(message.get("body", b""))
-            if seen > self.limit:
-                # FastAPI passes on only this type; the error handlers format it
-                raise HTTPException(413, self.refusal().message)
+            more = len(message.get("body", b""))
+            seen += more
+            self.held += more
+            if seen > self.limit or self.held > self.together:
+                told = self.refusal() if seen > self.limit else self.no_room()
+                raise HTTPException(told.status, told.message, told.headers)  # FastAPI passes on only this type; handlers format it
             return message
 
-        await self.app(scope, counted, send)
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self.held -= seen
 
     def refusal(self) -> APIError:
         return APIError(413, f"the body is larger than {self.limit} bytes: send a smaller one", code="request_too_large")
+
+    def no_room(self) -> APIError:
+        return APIError(503, f"the requests that this server has hold {self.together} bytes: try again later", code="too_many_requests",
+                        headers=retry_after(BUSY_SECONDS))
 
 
 def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -23,45 +21,35 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.server.http.answer import PING_SECONDS, Answer, EventStream
 from serving.server.http.capabilities import with_parameters
+from serving.server.http.client_turns import MOST_AT_ONCE, ClientTurns
 from serving.server.http.conversation import AnswerChoice, Conversation
-from serving.server.http.errors import APIError, without_paths
+from serving.server.http.deadline import Deadline
+from serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
 from serving.server.http.formats import Format
+from serving.server.http.prompts import Prompt, Prompts
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
 from serving.server.http.tool_answer import ToolAnswer
+from serving.server.model.grammar_cache import Owner
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import EVERYBODY, PLAIN
+from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import SchedulerClosed
 from serving.temperature import SERVED_TEMPERATURE
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
 
-COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+COMPILERS = ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix="grammar")
 """Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
 
 MOST_LISTED = 400_000
-"""Tokens of one request, and alternatives to them, whose log-probs are listed."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What to continue.
-
-    Args:
-        field: the request field that it comes from.
-        echoed: its text if the answer is to begin with it.
-        body: as the client sent it, for recording; None for token ids.
-    """
-
-    ids: list[int]
-    field: str
-    echoed: str = ""
-    body: Mapping[str, Any] | None = None
+"""Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of tokens."""
 
 
 class Service:
@@ -70,90 +58,55 @@ class Service:
     def __init__(self, served: ServedModel, scheduler: Scheduler):
         self.served, self.scheduler = served, scheduler
         self.fingerprint = system_fingerprint(served)
+        self.prompts, self._compilers = Prompts(served), ClientTurns(COMPILERS)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
-        choices = self._choices(body, request, [prompt], None, await self._given(body))
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        async with deadline.enforced():
+            prompt = await self.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)
+            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
-        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint), kind)
+        return await self._respond(body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
-        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body))
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request, len(body.prompts))
+        async with deadline.enforced():
+            prompts = [await self.prompts.completion(request, prompt, bool(body.echo)) for prompt in body.prompts]
+            choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
         for choice in choices:
             choice.shows = body.max_tokens != 0
-        return await self._respond(body, request, choices, CompletionShape(self.served.name, self.fingerprint))
+        return await self._respond(body, request, deadline, choices, CompletionShape(self.served.name, self.fingerprint))
 
     async def respond(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer `/v1/responses`."""
         self.check_model(body.model)
-        body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
-        choices = self._choices(body, request, [prompt], None, await self._given(body))
-        return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
+        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        async with deadline.enforced():
+            prompt = await self.prompts.chat(request, body.messages, body.template_options, field="input")
+            choices = self._choices(body, request, [prompt], None, await self._given(body, request))
+        shape = ResponseShape(self.served.name, self.fingerprint)
+        return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
 
-    async def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
-                          field: str = "messages") -> Prompt:
-        """A conversation as the prompt that the model's chat template makes of it.
+    def _accept(self, body: Generation, request: Request, prompts: int = 1) -> Deadline:
+        """When the request has to be answered, from now on.
 
-        Args:
-            options: as in `LoadedPair.encode_chat`.
-            field: of the request, for errors.
+        Raises:
+            APIError: the queue has no room for it (429), which is not worth any work, or the server is shutting down.
         """
         try:
-            ids = await asyncio.to_thread(self._encode_chat, messages, options or {}, field)
-        except DraftwellError as error:
-            param = "chat_template_kwargs" if error.code == "template_value_refused" else field
-            raise APIError(400, without_paths(error), param=param) from error
-        unlike = options or any(message.keys() != {"role", "content"} for message in messages)
-        return Prompt(ids, field, body=None if unlike else {"messages": messages})
-
-    async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
-        if isinstance(prompt, str):
-            return Prompt(await asyncio.to_thread(self.encode, prompt), "prompt", prompt if echo else "", {"prompt": prompt})
-        if len(prompt) >= self.served.max_context:
-            raise self._too_long(f"{len(prompt)} in the prompt", "prompt")
-        self.check_tokens(prompt, "prompt")
-        return Prompt(prompt, "prompt", await asyncio.to_thread(self.served.decode, prompt) if echo else "")
-
-    def encode(self, prompt: str, **options: Any) -> list[int]:
-        """Ids of a text that can fit into the context; options as in `LoadedPair.encode`."""
-        self._check_length(len(prompt), "prompt")
-        return self.served.encode(prompt, **options)
-
-    def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
-        calls = [call for message in messages for call in message.get("tool_calls", ())]
-        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ())))
-        self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
-        return self.served.encode_chat(messages, **options)
-
-    def check_tokens(self, tokens: Sequence[int], field: str) -> None:
-        """Refuse ids that are not in the vocabulary."""
-        if any(not 0 <= token < self.served.vocab_size for token in tokens):
-            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param=field)
-
-    def _check_length(self, characters: int, field: str) -> None:
-        """Refuse a text that cannot fit, before tokenizing it: long texts take seconds."""
-        if characters > self._most_characters:
-            raise self._too_long(f"{characters} characters in the {field}", field)
-
-    @cached_property
-    def _most_characters(self) -> int:
-        """Length of the longest text that can fit into the context: all of its tokens are the longest one."""
-        return self.served.max_context * max(map(len, self.served.pair.tokenizer.get_vocab()))
-
-    def _too_long(self, wanted: str, field: str) -> APIError:
-        return APIError(400, f"this model's maximum context length is {self.served.max_context} tokens, and you asked for more "
-                             f"({wanted}): shorten the {field} or the completion", param=field, code="context_length_exceeded")
+            self.scheduler.check_room(client_of(request), prompts * (body.n or 1))
+        except QueueFull as error:
+            raise queue_full(str(error), error.retry_after_seconds) from error
+        except SchedulerClosed as error:
+            raise shutting_down() from error
+        return Deadline.of(body.timeout, getattr(request.app.state, "request_timeout", None))
 
     def check_model(self, name: str) -> None:
         """Refuse a request for another model."""
@@ -161,29 +114,23 @@ class Service:
             raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
                            code="model_not_found")
 
-    async def _given(self, body: Generation) -> dict[str, Any]:
+    async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
         """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
-        grammar = None if body.format is None else await self._grammar(body.format)
-        return {"prediction": await self._prediction(body), "grammar": grammar, "draft_forced": body.decoding.enabled is not False}
+        drafts = body.decoding.enabled is not False
+        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request), request)
+        prediction = await self.prompts.prediction(request, body.prediction.text) if body.prediction is not None and drafts else ()
+        return {"prediction": prediction, "grammar": grammar, "draft_forced": drafts}
 
-    async def _grammar(self, asked: Format) -> Grammar:
+    async def _grammar(self, asked: Format, owner: Owner, request: Request) -> Grammar:
         try:
-            definition = await asyncio.to_thread(asked.define, self.served.is_token)
-            if (known := self.served.known_grammar(definition)) is not None:
+            definition = await self.prompts.apart(request, asked.define, self.served.is_token)
+            if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await asyncio.get_running_loop().run_in_executor(COMPILERS, self.served.grammar, definition)
+            return await self._compilers.run(client_of(request), self.served.grammar, definition, owner)
         except InvalidRequest as error:
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
-        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could mend
+        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
-
-    async def _prediction(self, body: Generation) -> tuple[int, ...]:
-        """Tokens of the predicted answer, as far as they can be part of one."""
-        if body.prediction is None or body.decoding.enabled is False:
-            return ()
-        text = body.prediction.text[: self._most_characters]
-        ids = await asyncio.to_thread(self.served.encode, text, special=False)
-        return tuple(ids[: self.served.max_context])
 
     def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
                  given: Mapping[str, Any]) -> list[AnswerChoice]:
@@ -196,6 +143,8 @@ class Service:
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
             raise APIError(400, f"{len(prompts)} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
                            param="prompt" if len(prompts) != 1 else "n")
+        rated = 0 if body.alternatives is None else 1 + body.alternatives  # entries for each token
+        traced = int(body.decoding.trace is True)
         strategy = self._strategy(body, request)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         hidden = frozenset(body.stop_token_ids or ())
@@ -203,17 +152,19 @@ class Service:
         choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
-            if body.alternatives is not None and body.token_limit is None:  # nobody asked for so many
-                listed = MOST_LISTED // (1 + body.alternatives) // (len(prompts) * count)
-                budget = max(1, min(budget, listed - (len(prompt.ids) if prompt.echoed else 0)))
+            if rated + traced and body.token_limit is None:  # nobody asked for so many
+                listed = MOST_LISTED // (len(prompts) * count) - (rated * len(prompt.ids) if prompt.echoed else 0)
+                budget = max(1, min(budget, listed // (rated + traced)))
             for number in range(count):
                 sampling = replace(self._sampling(body, budget, derived_seed(seed, number), ends=given["grammar"] is not None), **given)
                 text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)
                 choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
-        rated = sum(choice.sampling.max_tokens + (len(choice.prompt) if choice.before else 0) for choice in choices)
-        if body.alternatives is not None and rated * (1 + body.alternatives) > MOST_LISTED:
-            raise APIError(400, f"{len(choices)} answers with log-probs would list up to {rated * (1 + body.alternatives)} tokens: ask for "
-                                f"at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives", param="logprobs")
+        listed = sum((rated + traced) * choice.sampling.max_tokens + (rated * len(choice.prompt) if choice.before else 0)
+                     for choice in choices)
+        if listed > MOST_LISTED:
+            raise APIError(400, f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would list up to {listed} tokens: ask "
+                                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
+                           param="logprobs" if rated else "speculation.trace")
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -238,7 +189,7 @@ class Service:
         budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, which is not shown
         if budget > room or room < 1:
             wanted = f"{len(prompt.ids)} in the {prompt.field}" + (f", {body.token_limit} to generate" if body.token_limit else "")
-            raise self._too_long(wanted, prompt.field)
+            raise self.prompts.too_long(wanted, prompt.field)
         return budget
 
     def _sampling(self, body: Generation, budget: int, seed: int, *, ends: bool = False) -> Sampling:
@@ -257,13 +208,10 @@ class Service:
         stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos and not ends else self.served.stop_tokens)
         return self.served.pair.sampling(max_tokens=budget, seed=seed, stop_token_ids=stops, **settings)
 
-    async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape,
+    async def _respond(self, body: Generation, request: Request, deadline: Deadline, choices: list[AnswerChoice], shape: Shape,
                        kind: type[Answer] = Answer) -> Response:
-        limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
-        deadline = time.monotonic() + min(limits) if limits else None
-        own = bool(limits) and body.timeout == min(limits)
-        conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request),
-                                    owner=(tenant_of(request) or EVERYBODY, body.cache_salt or ""))
+        conversation = Conversation(self.scheduler, request, choices, deadline=deadline.at, own_deadline=deadline.own,
+                                    client=client_of(request), owner=owner_of(body, request))
         conversation.submit()
         answer = kind(self.served, conversation, body, shape)
         if not body.stream:
@@ -274,6 +222,11 @@ class Service:
             conversation.close()
             raise
         return EventStream(answer, first)
+
+
+def owner_of(body: Generation, request: Request) -> Owner:
+    """Whose prompts and grammars a request finds read and compiled."""
+    return tenant_of(request) or EVERYBODY, body.cache_salt or ""
 
 
 def derived_seed(seed: int, number: int) -> int:

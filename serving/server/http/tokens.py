@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from serving.server.http.schemas import Messages, Name, OpenAIFields, Text, Tokens
@@ -70,24 +69,26 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeAnswer:
         """Tokens of a text, or of the prompt that the chat template makes of a conversation."""
         service = current()
         check_model(service, body.model)
         if isinstance(body, TokenizeMessages):
-            ids = (await service.chat_prompt([m.plain() for m in body.messages], body.template_options)).ids
+            ids = (await service.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)).ids
         else:
-            ids = await asyncio.to_thread(service.encode, body.prompt, special=body.add_special_tokens)
-        names = service.served.pair.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            ids = await service.prompts.apart(request, service.prompts.encode, body.prompt, special=body.add_special_tokens)
+        spell = service.served.pair.tokenizer.convert_ids_to_tokens
+        names = await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
         return TokenizeAnswer(count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names)
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
         """Text of tokens."""
         service = current()
         check_model(service, body.model)
-        service.check_tokens(body.tokens, "tokens")
-        return DetokenizeAnswer(prompt=await asyncio.to_thread(service.served.pair.tokenizer.decode, body.tokens))
+        service.prompts.check_tokens(body.tokens, "tokens")
+        decode = service.served.pair.tokenizer.decode
+        return DetokenizeAnswer(prompt=await service.prompts.apart(request, decode, body.tokens))
 
     return router
 

@@ -113,15 +113,18 @@ def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, mos
     Args:
         is_token: whether a mark is a token of its own, as in Qwen's vocabularies.
         most: calls at most.
-        text: any text may come before, between and after calls, or instead of them; a call that has begun follows its schema.
+        text: any text may come before, between and after calls, or instead of them; a call that has begun follows its schema, whichever
+            tokens its mark is spelt with.
     Raises:
         InvalidRequest: it is too large.
     """
     bodies = " | ".join(f"body_{i}" for i in range(len(tools)))
     begin, end = (mark if is_token(mark) else json.dumps(mark) for mark in (BEGIN, END))
     if text:
-        rules = [f"start: tagged{{0,{most}}} REST", r"REST: /(.|\n)*/"]
-        rules += [f"tagged: REST {begin} ({bodies})"] if is_token(BEGIN) else [f"tagged: head ({bodies})", f"head[lazy]: REST {begin}"]
+        rest = rf"/(.|\n)*/ & ~/(.|\n)*{BEGIN}(.|\n)*/"  # a mark that is spelt with other tokens begins a call too
+        rules = [f"start: tagged{{0,{most}}} REST", f"REST: {rest}"]
+        rules += ([f"tagged: REST {begin} ({bodies})"] if is_token(BEGIN) else
+                  [f"tagged: head ({bodies})", f"head[lazy]: TEXT {begin}", r"TEXT: /(.|\n)*/"])
     else:
         further = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
         rules = [f"start: call{further}", f"call: {begin} ({bodies})"]

@@ -15,8 +15,9 @@ from serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
 from serving.runtime.grammar.protocols import Grammar
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy, build_strategy
+from serving.server.model.grammar_cache import GrammarCache, Owner
 from serving.server.model.snapshot import SnapshotOrigin
-from serving.server.model.strategy_pool import PLAIN, UnknownStrategy
+from serving.server.model.strategy_pool import EVERYBODY, PLAIN, UnknownStrategy
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.settings import PromptSharing
 from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
@@ -26,7 +27,8 @@ USABLE: dict[str, Callable[[float], bool]] = {
     "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0.01 <= value <= 10}
 """Which values of a model's generation config are used as defaults."""
 
-GRAMMARS_KEPT = 64
+NOBODY: Owner = (EVERYBODY, "")
+"""The owner of what is asked for without a key or a salt."""
 
 
 class StrategySource(Protocol):
@@ -102,8 +104,7 @@ class ServedModel:
         self._spelt: dict[int, str] = {}  # at most the vocabulary
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
         self._compiling = threading.Lock()
-        self._grammars: dict[str, GuidanceGrammar] = {}  # the one asked for last at the end
-        self._keeping = threading.Lock()  # of `_grammars`; never held for long
+        self._grammars = GrammarCache()
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
         for one in tuned:
@@ -139,30 +140,25 @@ class ServedModel:
         """Text of generated ids, without special tokens, the model's stop tokens and `stops`."""
         return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
 
-    def grammar(self, definition: str) -> Grammar:
+    def grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar:
         """A grammar of this model's tokens, compiled, one at a time; any thread may call it. Those asked for last are kept.
 
         Args:
             definition: as `runtime.grammar.guidance` makes it.
+            owner: whose requests find it compiled.
         Raises:
             DraftwellError: it is no grammar, or the model's tokenizer cannot be read for it.
         """
         with self._compiling:
-            if (known := self.known_grammar(definition)) is not None:
+            if (known := self.known_grammar(definition, owner)) is not None:
                 return known
             grammar = GuidanceGrammar(self._guidance, definition)
-            with self._keeping:
-                while len(self._grammars) >= GRAMMARS_KEPT:
-                    del self._grammars[next(iter(self._grammars))]
-                self._grammars[definition] = grammar
+            self._grammars.put(owner, definition, grammar)
             return grammar
 
-    def known_grammar(self, definition: str) -> Grammar | None:
-        """A grammar that was compiled before and is kept, else None; does not wait for one that is being compiled."""
-        with self._keeping:
-            if definition in self._grammars:
-                self._grammars[definition] = self._grammars.pop(definition)
-            return self._grammars.get(definition)
+    def known_grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar | None:
+        """A grammar that was compiled before for the same owner and is kept, else None; does not wait for one that is being compiled."""
+        return self._grammars.get(owner, definition)
 
     def is_token(self, text: str) -> bool:
         """Whether a text is a token that was added to the vocabulary, and is written as text when it is decoded."""

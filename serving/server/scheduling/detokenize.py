@@ -17,6 +17,8 @@ HALF = "\ufffd"
 Decode = Callable[[Sequence[int]], str]
 LONGEST_LEAD = 8
 """Tokens at a prompt's end to search for text: a character has up to four bytes, and special tokens may follow it."""
+MOST_HELD = 4
+"""Tokens that wait for the end of a character: as many as it has bytes. Where they are as many without one, some bytes are no character."""
 
 
 class Detokenizer:
@@ -25,6 +27,9 @@ class Detokenizer:
     Only a short window is decoded at each token: the tokens of the last piece of text, which decide about the spaces at
     its border, and the newer ones. The first window begins with the prompt's last tokens (as in vLLM and TGI): the
     decoders of SentencePiece tokenizers drop the space that a text begins with, and an answer to a prompt begins none.
+
+    The window stays short whatever the tokens are: those that have no text are left out of it, and bytes that are no
+    character are shown as such as soon as that is certain.
 
     Args:
         decode: token ids → text.
@@ -39,25 +44,47 @@ class Detokenizer:
         self._ids = _lead(decode, prompt)
         self._start = 0  # the window starts here
         self._read = len(self._ids)  # tokens before this one have been returned as text
+        self._known = decode(self._ids) if self._ids else ""  # text of the window's tokens before that one
+        self._held = ""  # text of the others
 
     def push(self, token: int) -> str:
         """The text that `token` completes, often empty."""
         self._ids.append(token)
-        text = self._unread()
-        if not text or text.endswith(HALF):
+        held, text = self._held, self._unread()
+        if text == held and not self._decode([token, token]):  # a space may have no text by itself, but two have
+            self._ids.pop()
             return ""
-        self._start, self._read = self._read, len(self._ids)
-        return text
+        if text and not text.endswith(HALF):
+            return self._take(len(self._ids), text)
+        if text and len(self._ids) - self._read >= MOST_HELD:
+            return self._take_settled(text)
+        self._held = text
+        return ""
 
     def flush(self) -> str:
-        """The rest, when no token follows; an incomplete character at the end is left out."""
-        text = self._unread().rstrip(HALF)
-        self._start = self._read = len(self._ids)
-        return text
+        """The rest, when no token follows; bytes at the end that may have begun a character are left out."""
+        return self._take(len(self._ids), self._unread()).rstrip(HALF)
 
     def _unread(self) -> str:
-        known = self._decode(self._ids[self._start : self._read])
-        return self._decode(self._ids[self._start :])[len(known) :]
+        return self._decode(self._ids[self._start :])[len(self._known) :]
+
+    def _take(self, end: int, text: str, held: str = "") -> str:
+        """Return a text, that of the tokens before `end`; `held` is that of those that follow."""
+        self._start, self._read = self._read, end
+        self._known, self._held = self._decode(self._ids[self._start : end]), held
+        return text
+
+    def _take_settled(self, text: str) -> str:
+        """The held text up to the last token before which no character is cut; all of it where there is none.
+
+        A character that is cut shows more than once: its parts are no characters, and together they are one, or the beginning of one.
+        """
+        whole = self._known + text
+        for end in range(len(self._ids) - 1, self._read, -1):
+            first, rest = self._decode(self._ids[self._start : end]), self._decode(self._ids[end:])
+            if whole in (first + rest, f"{first} {rest}"):  # a decoder may drop the space that a text begins with
+                return self._take(end, first[len(self._known) :], whole[len(first) :])
+        return self._take(len(self._ids), text)
 
 
 def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
@@ -145,6 +172,7 @@ class TextStream:
         self._min_tokens = min_tokens
         self._stop = StopStrings(stop)
         self._held: list[tuple[str, Emitted]] = []  # tokens whose text is not shown yet, or not all of it
+        self._blank = 0  # how many of the first of them are known to have none
         self._credit = 0  # characters of theirs that are
         self._final: list[TokenInfo] = []
         self.tokens = 0
@@ -174,6 +202,7 @@ class TextStream:
         if rest and self._held:  # bytes that the last token left open
             text, token = self._held.pop()
             self._held.append((text + rest, token))
+            self._blank = min(self._blank, len(self._held) - 1)
         shown = self._show(self._stop.push(rest) + self._stop.flush())
         self._settle(len(self._held))
         return shown
@@ -186,13 +215,16 @@ class TextStream:
     def _show(self, shown: str) -> str:
         """Settle the tokens whose text is complete with `shown`; a token without text is settled with the next one that has text."""
         self._credit += len(shown)
-        while (at := next((i for i, (text, _) in enumerate(self._held) if text), None)) is not None:
-            text, token = self._held[at]
+        while self._blank < len(self._held):
+            text, token = self._held[self._blank]
+            if not text:
+                self._blank += 1
+                continue
             if len(text) > self._credit and not self.stopped:
                 break
-            self._held[at] = text[: self._credit], token  # a stop string may begin within a token, or before it
-            self._credit -= len(self._held[at][0])
-            self._settle(at + 1)
+            self._held[self._blank] = text[: self._credit], token  # a stop string may begin within a token, or before it
+            self._credit -= len(self._held[self._blank][0])
+            self._settle(self._blank + 1)
         if self.stopped:
             self._settle(len(self._held))
         return shown
@@ -201,3 +233,4 @@ class TextStream:
         """The first `count` held tokens are final."""
         self._final += [TokenInfo(text, token.id, token.origin, token.rating) for text, token in self._held[:count]]
         del self._held[:count]
+        self._blank = 0

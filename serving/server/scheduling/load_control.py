@@ -121,10 +121,18 @@ class LoadControl:
     _limited: set[Session] = field(default_factory=set)
     _whole: bool = True
     """Whether the length in force has been the same since the last round ended."""
+    _renewed: BatchCosts | None = None
+    """Costs that the scheduler's thread has not taken up yet."""
 
     def renew(self, costs: BatchCosts) -> None:
-        """Other models or settings serve from now on: their costs, and nothing of what the earlier ones' drafts taught."""
-        self.costs, self.acceptance, self.lengths, self.current = costs, {}, {}, None
+        """Other models or settings serve from now on: their costs, and nothing of what the earlier ones' drafts taught. From any thread:
+        the scheduler's takes it up when it limits drafts next."""
+        self._renewed = costs
+
+    def _take_up(self) -> None:
+        costs, self._renewed = self._renewed, None
+        if costs is not None:
+            self.costs, self.acceptance, self.lengths, self.current = costs, {}, {}, None
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Longest draft of a request that comes, `running` of them being there with it; UNLIMITED or less.
@@ -132,6 +140,7 @@ class LoadControl:
         Args:
             sampling: the request's; None: the answer may depend on the limit.
         """
+        self._take_up()
         if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
         wanted = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
@@ -147,6 +156,7 @@ class LoadControl:
 
     def apply(self, engine: Engine, running: Running) -> None:
         """Learn from the round that has ended, if one has, and limit the drafts that begin next."""
+        self._take_up()
         self._learn(running)
         self._steps += 1
         limited = [(session, strategy) for session, strategy in running if len(running) > 1 and limits(strategy, session.sampling)]

@@ -125,19 +125,31 @@ class Scheduler:
                 self._queue.put(ticket, first=urgent)
             self._changed.notify()
 
+    def check_room(self, client: str, count: int) -> None:
+        """Raise what `submit` would raise if so many tickets of a client came now; from any thread."""
+        with self._changed:
+            if self._closing:
+                raise SchedulerClosed("the server is shutting down")
+            self._to_displace(client, count)
+
     def _make_room(self, tickets: Sequence[Ticket]) -> None:
         """Make room for tickets on slots or in the queue, by displacing others if that is fair; else raise QueueFull."""
-        room = self._queue.capacity + max(0, self.slots - len(self._running))
-        wanted = min(len(tickets), self._queue.capacity + self.slots)  # more than ever fit are accepted when the server is idle
-        missing = len(self._queue) + wanted - room
-        if missing <= 0:
-            return
-        displaced = self._queue.to_displace(tickets[0].client, len(tickets), missing)
-        if not displaced:
-            raise self._refusal()
+        displaced = self._to_displace(tickets[0].client, len(tickets))
         for ticket in displaced:
             self._queue.remove(ticket)
         self._displaced += displaced
+
+    def _to_displace(self, client: str, count: int) -> list[Ticket]:
+        """Who has to leave the queue for so many tickets of a client; QueueFull if that would not be fair."""
+        room = self._queue.capacity + max(0, self.slots - len(self._running))
+        wanted = min(count, self._queue.capacity + self.slots)  # more than ever fit are accepted when the server is idle
+        missing = len(self._queue) + wanted - room
+        if missing <= 0:
+            return []
+        displaced = self._queue.to_displace(client, count, missing)
+        if not displaced:
+            raise self._refusal()
+        return displaced
 
     def stop_taking(self) -> None:
         """Accept no new request; accepted ones continue. From any thread, never from a signal handler."""

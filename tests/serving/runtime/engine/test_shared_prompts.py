@@ -13,6 +13,7 @@ from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.engine.prompt_budget import PromptBudget
+from serving.runtime.engine.shared_prompts import waits_for_another
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.eagle3_model import Eagle3Model, head_of
 from serving.runtime.models.lean_llama import LeanLlama
@@ -287,6 +288,26 @@ def test_nobody_waits_for_what_cannot_be_copied_or_lies_there_already(answers: i
     jobs = [engine.submit(prompt, Sampling(max_tokens=40, seed=i), build(), owner="one") for i in range(answers)]
     assert [job.session.target.length for job in jobs] == [len(prompt) - 1 if case == "held" else 0, *[0] * (answers - 1)]
     assert steps_until_all_answer(engine, jobs) == 1
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_prompts_of_those_who_wait_are_read_once_however_often_they_are_compared(alike: bool) -> None:
+    class Watched(list[int]):
+        read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Watched.read += isinstance(at, slice)
+            return super().__getitem__(at)
+
+    engine = Engine(whole_text_pair(slots=16))
+    for number in range(16):
+        job = engine.submit([*PROMPT, 3 if alike else number // 4, 1, 2, number % 4 if not alike else 1], Sampling(max_tokens=4), plain(),
+                            owner="one")
+        job.session.text.ids = Watched(job.session.text.ids)
+    for _ in range(3):
+        waiting = [waits_for_another(job, job.task, engine.jobs) for job in engine.jobs]
+    assert waiting == [False, *[alike] * 15]
+    assert Watched.read <= 16
 
 
 def test_those_who_wait_to_copy_are_no_burst_of_readers(monkeypatch: pytest.MonkeyPatch) -> None:

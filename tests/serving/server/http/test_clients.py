@@ -160,8 +160,10 @@ def test_schemathesis_finds_nothing(server: tuple[str, Any], tmp_path: Path, nam
     url, scheduler = server
     document = httpx.get(f"{url}/openapi.json").json()
     if names_the_model:
-        for schema in ("ChatRequest", "CompletionRequest"):
+        for schema in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
             document["components"]["schemas"][schema]["properties"]["model"] = {"const": "tiny"}
+        for schema in ("TokenizeText", "TokenizeMessages", "DetokenizeRequest"):  # these need none
+            document["components"]["schemas"][schema]["properties"]["model"] = {"enum": ["tiny", None]}
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     refusals = json.dumps([400, 401, 403, 404, 405, 406, 408, 409, 413, 415, 422, 428, 429, "5xx"])  # and large bodies
     (tmp_path / "schemathesis.toml").write_text(f"[checks]\nnegative_data_rejection.expected-statuses = {refusals}\n")

@@ -7,19 +7,25 @@ import contextlib
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic_core import PydanticCustomError
 
 from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
+from serving.server.http import answer as answer_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
-from serving.server.http.conversation import Conversation, retry_after, shutting_down
+from serving.server.http.characters import whole_characters
+from serving.server.http.conversation import Conversation
+from serving.server.http.errors import retry_after, shutting_down
 from serving.server.http.guards import HostCheck, RequestLimit
 from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
@@ -101,6 +107,41 @@ def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, 
     assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
 
 
+def test_a_trace_counts_as_a_list(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, _ = server
+    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
+    traced = PLAIN | {"n": 10, "max_tokens": 10, "ignore_eos": True, "speculation": {"trace": True}}
+    assert http.post("/v1/completions", json=traced).status_code == 200
+    refused = http.post("/v1/completions", json=traced | {"max_tokens": 11})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.trace")
+    assert http.post("/v1/completions", json=traced | {"logprobs": 0}).status_code == 400, "both lists count"
+    chat = {key: value for key, value in traced.items() if key not in ("prompt", "max_tokens")}
+    response = http.post("/v1/chat/completions", json=chat | {"messages": [{"role": "user", "content": "hi"}]})
+    assert response.json()["usage"]["completion_tokens"] == 100
+
+
+@pytest.mark.parametrize("listed", [{"logprobs": 1}, {"speculation": {"trace": True}}], ids=str)
+def test_long_lists_are_not_written_on_the_event_loop(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch,
+                                                      listed: dict[str, Any]) -> None:
+    threads: list[str] = []
+    write = answer_module.as_json
+    monkeypatch.setattr(answer_module, "as_json", lambda data: (threads.append(threading.current_thread().name), write(data))[1])
+    assert server[0].post("/v1/completions", json=PLAIN | listed).status_code == 200
+    assert [name for name in threads if not name.startswith("answer")] == []
+    assert threads
+
+
+def test_long_texts_are_checked_in_one_piece() -> None:
+    """A loop over their characters takes a while, on the event loop."""
+    class Unread(str):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("it is read character by character")
+
+    assert whole_characters(Unread("é🙂" * 1000)) == "é🙂" * 1000
+    with pytest.raises(PydanticCustomError):
+        whole_characters(Unread("é\ud800"))
+
+
 def test_where_no_budget_was_named_it_is_what_can_be_listed(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
@@ -140,6 +181,54 @@ def test_errors_say_whether_to_try_again(error: Exception, own: bool, status: in
     found = conversation._error(Failure(error))
     assert found.status == status
     assert header in (found.headers or {})
+
+
+def late(work: Callable[..., Any], go_on: threading.Event) -> Callable[..., Any]:
+    """Work that begins when it may."""
+    return lambda *given, **options: go_on.wait(60) and work(*given, **options)
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("/v1/completions", {"prompt": "hi"}), ("/v1/completions", {"prompt": [5], "prediction": {"type": "content", "content": "slow"}}),
+    ("/v1/completions", {"prompt": [5], "guided_choice": ["slow"]}), ("/v1/responses", {"input": "hi"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})], ids=str)
+def test_a_deadline_counts_from_the_beginning(served: ServedModel, monkeypatch: pytest.MonkeyPatch, path: str,
+                                              asked: dict[str, Any]) -> None:
+    """Also while the prompt is encoded, or a grammar compiled."""
+    go_on = threading.Event()
+    for name in ("encode", "encode_chat", "grammar"):
+        monkeypatch.setattr(served, name, late(getattr(served, name), go_on))
+    with serving(served, request_timeout=0.3) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+        try:
+            for timeout, status in ((0.2, 408), (50, 504), (None, 504)):
+                response = http.post(path, json={"model": "tiny", "timeout": timeout} | asked)
+                assert response.status_code == status, response.text
+                assert response.json()["error"]["code"] == "deadline_exceeded"
+                assert response.headers["x-should-retry"] == "false"
+                assert scheduler.running + scheduler.waiting == 0
+        finally:
+            go_on.set()
+
+
+def test_nothing_is_encoded_for_a_full_queue(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode, go_on = served.encode, threading.Event()
+    monkeypatch.setattr(served, "encode", lambda prompt, **options: (encoded.append(prompt), encode(prompt, **options))[1])
+    with serving(served, capacity=1) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+        step = scheduler.engine.step
+        monkeypatch.setattr(scheduler.engine, "step", lambda: (go_on.wait(60), step()))
+        with ThreadPoolExecutor(1) as others:
+            try:
+                first = others.submit(http.post, "/v1/completions", json=PLAIN | {"prompt": "first", "n": 3})
+                wait_until(lambda: scheduler.running + scheduler.waiting == 3, "slots and queue are full")
+                refused = http.post("/v1/completions", json=PLAIN | {"prompt": "refused"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+                assert "Retry-After" in refused.headers
+                assert encoded == ["first"]
+            finally:
+                go_on.set()
+            assert first.result().status_code == 200
+        assert http.post("/v1/completions", json=PLAIN).status_code == 200
 
 
 def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +352,8 @@ def test_too_many_requests_are_refused_but_for_probes() -> None:
         sent: list[Any] = []
         first = asyncio.create_task(ask("/v1/completions", []))
         await asyncio.sleep(0)
-        await ask("/v1/completions", sent)
+        for _ in range(50):
+            await ask("/v1/completions", sent)
         probe = asyncio.create_task(ask("/health", []))
         await asyncio.sleep(0)
         release.set()
@@ -275,3 +365,6 @@ def test_too_many_requests_are_refused_but_for_probes() -> None:
     assert begun == ["/v1/completions", "/health", "/v1/completions"]
     assert sent[0]["status"] == 503
     assert json.loads(sent[1]["body"])["error"]["code"] == "too_many_requests"
+    waits = {int(dict(message["headers"])[b"retry-after"]) for message in sent[::2]}
+    assert waits <= set(range(5, 9))
+    assert len(waits) > 1, "not all come back together"

@@ -134,6 +134,35 @@ def test_an_endless_body_is_cut_off(closed: httpx.Client) -> None:
         assert b" 413 " in connection.recv(4096).split(b"\r\n")[0]
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bodies_together_are_bounded(chunked: bool) -> None:
+    """By what has arrived of them; those that are over, or cut off, make room."""
+    body = json.dumps(BODY | {"user": "x" * 1000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1900\r\n\r\n"
+    security = Security(body_bytes=2000, bodies_bytes=4500)
+    with serving(served_pair("autoregressive", slots=1), security=security) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        def ask() -> httpx.Response:
+            content: Any = iter([body[:500], body[500:]]) if chunked else body
+            return http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+
+        assert [ask().status_code for _ in range(6)] == [200] * 6
+        host, port = url.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=60) for _ in range(2)]
+        try:
+            for connection in slow:
+                connection.sendall(head + b"x" * 1850)
+            wait_until(lambda: ask().status_code == 503, "the slow bodies have arrived")
+            refused = ask()
+            assert refused.json()["error"]["code"] == "too_many_requests"
+            assert 5 <= int(refused.headers["Retry-After"]) <= 8
+            assert http.get("/health").status_code == 200
+            assert http.post("/v1/completions", json=BODY).status_code == 200, "a small one has room"
+        finally:
+            for connection in slow:
+                connection.close()
+        wait_until(lambda: ask().status_code == 200, "there is room again")
+
+
 def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
     asking = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST",
               "Access-Control-Request-Headers": "authorization,content-type"}

@@ -18,7 +18,9 @@ import pytest
 
 from serving.errors import DraftwellError
 from serving.runtime.grammar import guidance
+from serving.server.http.security import Security
 from serving.server.model import served_model as module
+from serving.server.model.grammar_cache import GrammarCache
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import SCHEMAS, closed
 from tests.support.server.served_pair import served_pair, serving
@@ -266,11 +268,11 @@ def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(http: httpx.Client
     assert (response.status_code, response.json()["error"]["code"]) == (501, "tokenizer_unsupported")
 
 
-def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_once(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     right = module.GuidanceGrammar
     monkeypatch.setattr(module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked))
-    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    monkeypatch.setattr(served, "_grammars", GrammarCache(2))
     schema = closed(only_here={"type": "boolean"})
     for _ in range(3):
         text_of(answer(http, guided_json=schema))
@@ -282,7 +284,7 @@ def test_a_grammar_is_compiled_once(http: httpx.Client, monkeypatch: pytest.Monk
 
 
 def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRAMMARS_KEPT", 2)
+    monkeypatch.setattr(served, "_grammars", GrammarCache(2))
     first, second, third = (guidance.choice([word]) for word in ("first", "second", "third"))
     kept = served.grammar(first)
     served.grammar(second)
@@ -290,6 +292,32 @@ def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, m
     served.grammar(third)
     assert served.known_grammar(first) is kept
     assert served.known_grammar(second) is None
+
+
+def test_a_grammar_is_compiled_for_each_key_and_salt(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of a request tells what others have asked for."""
+    compiled = []
+    right = module.GuidanceGrammar
+    monkeypatch.setattr(module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked))
+    with serving(served, security=Security(keys=("one", "two"))) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        for key, salt, count in (("one", None, 1), ("one", None, 1), ("two", None, 2), ("two", "s", 3), ("two", "s", 3), ("one", None, 3)):
+            asked = CHAT | {"guided_choice": ["of one key"], "cache_salt": salt}
+            response = http.post("/v1/chat/completions", json=asked, headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200, response.text
+            assert len(compiled) == count, (key, salt)
+
+
+def test_no_tenant_makes_others_lose_their_grammars() -> None:
+    cache, one = GrammarCache(8), object.__new__(module.GuidanceGrammar)
+    for number in range(3):
+        cache.put(("small", ""), f"grammar {number}", one)
+    for number in range(100):
+        cache.put(("large", f"salt {number}"), f"grammar {number}", one)
+        assert cache.get(("large", f"salt {number}"), f"grammar {number}") is one
+    assert all(cache.get(("small", ""), f"grammar {number}") is one for number in range(3))
+    kept = [number for number in range(100) if cache.get(("large", f"salt {number}"), f"grammar {number}")]
+    assert kept == [95, 96, 97, 98, 99]
+    assert cache.get(("small", "salt 99"), "grammar 99") is None
 
 
 def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import jsonschema
 import openai
 import pytest
 
+from serving.runtime.grammar import guidance
 from serving.runtime.strategies import build_strategy
-from serving.server.http.tools import MOST_CALLS
+from serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
 
@@ -128,6 +129,31 @@ def test_a_call_that_the_model_begins_follows_its_schema_if_tools_are_strict(cli
     loose = ask(client, logit_bias={str(mark): 100}, max_tokens=20).choices[0]
     assert loose.message.tool_calls is None
     assert loose.message.content == "<tool_call>" * 20
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["tokens", "text"])
+def test_no_spelling_of_the_mark_leaves_the_schema(marks: bool) -> None:
+    """Not with the mark's token, not letter by letter, and not after as many calls as there may be."""
+    tokenizer = tiny_tokenizer()
+    if marks:
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    reader = guidance.GuidanceTokenizer(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    tools = [Tool.model_validate(tool) for tool in STRICT[2:]]
+    definition = calls_grammar(tools, lambda text: marks, most=1, text=True)
+
+    def letters(text: str) -> list[int]:
+        return [one for letter in text for one in tokenizer.encode(letter)]
+
+    def fits(ids: list[int]) -> bool:
+        matcher = guidance.GuidanceGrammar(reader, definition).matcher()
+        return all(matcher.allowed()[token] and matcher.accept(token) for token in ids)
+
+    begin, end = (tokenizer.encode(mark) if marks else letters(mark) for mark in ("<tool_call>", "</tool_call>"))
+    call = [*begin, *letters('\n{"name": "stop", "arguments": {}}\n'), *end]
+    wrong = letters('<tool_call>\n{"name": "stop", "arguments": {"city": 5}}\n</tool_call>')
+    assert fits([*letters("Well <tool_call, <tool_cal>: "), *call, *letters(" and so on.")])
+    assert not fits([*letters("Well: "), *wrong])
+    assert not fits([*call, *letters(" and "), *wrong]), "nor after the last call that may be made"
 
 
 def test_none_means_none(client: openai.OpenAI) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 
 from serving.runtime.types import Emitted, Rating
 from serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
+from tests.support.server.served_pair import spaced_tokenizer
 
 
 def from_bytes(ids: Sequence[int]) -> str:
     """A tokenizer whose tokens are bytes."""
     return bytes(ids).decode("utf-8", errors="replace")
+
+
+SILENT = 256
+"""A token without text, as special tokens are."""
+
+
+def from_bytes_and_silent(ids: Sequence[int]) -> str:
+    """The same with `SILENT`."""
+    return from_bytes([i for i in ids if i != SILENT])
 
 
 def spaced(ids: Sequence[int]) -> str:
@@ -60,10 +70,64 @@ def test_spaces_at_the_border_of_two_pieces_are_kept() -> None:
     assert "".join(detokenizer.push(i) for i in [1, 2, 3]) == "w1 w2 w3"
 
 
-@given(st.binary(max_size=40))
-def test_pieces_concatenate_to_the_whole_decoding(data: bytes) -> None:
-    detokenizer = Detokenizer(from_bytes)
-    assert "".join(map(detokenizer.push, data)) + detokenizer.flush() == from_bytes(data).rstrip("\ufffd")
+@given(st.lists(st.integers(0, 255) | st.sampled_from([0x80, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, SILENT]), max_size=40),
+       st.sampled_from([b"", b"so: ", b"\x80"]))
+def test_pieces_concatenate_to_the_whole_decoding(data: list[int], prompt: bytes) -> None:
+    """But for what may be an incomplete character at the end."""
+    detokenizer, whole = Detokenizer(from_bytes_and_silent, prompt), from_bytes_and_silent(data)
+    shown = "".join(map(detokenizer.push, data)) + detokenizer.flush()
+    assert whole.startswith(shown)
+    left_out = whole[len(shown) :]
+    assert left_out == "\ufffd" * len(left_out)
+    assert len(left_out) < 4
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [
+    (b"so: ", [0x80]), (b"", [0x80]), (b"so: ", [SILENT]), (b"", [SILENT]), (b"so: ", [0xE2, *[SILENT] * 50]), (b"so: ", [0xF0, 0x80]),
+    (b"", [*[SILENT] * 7, 0xE2, 0x82, SILENT, 0x61])], ids=str)
+def test_the_work_does_not_grow_with_what_has_no_text(prompt: bytes, tokens: list[int]) -> None:
+    """Whatever a client has a model write: bytes that are no character, or tokens that are not shown."""
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return from_bytes_and_silent(ids)
+
+    stream, written = TextStream(decode, prompt=prompt), (tokens * 4000)[:4000]
+    shown = "".join(stream.push([token]) for token in emitted(written))
+    assert max(decoded) < 20
+    assert sum(decoded) < 50 * len(written)
+    shown += stream.flush()
+    assert from_bytes_and_silent(written).startswith(shown)
+    assert len(shown) > len(from_bytes_and_silent(written)) - 4
+
+
+def test_tokens_without_text_are_looked_at_once() -> None:
+    class Watched(list[tuple[str, Emitted]]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[tuple[str, Emitted]]:
+            for one in super().__iter__():
+                self.looked_at += 1
+                yield one
+
+    stream = TextStream(from_bytes_and_silent)
+    stream._held = held = Watched()
+    for token in emitted([SILENT] * 1000):
+        stream.push([token])
+    assert held.looked_at < 5000
+    assert stream.push(emitted(b"a")) == "a"
+    assert len(stream.take()) == 1001
+
+
+@pytest.mark.parametrize("lead", ["", "a"])
+def test_spaces_that_begin_a_text_are_those_of_the_whole(lead: str) -> None:
+    """A space that the decoder drops at the beginning of a text is not a token without text."""
+    served = spaced_tokenizer()
+    space, word = served.convert_tokens_to_ids("▁"), served.convert_tokens_to_ids("▁a")
+    ids, prompt = [space, space, word, space, word], served.encode(lead, add_special_tokens=False) if lead else []
+    detokenizer = Detokenizer(served.decode, prompt)
+    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == served.decode([*prompt, *ids])[len(served.decode(prompt)) :]
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())

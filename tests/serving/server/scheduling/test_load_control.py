@@ -108,6 +108,37 @@ def test_what_becomes_of_predictions_is_learnt_under_load():
     assert "autoregressive" not in it.load.acceptance
 
 
+class RenewedAnytime(LoadControl):
+    """Another thread switches bundles whenever a draft length has been chosen."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "current" and value is not None:
+            self.renew(COMPUTE_BOUND)
+
+
+def test_a_switch_of_bundles_at_any_moment_fails_no_round():
+    control = RenewedAnytime(COMPUTE_BOUND)
+    it = Scheduler(Engine(table_pair(vocab=8)), VANILLA, 8, load=control)
+    results = [submit(it, 20)[1] for _ in range(8)]
+    turn_until_idle(it)
+    assert all(isinstance(events[-1], End) for events in results)
+
+
+def test_costs_of_another_bundle_are_taken_up_by_the_next_round():
+    it = scheduler(COMPUTE_BOUND)
+    keep_busy(it, 8, 20)
+    assert it.load is not None
+    taught, current, other = it.load.acceptance, it.load.current, replace(COMPUTE_BOUND, source="another bundle")
+    assert current is not None
+    it.load.renew(other)
+    assert it.load.current is current, "the round that runs goes on with what it has"
+    it.turn()
+    assert it.load.costs is other
+    assert it.load.acceptance is not taught
+    assert all(known is not current for known in it.load.lengths.values())
+
+
 def test_the_text_is_the_targets_whatever_the_load():
     alone = Engine({"target": table_pair(vocab=8)["target"]}).generate([1, 2], Sampling(max_tokens=60), build_strategy("autoregressive"))
     for name in ("vanilla_sd", "spide", "pearl", "duo_decoding", "prompt_lookup"):
