@@ -39,8 +39,8 @@ def papers(
 
     from components.papers.catalogue import papers_named
     from components.papers.cells import FULL, QUICK
-    from components.papers.runner import measured_cells, run_cells
-    from flows.steps.papers import counts_of, open_cells, own_format, write_page
+    from components.papers.runner import Run, measured_cells, run_cells
+    from flows.steps.papers import counts_of, made_of, open_cells, own_format, write_page
     from serving.artifacts.pair_files import draftwell_home
     from serving.device import device_class
 
@@ -55,12 +55,13 @@ def papers(
     folder = (out or draftwell_home() / "papers") / scale.name
     set_threads(threads)
     where = f"{number_format} on {device_class(on)}, {torch.get_num_threads()} threads"
+    measuring = Run(folder, where, data, lambda cell: made_of(cell, number_format, on, say))
     failed: dict[str, str] = {}
     if not render:
-        failed = run_cells(cells, folder, lambda together: open_cells(together, number_format, on, say), data=data, where=where, say=say)
+        failed = run_cells(cells, measuring, lambda together: open_cells(together, number_format, on, say), say=say)
     everything = papers_named(None)  # what was measured of the other papers stays on the page
     shown = list({table.cell.name: table.cell for paper in everything for table in paper.tables(scale)}.values())
-    found = measured_cells(shown, folder, data, where)
+    found = measured_cells(shown, measuring)
     target = page or folder.parent / f"papers{'-quick' if quick else ''}.md"
     write_page(target, everything, scale, found, failed)
     say(f"{counts_of(shown, found)}; the page is {target}")

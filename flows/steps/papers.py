@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.papers.cells import Cell, Scale
+from components.papers.made_of import MadeOf
 from components.papers.page import render, results
 from components.papers.plots import draw_table
 from components.papers.runner import CellFile, Opened
 from components.papers.tables import Paper
 from flows.workspace import Say, Workspace
+from serving.artifacts.base import digest_of
+from serving.artifacts.pair_files import fingerprint
 from serving.files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,20 +31,44 @@ def own_format(device: str) -> str:
 
 
 def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Opened:
-    """The pair of cells that have one, loaded, with what their strategies read, and a hardware profile of the pair as it is now."""
+    """The pair of cells that have one, loaded, with the shipped artifacts that their strategies read, and a hardware profile of now."""
     from components.bench.runner import core_plan
-    from serving.runtime.strategies import StrategyResources, find_strategy
+    from serving.artifacts.kinds import find_kind
+    from serving.runtime.strategies import StrategyResources
 
     names = list(dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices()))
     cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
     pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names)
-    kinds = dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile")
-    found = {kind: workspace.found(pair, kind) for kind in kinds}
-    if "acceptance_table" in found and found["acceptance_table"] is None:
+    kinds = kinds_of(cells)
+    found: dict[str, Artifact | None] = {kind: find_kind(kind).load_class().load(folder, fingerprint=pair.fingerprint)
+                                         for kind, folder in shipped_folders(workspace, kinds).items()}
+    if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
     found["hardware_profile"] = measured_profile(pair, cell.repeats, say)
     return pair, StrategyResources({kind: artifact for kind, artifact in found.items() if artifact is not None}, pair.special_tokens)
+
+
+def kinds_of(cells: Sequence[Cell]) -> list[str]:
+    """Kinds of artifacts that the strategies of cells read, but for the hardware profile: that is measured."""
+    from components.bench.runner import core_plan
+    from serving.runtime.strategies import find_strategy
+
+    names = dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices())
+    return list(dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile"))
+
+
+def shipped_folders(workspace: Workspace, kinds: Sequence[str]) -> dict[str, Path]:
+    """kind → folder of what the pair ships with; whatever was calibrated on this machine has no part in the papers' tables."""
+    folders = {kind: workspace.shipped_folder(kind) for kind in kinds}
+    return {kind: folder for kind, folder in folders.items() if folder is not None}
+
+
+def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
+    """What a cell is measured with; fetches the pair's files if need be."""
+    workspace = Workspace(cell.pair, dtype, say, device)
+    folders = shipped_folders(workspace, kinds_of([cell]))
+    return MadeOf(fingerprint(workspace.files(), dtype), {kind: digest_of(folder) for kind, folder in folders.items()})
 
 
 def empty_table(pair: LoadedPair) -> Artifact:

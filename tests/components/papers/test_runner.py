@@ -12,6 +12,7 @@ import pytest
 
 from components.papers import runner
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
+from components.papers.made_of import MadeOf
 from components.papers.page import render, results
 from components.papers.plots import draw_table
 from components.papers.tables import Paper, PaperTable, Row
@@ -23,7 +24,7 @@ from serving.errors import DraftwellError
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
-TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), taus=(0.7,))
+TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,))
 CELL = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={
     "SD": ("vanilla_sd@1+1:num_speculative_tokens=1", "vanilla_sd@1+1:num_speculative_tokens=3"), "SPIDE": ("spide@1+1:tau=0.7",)})
 
@@ -55,8 +56,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, runner.CellFile]:
     folder = tmp_path_factory.mktemp("cells")
-    assert runner.run_cells([CELL], folder, opened, data=sets) == {}
-    return folder, runner.measured_cells([CELL], folder, sets, "")["tiny-code"]
+    run = runner.Run(folder, data=sets)
+    assert runner.run_cells([CELL], run, opened) == {}
+    return folder, runner.measured_cells([CELL], run)["tiny-code"]
 
 
 def opened(cells: Sequence[Cell]) -> Any:
@@ -70,7 +72,7 @@ def refuse(cells: Sequence[Cell]) -> Any:
 def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
     said: list[str] = []
-    assert runner.run_cells([CELL], folder, refuse, data=sets, say=said.append) == {}
+    assert runner.run_cells([CELL], runner.Run(folder, data=sets), refuse, say=said.append) == {}
     assert said == ["[1/1] tiny-code: measured before"]
 
 
@@ -79,21 +81,39 @@ def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile],
                                             changed: dict[str, Any]) -> None:
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
-    assert runner.measured_cells([other], folder, sets, "") == {}
+    assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
 
 
 def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
-    assert runner.measured_cells([CELL], folder, sets, "float32 on cuda") == {}
+    assert runner.measured_cells([CELL], runner.Run(folder, "float32 on cuda", sets)) == {}
+
+
+def test_other_weights_or_artifacts_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+    """The file says what was read, and a file of other artifacts, or of another pair's weights, is not taken for it."""
+    folder, _ = measured
+    one, two = MadeOf("f0", {"verifier": "d1"}), MadeOf("f0", {"verifier": "d2"})
+    assert runner.measured_cells([CELL], runner.Run(folder, data=sets, made_of=lambda cell: one)) == {}
+    keys = {CELL.key("", "", made.digests) for made in (one, two, MadeOf("f1", {"verifier": "d1"}), MadeOf("f0"))}
+    assert len(keys) == 4
+
+
+def test_a_cell_without_any_file_asks_for_no_pair(tmp_path: Path, sets: Path) -> None:
+    """Rendering a page must not fetch models of cells that were never measured."""
+    def fetch(cell: Cell) -> MadeOf:
+        raise AssertionError("the pair was fetched")
+
+    assert runner.measured_cells([CELL], runner.Run(tmp_path, data=sets, made_of=fetch)) == {}
 
 
 def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path, sets: Path) -> None:
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
-    assert runner.measured_cells([CELL], tmp_path, sets, "") == {}
-    assert runner.run_cells([CELL], tmp_path, opened, data=sets) == {}
-    assert list(runner.measured_cells([CELL], tmp_path, sets, "")) == ["tiny-code"]
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.measured_cells([CELL], run) == {}
+    assert runner.run_cells([CELL], run, opened) == {}
+    assert list(runner.measured_cells([CELL], run)) == ["tiny-code"]
 
 
 def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, sets: Path) -> None:
@@ -104,8 +124,9 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, 
             raise DraftwellError("no such pair", code="unknown_pair")
         return opened(cells)
 
-    assert runner.run_cells([broken, CELL], tmp_path, one_is_missing, data=sets) == {"broken": "no such pair"}
-    assert list(runner.measured_cells([broken, CELL], tmp_path, sets, "")) == ["tiny-code"]
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells([broken, CELL], run, one_is_missing) == {"broken": "no such pair"}
+    assert list(runner.measured_cells([broken, CELL], run)) == ["tiny-code"]
 
 
 def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
@@ -119,7 +140,7 @@ def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None
         loaded.append([cell.name for cell in cells])
         return opened(cells)
 
-    assert runner.run_cells([others[0], apart, CELL, others[1]], tmp_path, noted, data=sets) == {}
+    assert runner.run_cells([others[0], apart, CELL, others[1]], runner.Run(tmp_path, data=sets), noted) == {}
     assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
 

@@ -12,6 +12,8 @@ from components.papers import catalogue
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
 
+TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
+
 
 @pytest.fixture
 def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +68,43 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
     assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
+
+
+@pytest.fixture
+def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
+    """A pair that ships an acceptance table, while the workspace holds another one."""
+    from flows.workspace import Workspace
+    from registry.pairs import fetch, find_pair
+    from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+    from serving.artifacts.base import Provenance
+    from serving.artifacts.pair_files import fingerprint
+
+    copy = pair_file.with_name("shipping.yaml")
+    copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
+    space = Workspace(str(copy), "float32", device="cpu")
+    assert space.spec.name == "shipping"
+    made = Provenance(pair="shipping", fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"))
+    counts = {"shipped": 5, "local": 9}
+    for place, folder in (("shipped", space.shipped / "acceptance_table"), ("local", space.folder("acceptance_table"))):
+        AcceptanceTable([counts[place]] * len(MIDPOINTS), [3] * len(MIDPOINTS), made).save(folder)
+    return copy
+
+
+def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Path) -> None:
+    """What was calibrated on this machine has no part in the papers' tables; the file and the key name what has."""
+    from flows.steps.papers import made_of, open_cells
+    from flows.workspace import Workspace
+    from serving.artifacts.base import digest_of
+
+    cell = sized(TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)})
+    said: list[str] = []
+    pair, resources = open_cells([cell], "float32", "cpu", said.append)
+    space = Workspace(str(shipping_pair), "float32", device="cpu")
+    table = resources.artifacts["acceptance_table"]
+    assert table.digest == digest_of(space.shipped / "acceptance_table")
+    assert table.digest != digest_of(space.folder("acceptance_table"))
+    made = made_of(cell, "float32", "cpu", said.append)
+    assert made.digests == {"pair": pair.fingerprint, "acceptance_table": table.digest}
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
