@@ -12,7 +12,7 @@ from components.papers.estimates import Estimate
 from components.papers.predictions import prediction_rows
 from components.papers.runner import CellFile
 from components.papers.tables import Paper, PaperTable
-from components.papers.verdicts import RULE, Verdict, verdict
+from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown
 
 COLUMNS = ("value", "paper", "here", "interval", "verdict")
@@ -80,7 +80,7 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             "Equal cores: target and draft have a core each, of serial strategies too; plain decoding has all, so SD on all cores is "
             "faster over plain than these rows say. Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, "
             "5 % left out at each end. "
-            f"The rule of verdicts: {RULE}\n")
+            f"The rule of verdicts: {RULE} {OTHERS}\n")
 
 
 def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
