@@ -17,6 +17,7 @@ from components.report.tables import markdown
 
 COLUMNS = ("value", "paper", "here", "interval", "verdict")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
+FORMULA_WORDS = "Predicted next to measured, both of decoding alone (the prompt's reading is in the rows above, and in no formula):"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{table.why}{acceptance_words(table, file)}\n")
     rows = prediction_rows(file) if file and table.formulas else []
     if rows:
-        text += f"\n{markdown(FORMULA_COLUMNS, rows)}"
+        text += f"\n{FORMULA_WORDS}\n\n{markdown(FORMULA_COLUMNS, rows)}"
     return text + (f"\n![{table.title}]({picture.as_posix()})\n" if picture else "")
 
 
