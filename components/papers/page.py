@@ -17,7 +17,7 @@ from components.report.tables import markdown
 
 COLUMNS = ("value", "paper", "here", "interval", "verdict")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
-FORMULA_WORDS = "Predicted next to measured, both of decoding alone (the prompt's reading is in the rows above, and in no formula):"
+FORMULA_WORDS = "Predicted next to measured, both of decoding alone (the rows above have the prompt's reading, too; no formula has it):"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
     if table.acceptance is None or file is None or "SD" not in table.cell.contenders:
         return ""
     ours = file.measured().entry("SD").acceptance_rate
-    return "" if ours is None else f" Acceptance of SD: the paper's is about {table.acceptance:.2f}, here it is {ours:.2f}."
+    theirs = f"the paper's is {table.acceptance:.2f} ({table.acceptance_from})"
+    return "" if ours is None else f" Chance that SD accepts a token: {theirs}, here it is {ours:.2f} (accepted / judged)."
 
 
 def closing(paper: Paper) -> str:

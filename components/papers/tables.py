@@ -42,7 +42,8 @@ class PaperTable:
         title: the paper's number and what it is.
         theirs, ours: what was run there, and here.
         why: one sentence: why values agree or differ.
-        acceptance: the paper's, where it can be taken from its table.
+        acceptance: chance that SD accepts a token in the paper, where it can be taken from its tables.
+        acceptance_from: how it is taken from them, in words.
         formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
     """
 
@@ -54,6 +55,7 @@ class PaperTable:
     rows: tuple[Row, ...]
     why: str
     acceptance: float | None = None
+    acceptance_from: str = ""
     formulas: bool = True
 
 

@@ -12,13 +12,15 @@ WIDEST = 0.5
 """Width of an interval, over its value, from which it decides nothing."""
 NO_EFFECT = 0.05
 """A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
-RULE = (f"**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within {CLOSE:.0%} of the paper's or "
-        "the paper's value is inside our interval; **direction only**: the first of these alone; **not reproduced**: neither. "
+RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and "
+        f"our value is within {CLOSE:.0%} of the paper's or the paper's value is inside our interval; "
+        "**direction only**: the first of these alone; **not reproduced**: neither. "
         f"An interval wider than {WIDEST:.0%} of our value decides nothing (**too few prompts**). "
         f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: ours is reproduced within {NO_EFFECT:.0%} of it, or where "
         "it is inside our interval; a value that has no \"no effect\", such as an acceptance rate, has no side either.")
-OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. **not testable "
-          "here**: the models, the data or the judge are not available, with the reason. **open**: it could be run here and has not been.")
+OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. "
+          "**not testable here**: the models, the data or the judge are not available, with the reason. "
+          "**open**: it could be run here and has not been.")
 
 
 class Verdict(StrEnum):

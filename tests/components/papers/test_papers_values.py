@@ -1,0 +1,37 @@
+"""The papers' values as we copied them, against each other and against the catalogue of pairs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from components.papers import spide
+from components.papers.cells import FULL
+from registry.pairs import find_pair
+
+
+def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
+    """Not MAT / (1 + MAT), which holds for drafts without end: 8.25 tokens of γ 11 are .95, not .89."""
+    found = [round(spide.acceptance_of(spide.TABLE_1, theirs), 2) for theirs in range(6)]
+    assert found == [0.68, 0.75, 0.87, 0.95, 0.92, 0.90]
+    assert [round(spide.acceptance_of(spide.TABLE_2, theirs), 2) for theirs in range(6)] == [0.70, 0.95, 0.81, 0.91, 0.97, 0.84]
+
+
+def test_our_pairs_stand_next_to_those_of_nearest_acceptance() -> None:
+    found = {pair: spide.THEIR_PAIRS[spide.nearest(acceptance)] for pair, acceptance in spide.OURS.items()}
+    assert found == {"smollm2-135m": "Vicuna 68M & 13B", "smollm2-135m-near-copy-24": "Vicuna 68M & 13B",
+                     "smollm2-135m-near-copy-27": "Pythia 160M & 12B", "smollm2-135m-near-copy-29": "DeepSeek 1.3B & 33B",
+                     "smollm2-135m-near-copy-int8": "TinyLlama 1.1B & CodeLlama 34B"}
+    for table in spide.tables(FULL):
+        assert table.theirs.startswith(found[table.cell.pair])
+
+
+@pytest.mark.parametrize("pair", [pair for pair in spide.OURS if "near-copy" in pair])
+def test_our_acceptance_is_that_of_the_pairs_file(pair: str) -> None:
+    """The comment of each near copy's file says in how many places its first choice was the target's."""
+    comment = (Path(find_pair(pair).folder) / f"{pair}.yaml").read_text()
+    known = re.search(r"in (\d+) % of them", comment)
+    assert known is not None
+    assert spide.OURS[pair] == int(known[1]) / 100
