@@ -58,6 +58,8 @@ class Measured:
             if mine.ttft_ms is None or base is None or not base.ttft_ms:
                 return None
             return ratio_of_medians([p.ttft_ms for p in mine.per_prompt], [p.ttft_ms for p in base.per_prompt])
+        if row.metric == "efficiency":
+            return efficiency(mine)
         return counted(SHARES[row.metric], mine.per_prompt, None if base is None else base.per_prompt)
 
 
@@ -105,6 +107,23 @@ def counted(measure: Callable[[Sums], np.ndarray], mine: Sequence[PromptRow], ba
     low, high = bootstrap_of_sums(table, lambda sums: np.where(np.isfinite(found := metric(sums)), found, np.nan),
                                   resamples=resamples_for(TAIL, len(table)), tail=TAIL)
     return Estimate(value, float(low[0]), float(high[0]))
+
+
+def efficiency(entry: BenchEntry) -> Estimate | None:
+    """Accepted / drafted tokens.
+
+    Reports have drafted tokens in total only: the interval takes those of a prompt in proportion to its target calls, which with drafts of
+    fixed length they are but for a last draft that the budget cuts short.
+    """
+    value, spread = entry.draft_efficiency, counted(per_call, entry.per_prompt, None)
+    if value is None or spread is None or spread.value <= 0:
+        return None
+    return Estimate(value, value * spread.low / spread.value, value * spread.high / spread.value)
+
+
+def per_call(sums: Sums) -> np.ndarray:
+    """Accepted draft tokens per target call."""
+    return np.asarray(sums[..., 3] / sums[..., 2])
 
 
 def sums_of(rows: Sequence[PromptRow]) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from components.papers.cells import Cell, Scale
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "accuracy", "rouge", "ttft"]
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "accuracy", "rouge", "ttft"]
 """Of `estimates.METRICS`."""
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.papers import spide
+from components.papers import csd, spide
 from components.papers.cells import FULL
+from components.papers.formulas import token_acceptance
 from registry.pairs import find_pair
 
 
@@ -35,3 +36,13 @@ def test_our_acceptance_is_that_of_the_pairs_file(pair: str) -> None:
     known = re.search(r"in (\d+) % of them", comment)
     assert known is not None
     assert spide.OURS[pair] == int(known[1]) / 100
+
+
+def test_csds_rate_is_of_drafted_tokens() -> None:
+    """Its HumanEval rates at γ 6 and γ 15 are one chance per token; as rates per judged token they would be two."""
+    short, long = token_acceptance(0.597 * 6, 6), token_acceptance(0.399 * 15, 15)
+    assert short == pytest.approx(long, abs=0.03)
+    rows = [row for table in csd.tables(FULL) for row in table.rows if "drafted" in row.what]
+    assert len(rows) == 4
+    assert {row.metric for row in rows} == {"efficiency"}
+    assert [round(table.acceptance or 0.0, 2) for table in csd.tables(FULL)] == [0.85, 0.90]

@@ -1,0 +1,19 @@
+"""Values with intervals from made reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.bench.schema import BenchEntry, PromptRow
+from components.papers.estimates import efficiency
+
+
+def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
+    """Accepted over drafted, not over judged: 12 of 24 drafted here, of which only 16 were judged."""
+    rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=accepted + 2, target_calls=2, accepted=accepted, judged=8)
+                 for name, accepted in (("a", 8), ("b", 4)))
+    found = efficiency(BenchEntry(draft_efficiency=0.5, acceptance_rate=0.75, per_prompt=rows))
+    assert found is not None
+    assert found.value == 0.5
+    assert (found.low, found.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert efficiency(BenchEntry(draft_efficiency=None, per_prompt=rows)) is None
