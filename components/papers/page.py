@@ -13,7 +13,7 @@ from components.papers.predictions import prediction_rows
 from components.papers.runner import CellFile
 from components.papers.tables import Paper, PaperTable
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
-from components.report.tables import markdown
+from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "verdict")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
@@ -25,14 +25,14 @@ class Result:
     """One row, compared."""
 
     what: str
-    paper: float
+    paper: float | None
     ours: Estimate | None
     verdict: Verdict
 
     def cells(self) -> list[str]:
         """As text, in `COLUMNS`."""
         ours = self.ours
-        return [self.what, f"{self.paper:.2f}", "–" if ours is None else f"{ours.value:.2f}",
+        return [self.what, number(self.paper, ".2f"), "–" if ours is None else f"{ours.value:.2f}",
                 "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", str(self.verdict)]
 
 
@@ -42,7 +42,7 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
     found = []
     for row in table.rows:
         ours = None if measured is None else measured.estimate(row)
-        found.append(Result(row.what, row.paper, ours, verdict(row.paper, ours, row.neutral)))
+        found.append(Result(row.what, row.paper, ours, verdict(row.paper, ours, row.neutral, comparable=row.comparable)))
     return found
 
 
@@ -118,8 +118,9 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     """One table with the formulas of its cell."""
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {file.source}" if file else ""
+    words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
-            f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{table.why}{acceptance_words(table, file)}\n")
+            f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = prediction_rows(file) if file and table.formulas else []
     if rows:
         text += f"\n{FORMULA_WORDS}\n\n{markdown(FORMULA_COLUMNS, rows)}"

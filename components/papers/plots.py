@@ -12,7 +12,8 @@ from components.report.drawing import FAINT, INK, SECOND, drawing
 
 def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path | None:
     """Bars of the paper's values and ours with intervals; None where nothing was measured."""
-    known = [(result.what, result.paper, result.ours) for result in results if result.ours is not None and "speed" in result.what]
+    known = [(result.what, result.paper, result.ours) for result in results
+             if result.ours is not None and result.paper is not None and "speed" in result.what]
     if not known:
         return None
     with drawing(path, table.title, "", "times as fast") as axes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from components.papers.cells import QUICK, Scale, sized
 from components.papers.spide import PADDED
-from components.papers.tables import Paper, PaperTable, Row
+from components.papers.tables import Paper, PaperTable, Row, quality_rows
 
 BEST = {"PSD_A": 1.44, "PSD_F": 1.91}
 """Fastest speed over SD."""
@@ -24,6 +24,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
         "PSD_A": tuple(f"pyramid_assisted:{point}" for point in grid),
         "PSD_F": tuple(f"pyramid_fuzzy:{point}:tau_qualifier=0.2" for point in grid)})
     rows = tuple(Row(f"{method}: fastest speed over SD", speed, "speed", method, "SD") for method, speed in BEST.items())
+    rows += quality_rows("FSD", "PSD_A", "PSD_F")
     why = ("A pyramid pays where the qualifier is much cheaper than the target and much nearer to it than the draft; the speed of the "
            "fuzzy ones comes with tokens that the target would not have written.")
     return (PaperTable("pyramidsd-1", "Figure 2 and Table 2: fastest speeds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import efficiency
+from components.papers.estimates import argmax_difference, efficiency
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -17,3 +17,16 @@ def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None
     assert found.value == 0.5
     assert (found.low, found.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert efficiency(BenchEntry(draft_efficiency=None, per_prompt=rows)) is None
+
+
+def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None:
+    """Plain decoding's share is below 1 where it samples: a lossy strategy is compared with it, not with 1."""
+    def entry(*matches: int) -> BenchEntry:
+        rows = [PromptRow(prompt_id=str(i), seconds=1.0, tokens=10, target_argmax=count) for i, count in enumerate(matches)]
+        return BenchEntry(per_prompt=tuple(rows))
+
+    found = argmax_difference(entry(6, 4, 5), entry(8, 8, 8))
+    assert found is not None
+    assert found == (pytest.approx(-0.3), pytest.approx(-0.4), pytest.approx(-0.2))
+    unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
+    assert argmax_difference(unknown, entry(8)) is None

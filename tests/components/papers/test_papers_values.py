@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from components.bench.runner import core_plan
 from components.papers import csd, spide
-from components.papers.cells import FULL
+from components.papers.catalogue import PAPERS
+from components.papers.cells import FULL, PLAIN, choice_of
 from components.papers.formulas import token_acceptance
 from registry.pairs import find_pair
+from serving.runtime.strategies import find_strategy
 
 
 def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
@@ -46,3 +49,14 @@ def test_csds_rate_is_of_drafted_tokens() -> None:
     assert len(rows) == 4
     assert {row.metric for row in rows} == {"efficiency"}
     assert [round(table.acceptance or 0.0, 2) for table in csd.tables(FULL)] == [0.85, 0.90]
+
+
+def test_every_lossy_contender_has_its_quality_next_to_its_speed() -> None:
+    """A speed that comes with other tokens than the target's says nothing by itself; the papers have no such figure."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            lossy = {role for role, specs in table.cell.contenders.items()
+                     if not find_strategy(core_plan(choice_of(specs[0]).name)[0]).lossless}
+            rows = [row for row in table.rows if row.metric == "argmax"]
+            assert {row.role for row in rows} == lossy, table.name
+            assert all(row.paper is None and row.neutral == 0.0 and row.against == PLAIN for row in rows)
