@@ -78,8 +78,8 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
-            "Equal cores: target and draft have a core each, of serial strategies too; plain decoding has all, so SD on all cores is "
-            "faster over plain than these rows say. Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, "
+            "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has "
+            "all. Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, "
             "5 % left out at each end. "
             f"The rule of verdicts: {RULE} {OTHERS}\n")
 

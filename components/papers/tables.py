@@ -35,6 +35,11 @@ class Row:
     comparable: bool = True
 
 
+UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: their target has one core where plain decoding's has two; "
+           "the row \"all cores\" is the one to compare with the paper's.")
+"""Under tables with such rows, which are not `comparable`."""
+
+
 def quality_rows(*roles: str) -> tuple[Row, ...]:
     """For lossy strategies, next to their speed: how many more of their tokens are the target's first choice than of plain decoding's.
 

@@ -12,6 +12,7 @@ from components.papers import csd, spide
 from components.papers.catalogue import PAPERS
 from components.papers.cells import FULL, PLAIN, choice_of
 from components.papers.formulas import token_acceptance
+from components.papers.tables import UNEQUAL
 from registry.pairs import find_pair
 from serving.runtime.strategies import find_strategy
 
@@ -49,6 +50,23 @@ def test_csds_rate_is_of_drafted_tokens() -> None:
     assert len(rows) == 4
     assert {row.metric for row in rows} == {"efficiency"}
     assert [round(table.acceptance or 0.0, 2) for table in csd.tables(FULL)] == [0.85, 0.90]
+
+
+def test_speed_over_plain_is_judged_only_where_the_target_has_all_cores() -> None:
+    """On equal cores the engine's target has one of two, plain decoding's both: such a row says nothing of the paper's."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            split = {role for role, specs in table.cell.contenders.items() if any(splits(choice_of(spec).name) for spec in specs)}
+            over_plain = [row for row in table.rows if row.against == PLAIN and row.metric == "speed"]
+            assert {row.role for row in over_plain if not row.comparable} == {row.role for row in over_plain} & split, table.name
+            if split & {row.role for row in over_plain}:
+                assert UNEQUAL in table.notes
+                assert any(row.role.endswith("all cores") and row.comparable for row in over_plain), table.name
+
+
+def splits(name: str) -> bool:
+    strategy, split = core_plan(name)
+    return split is True or find_strategy(strategy).overlaps
 
 
 def test_every_lossy_contender_has_its_quality_next_to_its_speed() -> None:
