@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from components.bench.runner import core_plan
-from components.papers import csd, spide
+from components.papers import csd, duodecoding, pyramidsd, spide
 from components.papers.catalogue import PAPERS
 from components.papers.cells import FULL, PLAIN, choice_of
 from components.papers.formulas import token_acceptance
+from components.papers.page import closing
 from components.papers.tables import UNEQUAL
 from registry.pairs import find_pair
 from serving.runtime.strategies import find_strategy
@@ -78,3 +79,33 @@ def test_every_lossy_contender_has_its_quality_next_to_its_speed() -> None:
             rows = [row for row in table.rows if row.metric == "argmax"]
             assert {row.role for row in rows} == lossy, table.name
             assert all(row.paper is None and row.neutral == 0.0 and row.against == PLAIN for row in rows)
+
+
+def test_every_contender_of_a_cell_has_a_row() -> None:
+    """What is measured is shown: fuzzy SD was once measured for nothing."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            assert set(table.cell.contenders) == {row.role for row in table.rows} | {row.against for row in table.rows} - {None, PLAIN}
+
+
+def test_pyramids_speeds_are_of_table_2() -> None:
+    rows = {row.what: round(row.paper or 0.0, 2) for row in pyramidsd.tables(FULL)[0].rows if row.metric == "speed"}
+    assert rows == {"FSD: fastest speed over SD": 1.28, "PSD_A: fastest speed over SD": 1.44, "PSD_F: fastest speed over SD": 1.91,
+                    "PSD_A: fastest speed over FSD": 1.13}
+
+
+def test_at_most_n_sequences_are_not_the_papers_static_runs() -> None:
+    rows = {row.role: row.comparable for table in duodecoding.tables(FULL) for row in table.rows if row.role.startswith("at most")}
+    assert rows == {"at most 1": True, "at most 2": False, "at most 3": False}
+
+
+@pytest.mark.parametrize(("paper", "words"), [
+    ("spide", ("contradicts itself", "GSM8K half", "Qwen3 1.7B & 32B", "Tables 17 and 18", "Figures 3, 5, 6 and 7", "averages",
+               "64 tokens")),
+    ("sprinter", ("GPT2-Small & GPT2-XL", "λ .4", "LM1B")),
+    ("csd", ("MATH500", "Qwen-2.5", "IFEval", "64 tokens")),
+    ("pyramidsd", ("five seeds", "64 tokens", "2048")),
+    ("duodecoding", ("Llama-2 7B", "five tasks", "64 tokens"))])
+def test_what_is_not_run_and_what_is_done_otherwise_is_listed(paper: str, words: tuple[str, ...]) -> None:
+    text = closing(PAPERS[paper])
+    assert [word for word in words if word not in text] == []
