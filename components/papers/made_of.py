@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from components.papers.cells import Cell
+from components.prompts.overlap import TrainingPrompts
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,12 @@ class MadeOf:
     Args:
         fingerprint: of the pair (`serving.artifacts.pair_files.fingerprint`).
         artifacts: kind → digest of the artifacts that its strategies read, but for the hardware profile, which every run measures.
+        prompts: that these artifacts and a distilled draft were made from: nothing is measured on them.
     """
 
     fingerprint: str = ""
     artifacts: Mapping[str, str] = field(default_factory=dict)
+    prompts: TrainingPrompts = field(default_factory=TrainingPrompts)
 
     @property
     def digests(self) -> dict[str, str]:

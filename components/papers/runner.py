@@ -92,7 +92,7 @@ class Run:
     def planned(self, cell: Cell) -> Planned:
         """Where a cell's file is, and what it is measured on."""
         made = self.made_of(cell)
-        chosen = choose(cell.data, cell.prompts, self.data)
+        chosen = choose(cell.data, cell.prompts, self.data, made.prompts)
         return Planned(self.folder / f"{cell.name}-{cell.key(chosen.digest, self.where, made.digests)}.json", chosen, made)
 
 

@@ -13,6 +13,8 @@ from components.papers.page import render, results
 from components.papers.plots import draw_table
 from components.papers.runner import CellFile, Opened
 from components.papers.tables import Paper
+from components.prompts.overlap import TrainingPrompts
+from flows.context import distilled_draft, made_from_prompts
 from flows.workspace import Say, Workspace
 from serving.artifacts.base import digest_of
 from serving.artifacts.pair_files import fingerprint
@@ -68,7 +70,10 @@ def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
     """What a cell is measured with; fetches the pair's files if need be."""
     workspace = Workspace(cell.pair, dtype, say, device)
     folders = shipped_folders(workspace, kinds_of([cell]))
-    return MadeOf(fingerprint(workspace.files(), dtype), {kind: digest_of(folder) for kind, folder in folders.items()})
+    makers = made_from_prompts({**folders, "distilled_draft": distilled_draft(workspace)})
+    prompts = TrainingPrompts.of({kind: one.training_prompts for kind, one in makers.items()},
+                                 {kind: one.unknown_prompts for kind, one in makers.items()})
+    return MadeOf(fingerprint(workspace.files(), dtype), {kind: digest_of(folder) for kind, folder in folders.items()}, prompts)
 
 
 def empty_table(pair: LoadedPair) -> Artifact:

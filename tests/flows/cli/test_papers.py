@@ -83,7 +83,7 @@ def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
     copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
     space = Workspace(str(copy), "float32", device="cpu")
     assert space.spec.name == "shipping"
-    made = Provenance(pair="shipping", fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"))
+    made = Provenance(pair="shipping", fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"), training_prompts=["a" * 16])
     counts = {"shipped": 5, "local": 9}
     for place, folder in (("shipped", space.shipped / "acceptance_table"), ("local", space.folder("acceptance_table"))):
         AcceptanceTable([counts[place]] * len(MIDPOINTS), [3] * len(MIDPOINTS), made).save(folder)
@@ -105,6 +105,7 @@ def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Pat
     assert table.digest != digest_of(space.folder("acceptance_table"))
     made = made_of(cell, "float32", "cpu", said.append)
     assert made.digests == {"pair": pair.fingerprint, "acceptance_table": table.digest}
+    assert made.prompts.hashes == {"a" * 16}, "prompts that it was made from are left out"
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
