@@ -72,5 +72,8 @@ def choose(name: str, count: int, data: Path | None, used: TrainingPrompts = NO_
     if not short:
         raise DraftwellError(f"{found} holds no prompt of at most {LONGEST} characters: leave --data out to take the shipped ones",
                              code="no_short_prompts")
+    if not used.split(short)[0]:
+        raise DraftwellError(f"all {len(short)} prompts of {wanted.title} were used to make {used.users_of(short)}: name a folder with the "
+                             "papers' data sets with --data", code="no_untouched_prompts")
     left, lines = used.untouched(short, count)
     return Chosen(left, "; ".join([f"{source}, {len(left)} prompts", *lines]))

@@ -23,5 +23,5 @@ def test_prompts_that_an_artifact_was_made_from_are_left_out() -> None:
 
 def test_a_set_that_was_all_used_is_an_error() -> None:
     used = TrainingPrompts.of({"acceptance_table": [hash_of(prompt) for prompt in demo_prompts()]})
-    with pytest.raises(DraftwellError, match="no prompt is left"):
+    with pytest.raises(DraftwellError, match="were used to make acceptance_table: name a folder"):
         choose("code", 3, None, used)
