@@ -47,19 +47,22 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
-           pictures: Mapping[str, Path] | None = None) -> str:
+           pictures: Mapping[str, Path] | None = None, commands: Mapping[str, str] | None = None) -> str:
     """The whole page as Markdown.
 
     Args:
         cells: name → measured cell.
         failed: name → reason of cells that could not be measured.
         pictures: table's name → picture, as the page addresses it.
+        commands: paper's name → the command that measures its tables.
     """
     parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells)]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
+        if commands and paper.name in commands:
+            parts.append(f"Made by `{commands[paper.name]}`.\n")
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
                                  (pictures or {}).get(table.name)))
@@ -73,9 +76,10 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
                        f"{(file.report.machine.commit or 'unknown')[:9]}" for file in cells.values()})
     where = "; ".join(machines) or "nothing is measured yet"
     minutes = sum(file.seconds for file in cells.values()) / 60
+    remark = f"{scale.remark}\n\n" if scale.remark else ""
     return ("# The papers' tables, run here\n\nMade by `draftwell papers`; run `make papers` (sized for six hours on two cores, resumable "
             "cell by cell) or `make papers FLAGS=--quick` (sized for 20 minutes). "
-            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n"
+            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n{remark}"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has "

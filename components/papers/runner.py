@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
+After = Callable[[Cell, Mapping[str, str]], None]
 
 
 class Costs(Frozen):
@@ -88,9 +89,16 @@ class Run:
     where: str = ""
     data: Path | None = None
     made_of: MadeOfCell = nothing
+    known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
 
     def planned(self, cell: Cell) -> Planned:
-        """Where a cell's file is, and what it is measured on."""
+        """Where a cell's file is, and what it is measured on; found out once."""
+        settings = cell.model_dump_json()
+        if settings not in self.known:
+            self.known[settings] = self._plan(cell)
+        return self.known[settings]
+
+    def _plan(self, cell: Cell) -> Planned:
         made = self.made_of(cell)
         chosen = choose(cell.data, cell.prompts, self.data, made.prompts)
         return Planned(self.folder / f"{cell.name}-{cell.key(chosen.digest, self.where, made.digests)}.json", chosen, made)
@@ -125,12 +133,16 @@ def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
     return found
 
 
-def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = lambda line: None) -> dict[str, str]:
+def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = lambda line: None,
+              after: After = lambda cell, failed: None) -> dict[str, str]:
     """Measure the cells that are missing, those of one pair after each other so that it is loaded, and its profile measured, once.
+
+    Whatever goes wrong in a cell, a lack of memory too, is that cell's failure; the others are measured.
 
     Args:
         run: its folder is made if needed.
         say: called with one line for each cell.
+        after: called when a cell was measured or has failed, with all failures so far.
     Returns:
         name → reason of the cells that could not be measured; all others have a file.
     """
@@ -150,13 +162,27 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
                 opened = None  # so that two pairs never need memory at once
                 opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
             file = measure(cell, planned, *opened[1], start)
-        except DraftwellError as error:
-            failed[cell.name] = str(error)
-            say(f"{name}: failed: {error}")
-            continue
-        write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
-        say(f"{name}: {file.seconds:.0f} s")
+            write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
+            say(f"{name}: {file.seconds:.0f} s")
+        except Exception as error:
+            failed[cell.name] = reason_of(error)
+            say(f"{name}: failed: {failed[cell.name]}")
+            if not isinstance(error, DraftwellError):
+                opened = None  # nobody knows what it left behind in the loaded pair
+        after(cell, failed)
     return failed
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line, with its kind where that is not one of ours.
+
+    >>> reason_of(MemoryError()), reason_of(RuntimeError("no kernel\\nat line 3"))
+    ('MemoryError', 'RuntimeError: no kernel')
+    """
+    if isinstance(error, DraftwellError):
+        return str(error)
+    first = next(iter(str(error).splitlines()), "")
+    return ": ".join(part for part in (type(error).__name__, first) if part)
 
 
 def needs(cell: Cell) -> tuple[Any, ...]:

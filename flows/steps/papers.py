@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,15 +97,43 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | Non
     return measure_profile(pair, provenance(pair), repeats=repeats)
 
 
-def write_page(page: Path, papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str]) -> None:
-    """The page, and its pictures in `images/` next to it."""
-    pictures = {}
-    for paper in papers:
-        for table in paper.tables(scale):
-            path = page.parent / "images" / f"papers-{table.name}.png"
-            if draw_table(table, results(table, cells.get(table.cell.name)), path):
-                pictures[table.name] = Path(os.path.relpath(path, page.parent))
-    write_atomically(page, render(papers, scale, cells, failed, pictures).encode())
+@dataclass(frozen=True)
+class Page:
+    """The page of a run.
+
+    Args:
+        path: of the Markdown file; pictures are in `images/` next to it.
+        papers: all of it, also those that this run does not measure.
+        commands: paper's name → the command that measures its tables.
+    """
+
+    path: Path
+    papers: Sequence[Paper]
+    scale: Scale
+    commands: Mapping[str, str]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that it shows, each once."""
+        return list({table.cell.name: table.cell for paper in self.papers for table in paper.tables(self.scale)}.values())
+
+    def write(self, cells: Mapping[str, CellFile], failed: Mapping[str, str], fresh: Cell | None = None) -> list[Path]:
+        """Write it.
+
+        Args:
+            fresh: the cell that is new since it was written last: only its pictures are drawn; None draws all.
+        Returns:
+            its pictures.
+        """
+        pictures = {}
+        for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
+            path = self.path.parent / "images" / f"papers-{table.name}.png"
+            kept = fresh is not None and table.cell.name != fresh.name
+            if path.is_file() if kept else draw_table(table, results(table, cells.get(table.cell.name)), path):
+                pictures[table.name] = path
+        addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
+        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, self.commands).encode())
+        return list(pictures.values())
 
 
 def counts_of(cells: Sequence[Any], found: Mapping[str, Any]) -> str:

@@ -129,6 +129,31 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, 
     assert list(runner.measured_cells([broken, CELL], run)) == ["tiny-code"]
 
 
+@pytest.mark.parametrize(("error", "reason"), [
+    (RuntimeError("no kernel\nat line 3"), "RuntimeError: no kernel"), (MemoryError(), "MemoryError"), (KeyError("a"), "KeyError: 'a'")])
+def test_whatever_happens_in_a_cell_is_its_failure_alone(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+                                                         reason: str) -> None:
+    """Six hours of cells must not end with one; a pair that something unknown happened to is loaded again."""
+    cells = [CELL.model_copy(update={"name": f"tiny-{name}"}) for name in ("a", "b")]
+    bench, loaded, seen = runner.run_bench, list[str](), list[tuple[str, dict[str, str]]]()
+
+    def breaks(*arguments: Any, **options: Any) -> Any:
+        if len(loaded) == 1:
+            raise error
+        return bench(*arguments, **options)
+
+    def noted(together: Sequence[Cell]) -> Any:
+        loaded.append(together[0].name)
+        return opened(together)
+
+    monkeypatch.setattr(runner, "run_bench", breaks)
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells(cells, run, noted, after=lambda cell, failed: seen.append((cell.name, dict(failed)))) == {"tiny-a": reason}
+    assert seen == [("tiny-a", {"tiny-a": reason}), ("tiny-b", {"tiny-a": reason})]
+    assert len(loaded) == 2
+    assert list(runner.measured_cells(cells, run)) == ["tiny-b"]
+
+
 def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
     """With what the strategies of all of them need; those that prefer the draft in ONNX Runtime, which has times of its own, are apart."""
     loaded: list[list[str]] = []
@@ -193,6 +218,14 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     assert "nothing is measured yet" in text
 
 
+def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    quick = render([paper], QUICK, {}, commands={"tiny": "draftwell papers --quick --only tiny"})
+    assert "its verdicts decide little" in quick
+    assert "Made by `draftwell papers --quick --only tiny`." in quick
+    assert "decide little" not in render([paper], FULL, {})
+
+
 def test_cells_survive_their_file(measured: tuple[Path, runner.CellFile]) -> None:
     folder, file = measured
     assert runner.cell_of(file.cell) == CELL
@@ -216,5 +249,7 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
             assert {row.role for row in table.rows} | {row.against for row in table.rows if row.against} <= roles.keys(), table.name
             for choice in table.cell.choices():
                 build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
-        numbers = {other.title.partition(":")[0] for other in paper.tables(FULL)}
-        assert {table.title.partition(":")[0] for table in tables} == numbers
+        assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
+            (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
+        if scale is QUICK:
+            assert max(len(table.cell.choices()) for table in tables) <= 10, "20 minutes for 16 cells"

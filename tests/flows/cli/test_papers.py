@@ -50,6 +50,8 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert text == (tmp_path / "run" / "papers-quick.md").read_text()
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
+    command = f"draftwell papers --quick --only spide --data {prompts} --out {tmp_path / 'run'} --dtype float32 --device cpu --threads 1"
+    assert f"Made by `{command}`." in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     other = run(*arguments, "--render", "--dtype", "bfloat16")
     assert "0 of 1 cells are measured" in other.stderr, "another number format is another run"
@@ -68,6 +70,19 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
     assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is ended by hand leaves what it has on the page."""
+    from flows.steps import papers as steps
+
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "open_cells", interrupted)
+    assert run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32").exit_code != 0
+    assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
 
 
 @pytest.fixture
