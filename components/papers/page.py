@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.papers.cells import Scale
 from components.papers.estimates import Estimate
+from components.papers.points import measured_points
 from components.papers.predictions import prediction_rows
 from components.papers.runner import CellFile
 from components.papers.tables import Paper, PaperTable
@@ -16,6 +17,8 @@ from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "verdict")
+POINTS = "operating-points"
+"""Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = "Predicted next to measured, both of decoding alone (the rows above have the prompt's reading, too; no formula has it):"
 
@@ -58,7 +61,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     """
     parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
-    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells)]
+    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS))]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
         if commands and paper.name in commands:
@@ -100,22 +103,15 @@ def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Seque
     return markdown(("paper", *map(str, kinds)), rows)
 
 
-def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> str:
+def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], picture: Path | None) -> str:
     """Acceptance against cost of the pairs that were measured, by SD on each set of prompts."""
-    rows = []
-    for paper in papers:
-        for table in paper.tables(scale):
-            file = cells.get(table.cell.name)
-            if file is None or file.costs is None or "SD" not in table.cell.contenders:
-                continue
-            entry = file.measured().entry("SD")
-            if entry.acceptance_rate is not None and entry.speedup is not None:
-                rows.append([table.cell.name, table.cell.pair, f"{file.costs.t_draft / file.costs.t_verify[1]:.3f}",
-                             f"{entry.acceptance_rate:.2f}", f"{entry.speedup:.2f}"])
+    rows = [[name, point.pair, f"{point.c:.3f}", f"{point.acceptance:.2f}", number(point.speed, ".2f")]
+            for name, point in measured_points(papers, scale, cells).items()]
     if not rows:
         return ""
-    return ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token on all cores; all targets are "
+    text = ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token on all cores; all targets are "
             f"padded (`--pad-target`).\n\n{markdown(('cell', 'pair', 'c', 'acceptance of SD', 'fastest SD over plain'), rows)}")
+    return text + (f"\n![Acceptance against cost]({picture.as_posix()})\n" if picture else "")
 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None, picture: Path | None) -> str:

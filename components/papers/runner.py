@@ -30,7 +30,7 @@ Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 Say = Callable[[str], None]
-After = Callable[[Cell, Mapping[str, str]], None]
+After = Callable[[Cell, Mapping[str, str]], object]
 
 
 class Costs(Frozen):

@@ -32,6 +32,8 @@ def papers(
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
+    publish: Annotated[bool, typer.Option(
+        "--publish/--no-publish", help="Also keep the page and its pictures in MLflow, where there is a registry.")] = True,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
@@ -46,7 +48,7 @@ def papers(
     from components.papers.cells import FULL, QUICK
     from components.papers.runner import Run, measured_cells, run_cells
     from components.report.drawing import check_drawing
-    from flows.steps.papers import Page, counts_of, made_of, open_cells, own_format
+    from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
     from serving.artifacts.pair_files import draftwell_home
     from serving.device import device_class
 
@@ -68,16 +70,18 @@ def papers(
                  {paper.name: command_of(paper.name, quick, options) for paper in everything})
     failed: dict[str, str] = {}
 
-    def show(fresh: Cell | None, failures: Mapping[str, str]) -> None:
+    def show(fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
         failed.update(failures)
-        shown.write(measured_cells(shown.cells, run), failed, fresh)
+        return shown.write(measured_cells(shown.cells, run), failed, fresh)
 
     try:
         if not render:
             cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
             run_cells(cells, run, lambda together: open_cells(together, number_format, on, say), say=say, after=show)
     finally:
-        show(None, {})
+        pictures = show(None, {})
+    if publish and (kept := log_page(shown, pictures)):
+        say(f"the page and its pictures are in MLflow: {kept}")
     say(f"{counts_of(shown.cells, measured_cells(shown.cells, run))}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from components.papers.cells import Cell, Scale
 from components.papers.made_of import MadeOf
-from components.papers.page import render, results
-from components.papers.plots import draw_table
+from components.papers.page import POINTS, render, results
+from components.papers.plots import draw_points, draw_table
+from components.papers.points import measured_points, published_points
 from components.papers.runner import CellFile, Opened
 from components.papers.tables import Paper
 from components.prompts.overlap import TrainingPrompts
@@ -131,9 +132,35 @@ class Page:
             kept = fresh is not None and table.cell.name != fresh.name
             if path.is_file() if kept else draw_table(table, results(table, cells.get(table.cell.name)), path):
                 pictures[table.name] = path
+        points = self.path.parent / "images" / "papers-operating-points.png"
+        if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
+            pictures[POINTS] = points
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
         write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, self.commands).encode())
         return list(pictures.values())
+
+
+def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
+    """Keep the page and its pictures as a run of MLflow's experiment `draftwell/papers`, where a registry is at hand.
+
+    Returns:
+        its address for a person; None where there is no registry.
+    """
+    from registry.connection import artifact_folder, connect, default_uri, registry_errors, registry_exists
+
+    if not registry_exists():
+        return None
+    uri, name = default_uri(), "draftwell/papers"
+    client = connect(uri)
+    with registry_errors(uri):
+        known, root = client.get_experiment_by_name(name), artifact_folder(uri)
+        experiment = known.experiment_id if known else client.create_experiment(name, f"{root}/papers" if root else None)
+        run = client.create_run(experiment, run_name=f"papers, {page.scale.name}").info.run_id
+        client.log_artifact(run, str(page.path))
+        for picture in pictures:
+            client.log_artifact(run, str(picture), "images")
+        client.set_terminated(run)
+    return f"{name}, run {run}"
 
 
 def counts_of(cells: Sequence[Any], found: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ import pytest
 from components.papers import runner
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
 from components.papers.made_of import MadeOf
-from components.papers.page import render, results
-from components.papers.plots import draw_table
+from components.papers.page import POINTS, render, results
+from components.papers.plots import draw_points, draw_table
+from components.papers.points import measured_points, published_points
 from components.papers.tables import Paper, PaperTable, Row
 from components.papers.verdicts import Verdict
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -216,6 +217,21 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
     assert "nothing is measured yet" in text
+
+
+def test_acceptance_is_drawn_against_cost(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+    _, file = measured
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    points = measured_points([paper], TINY, {"tiny-code": file})
+    assert file.costs is not None
+    assert points["tiny-code"].c == pytest.approx(0.001 / 0.004)
+    assert points["tiny-code"].acceptance == file.measured().entry("SD").acceptance_rate
+    assert len(published_points()) == 12
+    picture = draw_points(list(points.values()), published_points(), tmp_path / "points.png")
+    assert picture is not None
+    assert picture.stat().st_size > 1000
+    assert draw_points([], published_points(), tmp_path / "none.png") is None
+    assert "](points.png)" in render([paper], TINY, {"tiny-code": file}, pictures={POINTS: Path("points.png")})
 
 
 def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     command = f"draftwell papers --quick --only spide --data {prompts} --out {tmp_path / 'run'} --dtype float32 --device cpu --threads 1"
     assert f"Made by `{command}`." in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
+    assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
     assert "0 of 1 cells are measured" in other.stderr, "another number format is another run"
 
@@ -83,6 +85,29 @@ def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: P
     monkeypatch.setattr(steps, "open_cells", interrupted)
     assert run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32").exit_code != 0
     assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path,
+                                                                empty_database: Path) -> None:
+    from registry.connection import SQLITE, connect, default_uri
+
+    arguments = ("papers", "--quick", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    done = run(*arguments)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "MLflow" not in done.stderr, "no registry is made for it"
+    database = Path(default_uri().removeprefix(SQLITE))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(empty_database, database)
+    assert "MLflow" not in run(*arguments, "--no-publish").stderr
+    assert "draftwell/papers" in run(*arguments).stderr
+    client = connect(default_uri())
+    experiment = client.get_experiment_by_name("draftwell/papers")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert [file.path for file in client.list_artifacts(kept.info.run_id)] == ["images", "papers-quick.md"]
+    pictures = {Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "images")}
+    assert pictures == {"papers-tiny-1.png", "papers-operating-points.png"}
 
 
 @pytest.fixture
