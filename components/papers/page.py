@@ -122,8 +122,8 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = prediction_rows(file) if file and table.formulas else []
-    if rows:
-        text += f"\n{FORMULA_WORDS}\n\n{markdown(FORMULA_COLUMNS, rows)}"
+    if rows and file:
+        text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, rows)}"
     return text + (f"\n![{table.title}]({picture.as_posix()})\n" if picture else "")
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from components.bench.bench import run_bench
+from components.bench.metrics import REFERENCE
 from components.bench.runner import core_plan
 from components.bench.schema import BenchReport, Frozen
 from components.bench.settings import BenchSettings
@@ -29,6 +30,8 @@ from serving.runtime.strategies import StrategyResources, find_strategy
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
+DRIFT = 0.15
+"""Share by which plain decoding may differ from the time that its passes were measured to take."""
 Say = Callable[[str], None]
 After = Callable[[Cell, Mapping[str, str]], object]
 
@@ -61,6 +64,7 @@ class CellFile(Frozen):
     made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
+    notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     report: BenchReport
 
     def measured(self) -> Measured:
@@ -198,4 +202,16 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
     return CellFile(cell=cell.model_dump(mode="json"), source=planned.chosen.source, made_of=planned.made.digests,
-                    seconds=time.monotonic() - start, costs=costs, report=report)
+                    seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
+
+
+def notes_on(report: BenchReport, costs: Costs | None) -> tuple[str, ...]:
+    """Whether the machine was as fast while the cell was measured as while its profile was, by plain decoding behind its first token."""
+    pace = report.strategies[REFERENCE].decode_tokens_per_second
+    if costs is None or not pace:
+        return ()
+    expected, measured = costs.t_verify[1] + costs.t_rest, 1 / pace
+    if abs(measured / expected - 1) <= DRIFT:
+        return ()
+    return (f"The machine was {'slower' if measured > expected else 'faster'} while the cell was measured than while its passes were: plain "
+            f"decoding took {measured * 1e3:.0f} ms a token, by its passes {expected * 1e3:.0f} ms; predictions are off by as much.",)

@@ -219,6 +219,30 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     assert "nothing is measured yet" in text
 
 
+@pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])
+def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path, runner.CellFile], share: float, word: str) -> None:
+    """Plain decoding at `share` times the seconds of the profile; the sentence is in the file and next to the predictions."""
+    _, file = measured
+    assert file.costs is not None
+    expected = file.costs.t_verify[1] + file.costs.t_rest
+    plain = file.report.strategies["autoregressive"].model_copy(update={"decode_tokens_per_second": 1 / (share * expected)})
+    report = file.report.model_copy(update={"strategies": {**file.report.strategies, "autoregressive": plain}})
+    notes = runner.notes_on(report, file.costs)
+    assert len(notes) == bool(word)
+    if word:
+        assert f"The machine was {word} while the cell was measured" in notes[0]
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    text = render([paper], TINY, {"tiny-code": file.model_copy(update={"notes": notes})})
+    assert ("while the cell was measured" in text) == bool(word)
+
+
+def test_the_cells_file_has_the_notes(measured: tuple[Path, runner.CellFile]) -> None:
+    """The made profile of 4 ms a pass is far from this pair's."""
+    folder, file = measured
+    assert file.notes == runner.notes_on(file.report, file.costs)
+    assert json.loads(next(folder.glob("*.json")).read_text())["notes"] == list(file.notes)
+
+
 def test_acceptance_is_drawn_against_cost(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
     _, file = measured
     paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
