@@ -62,7 +62,7 @@ PAPER = Paper(
           "Table 4 (a universal calibration set)", "Figure 2 (how rejections concentrate on few pairs)",
           "Figure 3 (sizes of the calibration set, τ and λ)", "Figure 4 (what the rule itself costs)"),
     deviations=(
-        "Answers have 64 tokens (quick runs: 20); the paper's end where the model ends them.",
+        "Answers have 64 tokens (quick runs: 20); the paper names no limit.",
         "The memory starts from the shipped one (2,000 mixed prompts; the paper: 2,000 to 8,000 of the task) and grows online.",
         "Prompts are zero-shot; the paper's GSM8K has eight examples.",
         "The paper's acceptance rate is taken as accepted / drafted tokens, which falls with γ as its Tables 3 (γ 6) and 2 (γ 15) do.",

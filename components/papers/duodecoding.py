@@ -61,7 +61,7 @@ PAPER = Paper(
           "Figures 3 to 5 (time to the first token by task, a profile of a round, how often how many sequences)",
           "drafting before the target's first token, as an option"),
     deviations=(
-        "Answers have 64 tokens (quick runs: 20); the paper's end where the model ends them.",
+        "Answers have 64 tokens (quick runs: 20); the paper names no limit.",
         "The number of sequences is at most n, where the paper's static runs have always n.",
         "Ranked candidates are tested with p renormalised between them; the paper's Algorithm 2 never updates p.",
         "The budget γ is measured; the published code has a constant.",

@@ -35,8 +35,8 @@ class Row:
     comparable: bool = True
 
 
-UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: their target has one core where plain decoding's has two; "
-           "the row \"all cores\" is the one to compare with the paper's.")
+UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: on two cores their target has one and "
+           "plain decoding's both; the row \"all cores\" is the one to compare with the paper's.")
 """Under tables with such rows, which are not `comparable`."""
 
 
