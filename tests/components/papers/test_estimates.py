@@ -15,7 +15,7 @@ def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None
     found = efficiency(BenchEntry(draft_efficiency=0.5, acceptance_rate=0.75, per_prompt=rows))
     assert found is not None
     assert found.value == 0.5
-    assert (found.low, found.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert [found.low, found.high] == pytest.approx([1 / 3, 2 / 3])
     assert efficiency(BenchEntry(draft_efficiency=None, per_prompt=rows)) is None
 
 
@@ -27,6 +27,6 @@ def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None
 
     found = argmax_difference(entry(6, 4, 5), entry(8, 8, 8))
     assert found is not None
-    assert found == (pytest.approx(-0.3), pytest.approx(-0.4), pytest.approx(-0.2))
+    assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])  # three times one prompt is rarer than 5 %
     unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
     assert argmax_difference(unknown, entry(8)) is None

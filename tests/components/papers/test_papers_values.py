@@ -21,7 +21,7 @@ from serving.runtime.strategies import find_strategy
 def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
     """Not MAT / (1 + MAT), which holds for drafts without end: 8.25 tokens of γ 11 are .95, not .89."""
     found = [round(spide.acceptance_of(spide.TABLE_1, theirs), 2) for theirs in range(6)]
-    assert found == [0.68, 0.75, 0.87, 0.95, 0.92, 0.90]
+    assert found == [0.68, 0.75, 0.86, 0.95, 0.92, 0.90]
     assert [round(spide.acceptance_of(spide.TABLE_2, theirs), 2) for theirs in range(6)] == [0.70, 0.95, 0.81, 0.91, 0.97, 0.84]
 
 

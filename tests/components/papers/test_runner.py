@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from components.bench.bench import run_bench
 from components.papers import runner
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
 from components.papers.made_of import MadeOf
@@ -136,12 +137,12 @@ def test_whatever_happens_in_a_cell_is_its_failure_alone(tmp_path: Path, sets: P
                                                          reason: str) -> None:
     """Six hours of cells must not end with one; a pair that something unknown happened to is loaded again."""
     cells = [CELL.model_copy(update={"name": f"tiny-{name}"}) for name in ("a", "b")]
-    bench, loaded, seen = runner.run_bench, list[str](), list[tuple[str, dict[str, str]]]()
+    loaded, seen = list[str](), list[tuple[str, dict[str, str]]]()
 
     def breaks(*arguments: Any, **options: Any) -> Any:
         if len(loaded) == 1:
             raise error
-        return bench(*arguments, **options)
+        return run_bench(*arguments, **options)
 
     def noted(together: Sequence[Cell]) -> Any:
         loaded.append(together[0].name)
