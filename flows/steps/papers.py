@@ -129,8 +129,9 @@ class Page:
         pictures = {}
         for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
             path = self.path.parent / "images" / f"papers-{table.name}.png"
-            kept = fresh is not None and table.cell.name != fresh.name
-            if path.is_file() if kept else draw_table(table, results(table, cells.get(table.cell.name)), path):
+            file = cells.get(table.cell.name)
+            drawn = file is not None and fresh is not None and table.cell.name != fresh.name and path.is_file()
+            if drawn or draw_table(table, results(table, file), path):
                 pictures[table.name] = path
         points = self.path.parent / "images" / "papers-operating-points.png"
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):

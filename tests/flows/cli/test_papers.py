@@ -88,6 +88,17 @@ def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: P
 
 
 @pytest.mark.usefixtures("tiny_paper")
+def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
+    from flows.steps.papers import Page
+
+    page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY, {})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "papers-tiny-1.png").write_bytes(b"of another run")
+    assert page.write({}, {}, page.cells[0].model_copy(update={"name": "another"})) == []
+    assert "images/" not in page.path.read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
 def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path,
                                                                 empty_database: Path) -> None:
     from registry.connection import SQLITE, connect, default_uri
