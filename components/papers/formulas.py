@@ -44,7 +44,8 @@ def token_acceptance(accepted: float, gamma: int) -> float:
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(middle, gamma) - 1 < accepted else (low, middle)
+        kept = sum(middle ** i for i in range(1, gamma + 1))  # the closed form loses its digits near 1
+        low, high = (middle, high) if kept < accepted else (low, middle)
     return round((low + high) / 2, 9)
 
 
