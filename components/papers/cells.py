@@ -6,6 +6,7 @@ interrupted measures only what is still missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from serving.files import json_digest
 from serving.runtime.strategies import StrategyChoice
 from serving.settings import Settings
 
-FORMAT = 1
+FORMAT = 2
 """Of the files of cells; part of every key."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
@@ -30,8 +31,9 @@ class Scale:
         prompts, max_tokens: of every cell that does not set its own.
         repeats: forward passes per median of a hardware profile.
         gammas: draft lengths that vanilla SD is tried with; its fastest counts.
+        gammas_all: the same where vanilla SD has all cores, which no other row of a table rests on.
         taus: SPIDE's thresholds, of which the fastest counts.
-        pairs: how many pairs of a paper's list are measured, the most telling first; None takes all.
+        remark: a sentence for the page on what a run of this size can decide; empty for none.
     """
 
     name: str
@@ -39,12 +41,16 @@ class Scale:
     max_tokens: int
     repeats: int
     gammas: tuple[int, ...]
+    gammas_all: tuple[int, ...]
     taus: tuple[float, ...]
-    pairs: int | None = None
+    remark: str = ""
 
 
-QUICK = Scale("quick", prompts=3, max_tokens=20, repeats=3, gammas=(3, 6), taus=(0.7,), pairs=2)
-FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(1, 2, 3, 5, 8, 12), taus=(0.1, 0.3, 0.5, 0.7, 0.9))
+QUICK = Scale("quick", prompts=2, max_tokens=20, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
+    "This is a quick run: 2 prompts of 20 tokens a cell, one draft length and one threshold. A bootstrap over 2 prompts knows three "
+    "different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and roughly where."))
+FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(1, 2, 3, 5, 8, 12), gammas_all=(2, 5, 8),
+             taus=(0.1, 0.3, 0.5, 0.7, 0.9))
 
 
 class Cell(Settings):
@@ -76,9 +82,13 @@ class Cell(Settings):
         known = dict(zip(choices, labels_of(choices), strict=True))
         return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
 
-    def key(self, prompts_digest: str, where: str) -> str:
-        """What its file is named by: settings, prompts, and where it runs (number format and device)."""
-        return json_digest([FORMAT, prompts_digest, where, self.model_dump(mode="json")])[:12]
+    def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
+        """What its file is named by: settings, prompts, where it runs (number format and device), and what it is measured with.
+
+        Args:
+            made_of: kind → digest of the artifacts that its strategies read, and the pair's fingerprint.
+        """
+        return json_digest([FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.model_dump(mode="json")])[:12]
 
 
 def choice_of(spec: str) -> StrategyChoice:

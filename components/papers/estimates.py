@@ -58,6 +58,10 @@ class Measured:
             if mine.ttft_ms is None or base is None or not base.ttft_ms:
                 return None
             return ratio_of_medians([p.ttft_ms for p in mine.per_prompt], [p.ttft_ms for p in base.per_prompt])
+        if row.metric == "argmax":
+            return None if base is None else argmax_difference(mine, base)
+        if row.metric == "efficiency":
+            return efficiency(mine)
         return counted(SHARES[row.metric], mine.per_prompt, None if base is None else base.per_prompt)
 
 
@@ -105,6 +109,38 @@ def counted(measure: Callable[[Sums], np.ndarray], mine: Sequence[PromptRow], ba
     low, high = bootstrap_of_sums(table, lambda sums: np.where(np.isfinite(found := metric(sums)), found, np.nan),
                                   resamples=resamples_for(TAIL, len(table)), tail=TAIL)
     return Estimate(value, float(low[0]), float(high[0]))
+
+
+def argmax_difference(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
+    """Share of emitted tokens that are the target's first choice after the same tokens, less another contender's on the same prompts;
+    None where the report did not count them."""
+    sides = [[(row.target_argmax, row.tokens) for row in entry.per_prompt] for entry in (mine, base)]
+    if not sides[0] or any(matches is None for side in sides for matches, _ in side):
+        return None
+    table = np.concatenate([np.array(side, dtype=np.float64) for side in sides], axis=1)
+
+    def metric(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])[..., None]
+
+    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
+def efficiency(entry: BenchEntry) -> Estimate | None:
+    """Accepted / drafted tokens.
+
+    Reports have drafted tokens in total only: the interval takes those of a prompt in proportion to its target calls, which with drafts of
+    fixed length they are but for a last draft that the budget cuts short.
+    """
+    value, spread = entry.draft_efficiency, counted(per_call, entry.per_prompt, None)
+    if value is None or spread is None or spread.value <= 0:
+        return None
+    return Estimate(value, value * spread.low / spread.value, value * spread.high / spread.value)
+
+
+def per_call(sums: Sums) -> np.ndarray:
+    """Accepted draft tokens per target call."""
+    return np.asarray(sums[..., 3] / sums[..., 2])
 
 
 def sums_of(rows: Sequence[PromptRow]) -> np.ndarray:

@@ -27,6 +27,28 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return gamma + 1.0 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
+def token_acceptance(accepted: float, gamma: int) -> float:
+    """The chance per token at which rounds of γ drafts accept so many tokens on average: α with α(1 − α^γ)/(1 − α) = `accepted`.
+
+    Args:
+        accepted: tokens of a round that are kept, in [0, γ]; SPIDE's MAT of vanilla SD, of which each round samples one token.
+        gamma: draft tokens of a round.
+    Raises:
+        ValueError: a round cannot accept so many.
+
+    >>> round(token_acceptance(1.5, 2), 3), token_acceptance(4.0, 4), token_acceptance(0.0, 4)
+    (0.823, 1.0, 0.0)
+    """
+    if not 0 <= accepted <= gamma:
+        raise ValueError(f"a round of {gamma} drafts cannot accept {accepted} tokens")
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        kept = sum(middle ** i for i in range(1, gamma + 1))  # the closed form loses its digits near 1
+        low, high = (middle, high) if kept < accepted else (low, middle)
+    return round((low + high) / 2, 9)
+
+
 def leviathan_speedup(alpha: float, gamma: int, c: float) -> float:
     """Expected speed-up over plain decoding (Leviathan 2023, Theorem 3.8).
 

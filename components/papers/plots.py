@@ -1,4 +1,4 @@
-"""Pictures of the page: each table's values, the paper's next to ours."""
+"""Pictures of the page: each table's values, the paper's next to ours, and acceptance against cost of all pairs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.papers.page import Result
+from components.papers.points import Point
 from components.papers.tables import PaperTable
 from components.report.drawing import FAINT, INK, SECOND, drawing
 
 
 def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path | None:
     """Bars of the paper's values and ours with intervals; None where nothing was measured."""
-    known = [(result.what, result.paper, result.ours) for result in results if result.ours is not None and "speed" in result.what]
+    known = [(result.what, result.paper, result.ours) for result in results
+             if result.ours is not None and result.paper is not None and "speed" in result.what]
     if not known:
         return None
     with drawing(path, table.title, "", "times as fast") as axes:
@@ -24,4 +26,27 @@ def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path
         axes.axhline(1.0, color=FAINT, linestyle="--")
         axes.set_xticks(places, [what for what, _, _ in known], rotation=30, ha="right", fontsize=7)
         axes.legend(frameon=False)
+    return path
+
+
+def draw_points(ours: Sequence[Point], theirs: Sequence[Point], path: Path) -> Path | None:
+    """Acceptance against cost: a curve for each set of prompts on which several near copies were measured, all other pairs as points; None
+    where nothing was measured."""
+    if not ours:
+        return None
+    with drawing(path, "Acceptance against cost", "c: draft pass / target pass", "acceptance of SD") as axes:
+        axes.scatter([point.c for point in theirs], [point.acceptance for point in theirs], color=FAINT, marker="x",
+                     label="SPIDE's pairs (c from s, acceptance from MAT)")
+        for i, data in enumerate(dict.fromkeys(point.data for point in ours)):
+            points = sorted((point for point in ours if point.data == data), key=lambda point: point.c)
+            copies, colour = [point for point in points if "near-copy" in point.pair], (INK, SECOND)[i % 2]
+            axes.plot([point.c for point in copies], [point.acceptance for point in copies], color=colour,
+                      linestyle=("-", "--", ":")[i % 3])
+            axes.scatter([point.c for point in points], [point.acceptance for point in points], color=colour, label=data,
+                         marker=("o", "s", "^", "D")[i % 4])
+        for pair in dict.fromkeys(point.pair for point in ours):
+            best = max((point for point in ours if point.pair == pair), key=lambda point: point.acceptance)
+            axes.annotate(pair, (best.c, best.acceptance), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        axes.set(xlim=(0, None), ylim=(0, 1.05))
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
     return path

@@ -1,10 +1,13 @@
-"""What the formulas predict of a measured cell: Leviathan's speed-up of every SD, and SPIDE's gain over SD."""
+"""What the formulas predict of a measured cell: Leviathan's speed-up of every SD, and SPIDE's gain over SD.
+
+The formulas know nothing of the prompt: measured speeds next to them are of decoding alone, from the first token on.
+"""
 
 from __future__ import annotations
 
 from components.bench.schema import BenchEntry
 from components.papers import formulas
-from components.papers.estimates import pace
+from components.papers.cells import PLAIN
 from components.papers.runner import CellFile, Costs
 
 
@@ -16,8 +19,8 @@ def prediction_rows(file: CellFile) -> list[list[str]]:
     costs = file.costs
     if costs is None:
         return []
-    entries = file.report.strategies
-    rows = [row for label, entry in entries.items() if entry.strategy == "vanilla_sd" and (row := sd_row(label, entry, costs))]
+    entries, plain = file.report.strategies, file.measured().entry(PLAIN)
+    rows = [row for label, entry in entries.items() if entry.strategy == "vanilla_sd" and (row := sd_row(label, entry, plain, costs))]
     return rows + spide_rows(file, costs)
 
 
@@ -26,15 +29,22 @@ def times(entry: BenchEntry, costs: Costs) -> tuple[float, dict[int, float]]:
     return costs.alone if entry.split_cores and costs.alone is not None else (costs.t_draft, costs.t_verify)
 
 
-def sd_row(label: str, entry: BenchEntry, costs: Costs) -> list[str] | None:
+def decoding_speed(entry: BenchEntry, base: BenchEntry) -> float | None:
+    """How many times as fast one entry decodes as another, the prompt's reading left out on both sides; None where nothing was decoded."""
+    mine, other = entry.decode_tokens_per_second, base.decode_tokens_per_second
+    return mine / other if mine and other else None
+
+
+def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> list[str] | None:
     """One vanilla SD."""
     alpha, gamma = entry.acceptance_rate, int(entry.parameters.get("num_speculative_tokens", 5))
-    if alpha is None or entry.speedup is None:
+    measured = decoding_speed(entry, plain)
+    if alpha is None or measured is None:
         return None
     draft, verify = times(entry, costs)
     ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1])
     predicted = formulas.sd_speedup(alpha, gamma, costs.t_verify[1], draft, verify, costs.t_rest)
-    return row_of(label, alpha, str(gamma), draft / verify[1], ideal, predicted, entry.speedup)
+    return row_of(label, alpha, str(gamma), draft / verify[1], ideal, predicted, measured)
 
 
 def spide_rows(file: CellFile, costs: Costs) -> list[list[str]]:
@@ -52,8 +62,8 @@ def spide_rows(file: CellFile, costs: Costs) -> list[list[str]]:
             continue
         predicted = formulas.spide_pace(alpha, float(entry.parameters["tau"]), costs.alone, costs.busy, costs.t_rest)
         predicted /= formulas.sd_pace(alpha, gamma, costs.alone, costs.t_rest)
-        measured = pace(base.per_prompt) / pace(entry.per_prompt)
-        rows.append(row_of(f"{label}, over SD", alpha, "–", costs.busy[0] / costs.busy[1][1], None, predicted, measured))
+        if (measured := decoding_speed(entry, base)) is not None:
+            rows.append(row_of(f"{label}, over SD", alpha, "–", costs.busy[0] / costs.busy[1][1], None, predicted, measured))
     return rows
 
 

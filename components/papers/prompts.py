@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.prompts.overlap import TrainingPrompts
 from components.prompts.prompt import Prompt, demo_prompts, prompts_digest, read_prompts
 from serving.errors import DraftwellError
 
@@ -49,13 +50,17 @@ class Chosen:
         return prompts_digest(self.prompts)
 
 
-def choose(name: str, count: int, data: Path | None) -> Chosen:
-    """The first `count` prompts of a set that are short enough.
+NO_TRAINING = TrainingPrompts()
+
+
+def choose(name: str, count: int, data: Path | None, used: TrainingPrompts = NO_TRAINING) -> Chosen:
+    """The first `count` prompts of a set that are short enough, and that no artifact was made from.
 
     Args:
+        used: what the artifacts that are measured with were made from.
         data: folder in which the sets' files are looked for, at any depth; None takes the shipped prompts.
     Raises:
-        DraftwellError: none is short enough.
+        DraftwellError: none is short enough, or none is left.
     """
     wanted = SETS[name]
     found = None if data is None else next(iter(sorted(data.rglob(wanted.file))), None)
@@ -63,8 +68,12 @@ def choose(name: str, count: int, data: Path | None) -> Chosen:
         rows, source = [prompt for prompt in demo_prompts() if prompt.task == wanted.task], f"shipped prompts of the kind `{wanted.task}`"
     else:
         rows, source = read_prompts(found), wanted.title
-    short = [prompt for prompt in rows if len(prompt.prompt) <= LONGEST][:count]
+    short = [prompt for prompt in rows if len(prompt.prompt) <= LONGEST]
     if not short:
         raise DraftwellError(f"{found} holds no prompt of at most {LONGEST} characters: leave --data out to take the shipped ones",
                              code="no_short_prompts")
-    return Chosen(short, f"{source}, {len(short)} prompts")
+    if not used.split(short)[0]:
+        raise DraftwellError(f"all {len(short)} prompts of {wanted.title} were used to make {used.users_of(short)}: name a folder with the "
+                             "papers' data sets with --data", code="no_untouched_prompts")
+    left, lines = used.untouched(short, count)
+    return Chosen(left, "; ".join([f"{source}, {len(left)} prompts", *lines]))

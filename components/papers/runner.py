@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
 from components.bench.bench import run_bench
+from components.bench.metrics import REFERENCE
 from components.bench.runner import core_plan
 from components.bench.schema import BenchReport, Frozen
 from components.bench.settings import BenchSettings
 from components.papers.cells import FORMAT, Cell
 from components.papers.estimates import Measured
+from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
@@ -26,7 +30,10 @@ from serving.runtime.strategies import StrategyResources, find_strategy
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
+DRIFT = 0.15
+"""Share by which plain decoding may differ from the time that its passes were measured to take."""
 Say = Callable[[str], None]
+After = Callable[[Cell, Mapping[str, str]], object]
 
 
 class Costs(Frozen):
@@ -54,8 +61,10 @@ class CellFile(Frozen):
     version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
     cell: dict[str, Any]
     source: str = Field(description="of the prompts, in words")
+    made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
+    notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     report: BenchReport
 
     def measured(self) -> Measured:
@@ -69,9 +78,42 @@ def cell_of(settings: dict[str, Any]) -> Cell:
     return Cell.model_validate({**settings, "contenders": contenders})
 
 
-def place(folder: Path, cell: Cell, chosen: Chosen, where: str) -> Path:
-    """Where a cell's file is."""
-    return folder / f"{cell.name}-{cell.key(chosen.digest, where)}.json"
+@dataclass(frozen=True)
+class Run:
+    """Where the cells of a run are, and what else makes their keys.
+
+    Args:
+        folder: of the cells' files.
+        where: number format and device: what was measured elsewhere is measured again.
+        data: folder of the papers' data sets, see `prompts.choose`.
+        made_of: what a cell is measured with.
+    """
+
+    folder: Path
+    where: str = ""
+    data: Path | None = None
+    made_of: MadeOfCell = nothing
+    known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
+
+    def planned(self, cell: Cell) -> Planned:
+        """Where a cell's file is, and what it is measured on; found out once."""
+        settings = cell.model_dump_json()
+        if settings not in self.known:
+            self.known[settings] = self._plan(cell)
+        return self.known[settings]
+
+    def _plan(self, cell: Cell) -> Planned:
+        made = self.made_of(cell)
+        chosen = choose(cell.data, cell.prompts, self.data, made.prompts)
+        return Planned(self.folder / f"{cell.name}-{cell.key(chosen.digest, self.where, made.digests)}.json", chosen, made)
+
+
+class Planned(NamedTuple):
+    """A cell's file, prompts and artifacts."""
+
+    path: Path
+    chosen: Chosen
+    made: MadeOf
 
 
 def read_cell(path: Path) -> CellFile | None:
@@ -82,48 +124,69 @@ def read_cell(path: Path) -> CellFile | None:
         return None
 
 
-def measured_cells(cells: Sequence[Cell], folder: Path, data: Path | None, where: str) -> dict[str, CellFile]:
-    """Name → file of the cells that are there; arguments as in `run_cells`."""
-    found = {cell.name: read_cell(place(folder, cell, choose(cell.data, cell.prompts, data), where)) for cell in cells}
-    return {name: file for name, file in found.items() if file is not None}
+def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
+    """Name → file of the cells that are there; of those that have no file under any key not even the pair is looked at."""
+    found = {}
+    for cell in cells:
+        if not any(run.folder.glob(f"{cell.name}-*.json")):
+            continue
+        with suppress(DraftwellError):  # its pair cannot be had here: nothing can be said of its weights
+            file = read_cell(run.planned(cell).path)
+            if file is not None:
+                found[cell.name] = file
+    return found
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, open_pair: Open, *, data: Path | None = None, where: str = "",
-              say: Say = lambda line: None) -> dict[str, str]:
+def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = lambda line: None,
+              after: After = lambda cell, failed: None) -> dict[str, str]:
     """Measure the cells that are missing, those of one pair after each other so that it is loaded, and its profile measured, once.
 
+    Whatever goes wrong in a cell, a lack of memory too, is that cell's failure; the others are measured.
+
     Args:
-        folder: of the cells' files; made if needed.
-        data: folder of the papers' data sets, see `prompts.choose`.
-        where: number format and device: what was measured elsewhere is measured again.
+        run: its folder is made if needed.
         say: called with one line for each cell.
+        after: called when a cell was measured or has failed, with all failures so far.
     Returns:
         name → reason of the cells that could not be measured; all others have a file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    run.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
     ordered = sorted(cells, key=needs)
     for i, cell in enumerate(ordered, 1):
-        chosen = choose(cell.data, cell.prompts, data)
-        path = place(folder, cell, chosen, where)
         name = f"[{i}/{len(ordered)}] {cell.name}"
-        if read_cell(path) is not None:
-            say(f"{name}: measured before")
-            continue
         start = time.monotonic()
         try:
+            planned = run.planned(cell)
+            if read_cell(planned.path) is not None:
+                say(f"{name}: measured before")
+                continue
             if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
                 opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
-            file = measure(cell, chosen, *opened[1], start)
-        except DraftwellError as error:
-            failed[cell.name] = str(error)
-            say(f"{name}: failed: {error}")
-            continue
-        write_json(path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
-        say(f"{name}: {file.seconds:.0f} s")
+            file = measure(cell, planned, *opened[1], start)
+            write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
+            say(f"{name}: {file.seconds:.0f} s")
+        except Exception as error:
+            failed[cell.name] = reason_of(error)
+            say(f"{name}: failed: {failed[cell.name]}")
+            if not isinstance(error, DraftwellError):
+                opened = None  # nobody knows what it left behind in the loaded pair
+        after(cell, failed)
     return failed
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line, with its kind where that is not one of ours.
+
+    >>> reason_of(MemoryError()), reason_of(RuntimeError("no kernel\\nat line 3"))
+    ('MemoryError', 'RuntimeError: no kernel')
+    """
+    if isinstance(error, DraftwellError):
+        return str(error)
+    first = next(iter(str(error).splitlines()), "")
+    return ": ".join(part for part in (type(error).__name__, first) if part)
 
 
 def needs(cell: Cell) -> tuple[Any, ...]:
@@ -132,10 +195,23 @@ def needs(cell: Cell) -> tuple[Any, ...]:
     return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx
 
 
-def measure(cell: Cell, chosen: Chosen, pair: LoadedPair, resources: StrategyResources, start: float) -> CellFile:
+def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float) -> CellFile:
     """One cell, measured now."""
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
-    report = run_bench(pair, cell.choices(), chosen.prompts, resources, settings)
+    report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
-    return CellFile(cell=cell.model_dump(mode="json"), source=chosen.source, seconds=time.monotonic() - start, costs=costs, report=report)
+    return CellFile(cell=cell.model_dump(mode="json"), source=planned.chosen.source, made_of=planned.made.digests,
+                    seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
+
+
+def notes_on(report: BenchReport, costs: Costs | None) -> tuple[str, ...]:
+    """Whether the machine was as fast while the cell was measured as while its profile was, by plain decoding behind its first token."""
+    pace = report.strategies[REFERENCE].decode_tokens_per_second
+    if costs is None or not pace:
+        return ()
+    expected, measured = costs.t_verify[1] + costs.t_rest, 1 / pace
+    if abs(measured / expected - 1) <= DRIFT:
+        return ()
+    return (f"The machine was {'slower' if measured > expected else 'faster'} while the cell was measured than while its passes were: "
+            f"plain decoding took {measured * 1e3:.0f} ms a token, by its passes {expected * 1e3:.0f} ms; predictions are off by as much.",)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from components.papers.cells import Cell, Scale
+from components.papers.cells import PLAIN, Cell, Scale
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "accuracy", "rouge", "ttft"]
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "accuracy", "rouge", "ttft"]
 """Of `estimates.METRICS`."""
 
 
@@ -18,19 +18,35 @@ class Row:
 
     Args:
         what: in words.
-        paper: its value.
+        paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
         role: of the cell's contenders.
-        against: the role that it is divided by (or subtracted from it, `accuracy` and `rouge`); None: the metric by itself.
+        against: the role that it is divided by (or subtracted from it, `argmax`, `accuracy` and `rouge`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
+        comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
     """
 
     what: str
-    paper: float
+    paper: float | None
     metric: Metric
     role: str
     against: str | None = None
     neutral: float | None = 1.0
+    comparable: bool = True
+
+
+UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: on two cores their target has one and "
+           "plain decoding's both; the row \"all cores\" is the one to compare with the paper's.")
+"""Under tables with such rows, which are not `comparable`."""
+
+
+def quality_rows(*roles: str) -> tuple[Row, ...]:
+    """For lossy strategies, next to their speed: how many more of their tokens are the target's first choice than of plain decoding's.
+
+    Ours only: the papers judge quality by answers, which this target is too small for.
+    """
+    return tuple(Row(f"{role}: share of the target's first choices, less plain's (ours only)", None, "argmax", role, PLAIN, neutral=0.0)
+                 for role in roles)
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,9 @@ class PaperTable:
         title: the paper's number and what it is.
         theirs, ours: what was run there, and here.
         why: one sentence: why values agree or differ.
-        acceptance: the paper's, where it can be taken from its table.
+        acceptance: chance that SD accepts a token in the paper, where it can be taken from its tables.
+        acceptance_from: how it is taken from them, in words.
+        notes: sentences under it, such as why rows have no verdict.
         formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
     """
 
@@ -54,6 +72,8 @@ class PaperTable:
     rows: tuple[Row, ...]
     why: str
     acceptance: float | None = None
+    acceptance_from: str = ""
+    notes: tuple[str, ...] = ()
     formulas: bool = True
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, pick_device, say, set_threads
 from serving.errors import DraftwellError
+
+if TYPE_CHECKING:
+    from components.papers.cells import Cell
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,6 +32,8 @@ def papers(
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
+    publish: Annotated[bool, typer.Option(
+        "--publish/--no-publish", help="Also keep the page and its pictures in MLflow, where there is a registry.")] = True,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
@@ -39,8 +46,9 @@ def papers(
 
     from components.papers.catalogue import papers_named
     from components.papers.cells import FULL, QUICK
-    from components.papers.runner import measured_cells, run_cells
-    from flows.steps.papers import counts_of, open_cells, own_format, write_page
+    from components.papers.runner import Run, measured_cells, run_cells
+    from components.report.drawing import check_drawing
+    from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
     from serving.artifacts.pair_files import draftwell_home
     from serving.device import device_class
 
@@ -49,20 +57,41 @@ def papers(
         check_folder(out)
     if data is not None and not data.is_dir():
         raise DraftwellError(f"--data: there is no folder {data}", code="no_data")
+    check_drawing()
     on = pick_device(device)
     number_format = dtype.value if dtype else own_format(on)
-    cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
-    folder = (out or draftwell_home() / "papers") / scale.name
     set_threads(threads)
-    where = f"{number_format} on {device_class(on)}, {torch.get_num_threads()} threads"
-    failed: dict[str, str] = {}
-    if not render:
-        failed = run_cells(cells, folder, lambda together: open_cells(together, number_format, on, say), data=data, where=where, say=say)
+    folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
+    run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
+              lambda cell: made_of(cell, number_format, on, say))
+    options = {"--data": data, "--out": out, "--dtype": number_format, "--device": on, "--threads": count}
     everything = papers_named(None)  # what was measured of the other papers stays on the page
-    shown = list({table.cell.name: table.cell for paper in everything for table in paper.tables(scale)}.values())
-    found = measured_cells(shown, folder, data, where)
-    target = page or folder.parent / f"papers{'-quick' if quick else ''}.md"
-    write_page(target, everything, scale, found, failed)
-    say(f"{counts_of(shown, found)}; the page is {target}")
+    shown = Page(page or folder / f"papers{'-quick' if quick else ''}.md", everything, scale,
+                 {paper.name: command_of(paper.name, quick, options) for paper in everything})
+    failed: dict[str, str] = {}
+
+    def show(fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
+        failed.update(failures)
+        return shown.write(measured_cells(shown.cells, run), failed, fresh)
+
+    try:
+        if not render:
+            cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
+            run_cells(cells, run, lambda together: open_cells(together, number_format, on, say), say=say, after=show)
+    finally:
+        pictures = show(None, {})
+    if publish and (kept := log_page(shown, pictures)):
+        say(f"the page and its pictures are in MLflow: {kept}")
+    say(f"{counts_of(shown.cells, measured_cells(shown.cells, run))}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)
+
+
+def command_of(only: str, quick: bool, options: Mapping[str, object]) -> str:
+    """The command that measures one paper's tables with these options; those that are None are left out.
+
+    >>> command_of("csd", True, {"--data": None, "--threads": 2})
+    'draftwell papers --quick --only csd --threads 2'
+    """
+    given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
+    return shlex.join(["draftwell", "papers", *(["--quick"] if quick else []), "--only", only, *given])

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.papers.cells import Cell, Scale
-from components.papers.page import render, results
-from components.papers.plots import draw_table
+from components.papers.made_of import MadeOf
+from components.papers.page import POINTS, render, results
+from components.papers.plots import draw_points, draw_table
+from components.papers.points import measured_points, published_points
 from components.papers.runner import CellFile, Opened
 from components.papers.tables import Paper
+from components.prompts.overlap import TrainingPrompts
+from flows.context import distilled_draft, made_from_prompts
 from flows.workspace import Say, Workspace
+from serving.artifacts.base import digest_of
+from serving.artifacts.pair_files import fingerprint
 from serving.files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,20 +35,47 @@ def own_format(device: str) -> str:
 
 
 def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Opened:
-    """The pair of cells that have one, loaded, with what their strategies read, and a hardware profile of the pair as it is now."""
+    """The pair of cells that have one, loaded, with the shipped artifacts that their strategies read, and a hardware profile of now."""
     from components.bench.runner import core_plan
-    from serving.runtime.strategies import StrategyResources, find_strategy
+    from serving.artifacts.kinds import find_kind
+    from serving.runtime.strategies import StrategyResources
 
     names = list(dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices()))
     cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
     pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names)
-    kinds = dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile")
-    found = {kind: workspace.found(pair, kind) for kind in kinds}
-    if "acceptance_table" in found and found["acceptance_table"] is None:
+    kinds = kinds_of(cells)
+    found: dict[str, Artifact | None] = {kind: find_kind(kind).load_class().load(folder, fingerprint=pair.fingerprint)
+                                         for kind, folder in shipped_folders(workspace, kinds).items()}
+    if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
     found["hardware_profile"] = measured_profile(pair, cell.repeats, say)
     return pair, StrategyResources({kind: artifact for kind, artifact in found.items() if artifact is not None}, pair.special_tokens)
+
+
+def kinds_of(cells: Sequence[Cell]) -> list[str]:
+    """Kinds of artifacts that the strategies of cells read, but for the hardware profile: that is measured."""
+    from components.bench.runner import core_plan
+    from serving.runtime.strategies import find_strategy
+
+    names = dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices())
+    return list(dict.fromkeys(kind for name in names for kind in find_strategy(name).reads() if kind != "hardware_profile"))
+
+
+def shipped_folders(workspace: Workspace, kinds: Sequence[str]) -> dict[str, Path]:
+    """kind → folder of what the pair ships with; whatever was calibrated on this machine has no part in the papers' tables."""
+    folders = {kind: workspace.shipped_folder(kind) for kind in kinds}
+    return {kind: folder for kind, folder in folders.items() if folder is not None}
+
+
+def made_of(cell: Cell, dtype: str, device: str, say: Say) -> MadeOf:
+    """What a cell is measured with; fetches the pair's files if need be."""
+    workspace = Workspace(cell.pair, dtype, say, device)
+    folders = shipped_folders(workspace, kinds_of([cell]))
+    makers = made_from_prompts({**folders, "distilled_draft": distilled_draft(workspace)})
+    prompts = TrainingPrompts.of({kind: one.training_prompts for kind, one in makers.items()},
+                                 {kind: one.unknown_prompts for kind, one in makers.items()})
+    return MadeOf(fingerprint(workspace.files(), dtype), {kind: digest_of(folder) for kind, folder in folders.items()}, prompts)
 
 
 def empty_table(pair: LoadedPair) -> Artifact:
@@ -64,15 +98,70 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | Non
     return measure_profile(pair, provenance(pair), repeats=repeats)
 
 
-def write_page(page: Path, papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str]) -> None:
-    """The page, and its pictures in `images/` next to it."""
-    pictures = {}
-    for paper in papers:
-        for table in paper.tables(scale):
-            path = page.parent / "images" / f"papers-{table.name}.png"
-            if draw_table(table, results(table, cells.get(table.cell.name)), path):
-                pictures[table.name] = Path(os.path.relpath(path, page.parent))
-    write_atomically(page, render(papers, scale, cells, failed, pictures).encode())
+@dataclass(frozen=True)
+class Page:
+    """The page of a run.
+
+    Args:
+        path: of the Markdown file; pictures are in `images/` next to it.
+        papers: all of it, also those that this run does not measure.
+        commands: paper's name → the command that measures its tables.
+    """
+
+    path: Path
+    papers: Sequence[Paper]
+    scale: Scale
+    commands: Mapping[str, str]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that it shows, each once."""
+        return list({table.cell.name: table.cell for paper in self.papers for table in paper.tables(self.scale)}.values())
+
+    def write(self, cells: Mapping[str, CellFile], failed: Mapping[str, str], fresh: Cell | None = None) -> list[Path]:
+        """Write it.
+
+        Args:
+            fresh: the cell that is new since it was written last: only its pictures are drawn; None draws all.
+        Returns:
+            its pictures.
+        """
+        pictures = {}
+        for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
+            path = self.path.parent / "images" / f"papers-{table.name}.png"
+            file = cells.get(table.cell.name)
+            drawn = file is not None and fresh is not None and table.cell.name != fresh.name and path.is_file()
+            if drawn or draw_table(table, results(table, file), path):
+                pictures[table.name] = path
+        points = self.path.parent / "images" / "papers-operating-points.png"
+        if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
+            pictures[POINTS] = points
+        addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
+        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, self.commands).encode())
+        return list(pictures.values())
+
+
+def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
+    """Keep the page and its pictures as a run of MLflow's experiment `draftwell/papers`, where a registry is at hand.
+
+    Returns:
+        its address for a person; None where there is no registry.
+    """
+    from registry.connection import artifact_folder, connect, default_uri, registry_errors, registry_exists
+
+    if not registry_exists():
+        return None
+    uri, name = default_uri(), "draftwell/papers"
+    client = connect(uri)
+    with registry_errors(uri):
+        known, root = client.get_experiment_by_name(name), artifact_folder(uri)
+        experiment = known.experiment_id if known else client.create_experiment(name, f"{root}/papers" if root else None)
+        run = client.create_run(experiment, run_name=f"papers, {page.scale.name}").info.run_id
+        client.log_artifact(run, str(page.path))
+        for picture in pictures:
+            client.log_artifact(run, str(picture), "images")
+        client.set_terminated(run)
+    return f"{name}, run {run}"
 
 
 def counts_of(cells: Sequence[Any], found: Mapping[str, Any]) -> str:

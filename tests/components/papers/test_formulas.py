@@ -23,6 +23,19 @@ def test_expected_tokens_by_enumeration(alpha: float, gamma: int) -> None:
     assert formulas.expected_tokens(alpha, gamma) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.68, 0.95, 1.0])
+@pytest.mark.parametrize("gamma", [1, 6, 11])
+def test_a_tokens_chance_is_found_from_what_rounds_accept(alpha: float, gamma: int) -> None:
+    """By the sum itself: α + α² + … + α^γ."""
+    accepted = sum(alpha ** i for i in range(1, gamma + 1))
+    assert formulas.token_acceptance(accepted, gamma) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_a_round_cannot_accept_more_than_it_drafts() -> None:
+    with pytest.raises(ValueError, match="cannot accept"):
+        formulas.token_acceptance(4.5, 4)
+
+
 def test_measured_passes_that_cost_what_leviathan_assumes_give_his_formula() -> None:
     for alpha, gamma, c in ((0.5, 2, 0.05), (0.9, 8, 0.2)):
         assert formulas.sd_speedup(alpha, gamma, 1.0, c, FLAT) == pytest.approx(formulas.leviathan_speedup(alpha, gamma, c))

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from components.bench.bench import run_bench
 from components.papers import runner
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
-from components.papers.page import render, results
-from components.papers.plots import draw_table
+from components.papers.made_of import MadeOf
+from components.papers.page import POINTS, render, results
+from components.papers.plots import draw_points, draw_table
+from components.papers.points import measured_points, published_points
 from components.papers.tables import Paper, PaperTable, Row
 from components.papers.verdicts import Verdict
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -23,7 +26,7 @@ from serving.errors import DraftwellError
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
-TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), taus=(0.7,))
+TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,))
 CELL = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={
     "SD": ("vanilla_sd@1+1:num_speculative_tokens=1", "vanilla_sd@1+1:num_speculative_tokens=3"), "SPIDE": ("spide@1+1:tau=0.7",)})
 
@@ -55,8 +58,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, runner.CellFile]:
     folder = tmp_path_factory.mktemp("cells")
-    assert runner.run_cells([CELL], folder, opened, data=sets) == {}
-    return folder, runner.measured_cells([CELL], folder, sets, "")["tiny-code"]
+    run = runner.Run(folder, data=sets)
+    assert runner.run_cells([CELL], run, opened) == {}
+    return folder, runner.measured_cells([CELL], run)["tiny-code"]
 
 
 def opened(cells: Sequence[Cell]) -> Any:
@@ -70,7 +74,7 @@ def refuse(cells: Sequence[Cell]) -> Any:
 def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
     said: list[str] = []
-    assert runner.run_cells([CELL], folder, refuse, data=sets, say=said.append) == {}
+    assert runner.run_cells([CELL], runner.Run(folder, data=sets), refuse, say=said.append) == {}
     assert said == ["[1/1] tiny-code: measured before"]
 
 
@@ -79,21 +83,39 @@ def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile],
                                             changed: dict[str, Any]) -> None:
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
-    assert runner.measured_cells([other], folder, sets, "") == {}
+    assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
 
 
 def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
     folder, _ = measured
-    assert runner.measured_cells([CELL], folder, sets, "float32 on cuda") == {}
+    assert runner.measured_cells([CELL], runner.Run(folder, "float32 on cuda", sets)) == {}
+
+
+def test_other_weights_or_artifacts_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+    """The file says what was read, and a file of other artifacts, or of another pair's weights, is not taken for it."""
+    folder, _ = measured
+    one, two = MadeOf("f0", {"verifier": "d1"}), MadeOf("f0", {"verifier": "d2"})
+    assert runner.measured_cells([CELL], runner.Run(folder, data=sets, made_of=lambda cell: one)) == {}
+    keys = {CELL.key("", "", made.digests) for made in (one, two, MadeOf("f1", {"verifier": "d1"}), MadeOf("f0"))}
+    assert len(keys) == 4
+
+
+def test_a_cell_without_any_file_asks_for_no_pair(tmp_path: Path, sets: Path) -> None:
+    """Rendering a page must not fetch models of cells that were never measured."""
+    def fetch(cell: Cell) -> MadeOf:
+        raise AssertionError("the pair was fetched")
+
+    assert runner.measured_cells([CELL], runner.Run(tmp_path, data=sets, made_of=fetch)) == {}
 
 
 def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path, sets: Path) -> None:
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
-    assert runner.measured_cells([CELL], tmp_path, sets, "") == {}
-    assert runner.run_cells([CELL], tmp_path, opened, data=sets) == {}
-    assert list(runner.measured_cells([CELL], tmp_path, sets, "")) == ["tiny-code"]
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.measured_cells([CELL], run) == {}
+    assert runner.run_cells([CELL], run, opened) == {}
+    assert list(runner.measured_cells([CELL], run)) == ["tiny-code"]
 
 
 def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, sets: Path) -> None:
@@ -104,8 +126,34 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, 
             raise DraftwellError("no such pair", code="unknown_pair")
         return opened(cells)
 
-    assert runner.run_cells([broken, CELL], tmp_path, one_is_missing, data=sets) == {"broken": "no such pair"}
-    assert list(runner.measured_cells([broken, CELL], tmp_path, sets, "")) == ["tiny-code"]
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells([broken, CELL], run, one_is_missing) == {"broken": "no such pair"}
+    assert list(runner.measured_cells([broken, CELL], run)) == ["tiny-code"]
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (RuntimeError("no kernel\nat line 3"), "RuntimeError: no kernel"), (MemoryError(), "MemoryError"), (KeyError("a"), "KeyError: 'a'")])
+def test_whatever_happens_in_a_cell_is_its_failure_alone(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+                                                         reason: str) -> None:
+    """Six hours of cells must not end with one; a pair that something unknown happened to is loaded again."""
+    cells = [CELL.model_copy(update={"name": f"tiny-{name}"}) for name in ("a", "b")]
+    loaded, seen = list[str](), list[tuple[str, dict[str, str]]]()
+
+    def breaks(*arguments: Any, **options: Any) -> Any:
+        if len(loaded) == 1:
+            raise error
+        return run_bench(*arguments, **options)
+
+    def noted(together: Sequence[Cell]) -> Any:
+        loaded.append(together[0].name)
+        return opened(together)
+
+    monkeypatch.setattr(runner, "run_bench", breaks)
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells(cells, run, noted, after=lambda cell, failed: seen.append((cell.name, dict(failed)))) == {"tiny-a": reason}
+    assert seen == [("tiny-a", {"tiny-a": reason}), ("tiny-b", {"tiny-a": reason})]
+    assert len(loaded) == 2
+    assert list(runner.measured_cells(cells, run)) == ["tiny-b"]
 
 
 def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
@@ -119,7 +167,7 @@ def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None
         loaded.append([cell.name for cell in cells])
         return opened(cells)
 
-    assert runner.run_cells([others[0], apart, CELL, others[1]], tmp_path, noted, data=sets) == {}
+    assert runner.run_cells([others[0], apart, CELL, others[1]], runner.Run(tmp_path, data=sets), noted) == {}
     assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
 
@@ -172,6 +220,53 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     assert "nothing is measured yet" in text
 
 
+@pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])
+def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path, runner.CellFile], share: float, word: str) -> None:
+    """Plain decoding at `share` times the seconds of the profile; the sentence is in the file and next to the predictions."""
+    _, file = measured
+    assert file.costs is not None
+    expected = file.costs.t_verify[1] + file.costs.t_rest
+    plain = file.report.strategies["autoregressive"].model_copy(update={"decode_tokens_per_second": 1 / (share * expected)})
+    report = file.report.model_copy(update={"strategies": {**file.report.strategies, "autoregressive": plain}})
+    notes = runner.notes_on(report, file.costs)
+    assert len(notes) == bool(word)
+    if word:
+        assert f"The machine was {word} while the cell was measured" in notes[0]
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    text = render([paper], TINY, {"tiny-code": file.model_copy(update={"notes": notes})})
+    assert ("while the cell was measured" in text) == bool(word)
+
+
+def test_the_cells_file_has_the_notes(measured: tuple[Path, runner.CellFile]) -> None:
+    """The made profile of 4 ms a pass is far from this pair's."""
+    folder, file = measured
+    assert file.notes == runner.notes_on(file.report, file.costs)
+    assert json.loads(next(folder.glob("*.json")).read_text())["notes"] == list(file.notes)
+
+
+def test_acceptance_is_drawn_against_cost(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+    _, file = measured
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    points = measured_points([paper], TINY, {"tiny-code": file})
+    assert file.costs is not None
+    assert points["tiny-code"].c == pytest.approx(0.001 / 0.004)
+    assert points["tiny-code"].acceptance == file.measured().entry("SD").acceptance_rate
+    assert len(published_points()) == 12
+    picture = draw_points(list(points.values()), published_points(), tmp_path / "points.png")
+    assert picture is not None
+    assert picture.stat().st_size > 1000
+    assert draw_points([], published_points(), tmp_path / "none.png") is None
+    assert "](points.png)" in render([paper], TINY, {"tiny-code": file}, pictures={POINTS: Path("points.png")})
+
+
+def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
+    paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
+    quick = render([paper], QUICK, {}, commands={"tiny": "draftwell papers --quick --only tiny"})
+    assert "its verdicts decide little" in quick
+    assert "Made by `draftwell papers --quick --only tiny`." in quick
+    assert "decide little" not in render([paper], FULL, {})
+
+
 def test_cells_survive_their_file(measured: tuple[Path, runner.CellFile]) -> None:
     folder, file = measured
     assert runner.cell_of(file.cell) == CELL
@@ -195,5 +290,7 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
             assert {row.role for row in table.rows} | {row.against for row in table.rows if row.against} <= roles.keys(), table.name
             for choice in table.cell.choices():
                 build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
-        numbers = {other.title.partition(":")[0] for other in paper.tables(FULL)}
-        assert {table.title.partition(":")[0] for table in tables} == numbers
+        assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
+            (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
+        if scale is QUICK:
+            assert max(len(table.cell.choices()) for table in tables) <= 10, "20 minutes for 16 cells"

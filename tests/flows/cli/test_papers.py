@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from components.papers import catalogue
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
+
+TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
 
 
 @pytest.fixture
@@ -48,7 +51,10 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert text == (tmp_path / "run" / "papers-quick.md").read_text()
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
+    command = f"draftwell papers --quick --only spide --data {prompts} --out {tmp_path / 'run'} --dtype float32 --device cpu --threads 1"
+    assert f"Made by `{command}`." in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
+    assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
     assert "0 of 1 cells are measured" in other.stderr, "another number format is another run"
 
@@ -66,6 +72,91 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
     assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is ended by hand leaves what it has on the page."""
+    from flows.steps import papers as steps
+
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "open_cells", interrupted)
+    assert run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32").exit_code != 0
+    assert "Not measured yet" in (tmp_path / "run" / "papers-quick.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
+    from flows.steps.papers import Page
+
+    page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY, {})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "papers-tiny-1.png").write_bytes(b"of another run")
+    assert page.write({}, {}, page.cells[0].model_copy(update={"name": "another"})) == []
+    assert "images/" not in page.path.read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path,
+                                                                empty_database: Path) -> None:
+    from registry.connection import SQLITE, connect, default_uri
+
+    arguments = ("papers", "--quick", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    done = run(*arguments)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "MLflow" not in done.stderr, "no registry is made for it"
+    database = Path(default_uri().removeprefix(SQLITE))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(empty_database, database)
+    assert "MLflow" not in run(*arguments, "--no-publish").stderr
+    assert "draftwell/papers" in run(*arguments).stderr
+    client = connect(default_uri())
+    experiment = client.get_experiment_by_name("draftwell/papers")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert [file.path for file in client.list_artifacts(kept.info.run_id)] == ["images", "papers-quick.md"]
+    pictures = {Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "images")}
+    assert pictures == {"papers-tiny-1.png", "papers-operating-points.png"}
+
+
+@pytest.fixture
+def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
+    """A pair that ships an acceptance table, while the workspace holds another one."""
+    from flows.workspace import Workspace
+    from registry.pairs import fetch, find_pair
+    from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
+    from serving.artifacts.base import Provenance
+    from serving.artifacts.pair_files import fingerprint
+
+    copy = pair_file.with_name("shipping.yaml")
+    copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
+    space = Workspace(str(copy), "float32", device="cpu")
+    assert space.spec.name == "shipping"
+    made = Provenance(pair="shipping", fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"), training_prompts=["a" * 16])
+    counts = {"shipped": 5, "local": 9}
+    for place, folder in (("shipped", space.shipped / "acceptance_table"), ("local", space.folder("acceptance_table"))):
+        AcceptanceTable([counts[place]] * len(MIDPOINTS), [3] * len(MIDPOINTS), made).save(folder)
+    return copy
+
+
+def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Path) -> None:
+    """What was calibrated on this machine has no part in the papers' tables; the file and the key name what has."""
+    from flows.steps.papers import made_of, open_cells
+    from flows.workspace import Workspace
+    from serving.artifacts.base import digest_of
+
+    cell = sized(TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)})
+    said: list[str] = []
+    pair, resources = open_cells([cell], "float32", "cpu", said.append)
+    space = Workspace(str(shipping_pair), "float32", device="cpu")
+    table = resources.artifacts["acceptance_table"]
+    assert table.digest == digest_of(space.shipped / "acceptance_table")
+    assert table.digest != digest_of(space.folder("acceptance_table"))
+    made = made_of(cell, "float32", "cpu", said.append)
+    assert made.digests == {"pair": pair.fingerprint, "acceptance_table": table.digest}
+    assert made.prompts.hashes == {"a" * 16}, "prompts that it was made from are left out"
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Values with intervals from made reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.bench.schema import BenchEntry, PromptRow
+from components.papers.estimates import argmax_difference, efficiency
+
+
+def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
+    """Accepted over drafted, not over judged: 12 of 24 drafted here, of which only 16 were judged."""
+    rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=accepted + 2, target_calls=2, accepted=accepted, judged=8)
+                 for name, accepted in (("a", 8), ("b", 4)))
+    found = efficiency(BenchEntry(draft_efficiency=0.5, acceptance_rate=0.75, per_prompt=rows))
+    assert found is not None
+    assert found.value == 0.5
+    assert [found.low, found.high] == pytest.approx([1 / 3, 2 / 3])
+    assert efficiency(BenchEntry(draft_efficiency=None, per_prompt=rows)) is None
+
+
+def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None:
+    """Plain decoding's share is below 1 where it samples: a lossy strategy is compared with it, not with 1."""
+    def entry(*matches: int) -> BenchEntry:
+        rows = [PromptRow(prompt_id=str(i), seconds=1.0, tokens=10, target_argmax=count) for i, count in enumerate(matches)]
+        return BenchEntry(per_prompt=tuple(rows))
+
+    found = argmax_difference(entry(6, 4, 5), entry(8, 8, 8))
+    assert found is not None
+    assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])  # three times one prompt is rarer than 5 %
+    unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
+    assert argmax_difference(unknown, entry(8)) is None

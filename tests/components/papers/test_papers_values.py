@@ -1,0 +1,111 @@
+"""The papers' values as we copied them, against each other and against the catalogue of pairs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from components.bench.runner import core_plan
+from components.papers import csd, duodecoding, pyramidsd, spide
+from components.papers.catalogue import PAPERS
+from components.papers.cells import FULL, PLAIN, choice_of
+from components.papers.formulas import token_acceptance
+from components.papers.page import closing
+from components.papers.tables import UNEQUAL
+from registry.pairs import find_pair
+from serving.runtime.strategies import find_strategy
+
+
+def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
+    """Not MAT / (1 + MAT), which holds for drafts without end: 8.25 tokens of γ 11 are .95, not .89."""
+    found = [round(spide.acceptance_of(spide.TABLE_1, theirs), 2) for theirs in range(6)]
+    assert found == [0.68, 0.75, 0.86, 0.95, 0.92, 0.90]
+    assert [round(spide.acceptance_of(spide.TABLE_2, theirs), 2) for theirs in range(6)] == [0.70, 0.95, 0.81, 0.91, 0.97, 0.84]
+
+
+def test_our_pairs_stand_next_to_those_of_nearest_acceptance() -> None:
+    found = {pair: spide.THEIR_PAIRS[spide.nearest(acceptance)] for pair, acceptance in spide.OURS.items()}
+    assert found == {"smollm2-135m": "Vicuna 68M & 13B", "smollm2-135m-near-copy-24": "Vicuna 68M & 13B",
+                     "smollm2-135m-near-copy-27": "Pythia 160M & 12B", "smollm2-135m-near-copy-29": "DeepSeek 1.3B & 33B",
+                     "smollm2-135m-near-copy-int8": "TinyLlama 1.1B & CodeLlama 34B"}
+    for table in spide.tables(FULL):
+        assert table.theirs.startswith(found[table.cell.pair])
+
+
+@pytest.mark.parametrize("pair", [pair for pair in spide.OURS if "near-copy" in pair])
+def test_our_acceptance_is_that_of_the_pairs_file(pair: str) -> None:
+    """The comment of each near copy's file says in how many places its first choice was the target's."""
+    comment = (Path(find_pair(pair).folder) / f"{pair}.yaml").read_text()
+    known = re.search(r"in (\d+) % of them", comment)
+    assert known is not None
+    assert spide.OURS[pair] == int(known[1]) / 100
+
+
+def test_csds_rate_is_of_drafted_tokens() -> None:
+    """Its HumanEval rates at γ 6 and γ 15 are one chance per token; as rates per judged token they would be two."""
+    short, long = token_acceptance(0.597 * 6, 6), token_acceptance(0.399 * 15, 15)
+    assert short == pytest.approx(long, abs=0.03)
+    rows = [row for table in csd.tables(FULL) for row in table.rows if "drafted" in row.what]
+    assert len(rows) == 4
+    assert {row.metric for row in rows} == {"efficiency"}
+    assert [round(table.acceptance or 0.0, 2) for table in csd.tables(FULL)] == [0.85, 0.90]
+
+
+def test_speed_over_plain_is_judged_only_where_the_target_has_all_cores() -> None:
+    """On equal cores the engine's target has one of two, plain decoding's both: such a row says nothing of the paper's."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            split = {role for role, specs in table.cell.contenders.items() if any(splits(choice_of(spec).name) for spec in specs)}
+            over_plain = [row for row in table.rows if row.against == PLAIN and row.metric == "speed"]
+            assert {row.role for row in over_plain if not row.comparable} == {row.role for row in over_plain} & split, table.name
+            if split & {row.role for row in over_plain}:
+                assert UNEQUAL in table.notes
+                assert any(row.role.endswith("all cores") and row.comparable for row in over_plain), table.name
+
+
+def splits(name: str) -> bool:
+    strategy, split = core_plan(name)
+    return split is True or find_strategy(strategy).overlaps
+
+
+def test_every_lossy_contender_has_its_quality_next_to_its_speed() -> None:
+    """A speed that comes with other tokens than the target's says nothing by itself; the papers have no such figure."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            lossy = {role for role, specs in table.cell.contenders.items()
+                     if not find_strategy(core_plan(choice_of(specs[0]).name)[0]).lossless}
+            rows = [row for row in table.rows if row.metric == "argmax"]
+            assert {row.role for row in rows} == lossy, table.name
+            assert all(row.paper is None and row.neutral == 0.0 and row.against == PLAIN for row in rows)
+
+
+def test_every_contender_of_a_cell_has_a_row() -> None:
+    """What is measured is shown: fuzzy SD was once measured for nothing."""
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            assert set(table.cell.contenders) == {row.role for row in table.rows} | {row.against for row in table.rows} - {None, PLAIN}
+
+
+def test_pyramids_speeds_are_of_table_2() -> None:
+    rows = {row.what: round(row.paper or 0.0, 2) for row in pyramidsd.tables(FULL)[0].rows if row.metric == "speed"}
+    assert rows == {"FSD: fastest speed over SD": 1.28, "PSD_A: fastest speed over SD": 1.44, "PSD_F: fastest speed over SD": 1.91,
+                    "PSD_A: fastest speed over FSD": 1.13}
+
+
+def test_at_most_n_sequences_are_not_the_papers_static_runs() -> None:
+    rows = {row.role: row.comparable for table in duodecoding.tables(FULL) for row in table.rows if row.role.startswith("at most")}
+    assert rows == {"at most 1": True, "at most 2": False, "at most 3": False}
+
+
+@pytest.mark.parametrize(("paper", "words"), [
+    ("spide", ("contradicts itself", "GSM8K half", "Qwen3 1.7B & 32B", "Tables 17 and 18", "Figures 3, 5, 6 and 7", "averages",
+               "64 tokens")),
+    ("sprinter", ("GPT2-Small & GPT2-XL", "λ .4", "LM1B")),
+    ("csd", ("MATH500", "Qwen-2.5", "IFEval", "64 tokens")),
+    ("pyramidsd", ("five seeds", "64 tokens", "2048")),
+    ("duodecoding", ("Llama-2 7B", "five tasks", "64 tokens"))])
+def test_what_is_not_run_and_what_is_done_otherwise_is_listed(paper: str, words: tuple[str, ...]) -> None:
+    text = closing(PAPERS[paper])
+    assert [word for word in words if word not in text] == []

@@ -1,0 +1,38 @@
+"""What formulas predict, next to what a made report measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.bench.schema import BenchEntry, PromptRow
+from components.papers import formulas
+from components.papers.predictions import decoding_speed, sd_row
+from components.papers.runner import Costs
+
+VERIFY = {1: 0.1, 8: 0.1}
+COSTS = Costs(t_draft=0.01, t_verify=VERIFY, t_rest=0.0)
+
+
+def entry(prefill: float, per_token: float, tokens: int = 11, **values: object) -> BenchEntry:
+    """One prompt, read in `prefill` seconds and decoded at a steady pace behind its first token."""
+    seconds = prefill + (tokens - 1) * per_token
+    row = PromptRow(prompt_id="a", seconds=seconds, tokens=tokens, ttft_ms=prefill * 1e3)
+    return BenchEntry.model_validate({"decode_tokens_per_second": 1 / per_token, "speedup": 1.0, "per_prompt": (row,), **values})
+
+
+def test_measured_over_predicted_leaves_the_prompts_reading_out() -> None:
+    """With an engine that reaches the formula exactly the share is 100 %, however long the prompt took."""
+    alpha, gamma = 0.8, 4
+    predicted = formulas.sd_speedup(alpha, gamma, VERIFY[1], COSTS.t_draft, VERIFY)
+    plain = entry(5.0, 0.1)
+    sd = entry(5.0, 0.1 / predicted, acceptance_rate=alpha, parameters={"num_speculative_tokens": gamma}, strategy="vanilla_sd")
+    row = sd_row("vanilla_sd", sd, plain, COSTS)
+    assert row is not None
+    assert row[-1] == "100%"
+    assert row[-2] == f"{predicted:.2f}"
+
+
+def test_speed_of_decoding_is_unknown_where_nothing_was_decoded() -> None:
+    plain = entry(5.0, 0.1)
+    assert decoding_speed(plain, plain) == pytest.approx(1.0)
+    assert decoding_speed(plain.model_copy(update={"decode_tokens_per_second": None}), plain) is None
