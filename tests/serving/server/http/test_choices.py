@@ -237,9 +237,11 @@ def test_a_request_chooses_its_strategy(http: httpx.Client) -> None:
 def test_stats_are_told_unless_unwanted(http: httpx.Client) -> None:
     stats = complete(http, max_tokens=24)["speculation"]
     assert set(stats) == {"strategy", "drafted", "judged", "accepted", "rescued", "predicted", "predicted_accepted", "forced",
-                          "target_calls", "acceptance_rate", "mean_acceptance_length", "first_token_seconds", "tokens_per_second"}
+                          "accepted_by", "target_calls", "acceptance_rate", "mean_acceptance_length", "first_token_seconds",
+                          "tokens_per_second"}
     assert stats["acceptance_rate"] == stats["accepted"] / stats["judged"]
     assert stats["drafted"] >= stats["judged"] >= stats["accepted"]
+    assert stats["accepted_by"] == {stats["strategy"]: stats["accepted"]}
     assert stats["mean_acceptance_length"] > 1
     assert 0 < stats["first_token_seconds"] < 24 / stats["tokens_per_second"]
     assert "speculation" not in complete(http, speculation={"stats": False})
