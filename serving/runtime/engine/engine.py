@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -264,7 +264,7 @@ class Engine:
                 else:
                     copy_prompt(job, leaf)
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
-        self._share_budget(list(flights.values()), sum(not job.output_length for job in held_back))
+        self._share_budget(list(flights.values()), held_back)
         target = id(self.models["target"])
         drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
         waits = target in flights and self._workers is None and drafting and (self.patience is None or self._waited < self.patience)
@@ -283,15 +283,15 @@ class Engine:
                 self.budget.spend(id(flight.model), tokens)
         return [flight for flight in flights.values() if flight.group]
 
-    def _share_budget(self, flights: Sequence[BatchInFlight], copying: int) -> None:
+    def _share_budget(self, flights: Sequence[BatchInFlight], held_back: Collection[Job]) -> None:
         """Cut prompts into pieces, and leave out of the flights what has to wait for another step.
 
         Args:
-            copying: requests without a token that wait to copy another's prompt: they read none, so they make no burst.
+            held_back: requests that wait to copy another's prompt: they read none, so they make no burst, and go on when it is read.
         """
         answered = [job for job in self.jobs if job.output_length]
-        waiting = len(self.jobs) - len(answered) - copying
-        reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
+        waiting = len(self.jobs) - len(answered) - sum(not job.output_length for job in held_back)
+        reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)} | {id(job) for job in held_back}
         readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
         for flight in flights:
             room = None

@@ -310,6 +310,19 @@ def test_prompts_of_those_who_wait_are_read_once_however_often_they_are_compared
     assert Watched.read <= 16
 
 
+@pytest.mark.parametrize("answers", [2, 3])
+def test_those_who_wait_for_a_drafts_prompt_do_not_keep_it_from_being_read(answers: int) -> None:
+    """All have a token and wait for the draft model to read the prompt: nobody goes on meanwhile, so no step may leave it out."""
+    prompt = PROMPT * 8
+    engine = Engine(whole_text_pair(), budget=PromptBudget())
+    jobs = [engine.submit(prompt, Sampling(max_tokens=8), build_strategy("vanilla_sd"), owner="one") for _ in range(answers)]
+    for _ in range(500):
+        if engine.jobs:
+            engine.step()
+    assert all(job.finished for job in jobs)
+    assert jobs[0].output == jobs[-1].output
+
+
 def test_those_who_wait_to_copy_are_no_burst_of_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So they do not lengthen the pauses of those who are being answered: the budget hears of one reader, or of eight."""
     heard: list[int] = []
