@@ -66,6 +66,8 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
+# What is imported is compiled once, also where the environment says otherwise (images do): tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Python compiles what is imported when it is; pip would compile all 23,000 files, of which most never are (100 s of processor time).
 # Each run leaves pip's report: the sha256 of every package, which bundles lock (registry/bundles/hashes.py).
