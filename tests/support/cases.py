@@ -1,23 +1,34 @@
-"""Fewer cases of tests that run over every strategy: what is independent of each other is varied together, and repetition is left to the
-slow tests."""
+"""Fewer quick cases of tests that run over every strategy: what is independent of each other is varied together there, and the other
+combinations are left to the slow tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 import pytest
 
 
-def in_turn(names: Iterable[Any], *values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Each name with one combination of the values, one combination after another.
+def in_turn(names: Iterable[Any], *values: Sequence[Any], start: int = 0) -> list[Any]:
+    """Each name with every combination of the values, of which all but one are slow: another one for each name, and from round to round
+    shifted, so that names that take turns themselves (a strategy's roles) meet all of them.
 
-    >>> in_turn(["a", "b", "c"], [0, 1])
-    [('a', 0), ('b', 1), ('c', 0)]
+    Args:
+        start: number of the first name's quick combination.
+
+    >>> quick = [case.values for case in in_turn(["a", "b", "c"], [0, 1]) if not case.marks]
+    >>> quick
+    [('a', 0), ('b', 1), ('c', 1)]
     """
-    combinations = cycle(list(product(*values)))
-    return [(*(name if isinstance(name, tuple) else (name,)), *next(combinations)) for name in names]
+    combinations = list(product(*values))
+    cases = []
+    for number, name in enumerate(names, start):
+        chosen = (number + number // len(combinations)) % len(combinations)
+        first = name if isinstance(name, tuple) else (name,)
+        cases += [pytest.param(*first, *combination, marks=[] if at == chosen else [pytest.mark.slow])
+                  for at, combination in enumerate(combinations)]
+    return cases
 
 
 def first_of_each(cases: Iterable[tuple[Any, ...]]) -> list[Any]:

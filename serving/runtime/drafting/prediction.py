@@ -21,6 +21,10 @@ MATCH = 8
 """Longest match of the text's end that is looked for."""
 PLACES = 32
 """Places of a token that are looked at, on either side of where the prediction failed."""
+FADE = 0.8
+"""Weight of what earlier drafts brought, after each one: lengths and limits change."""
+PATIENCE = 12
+"""Rounds that are left to the strategy before a draft is tried again."""
 GUESS = 0.5
 """Tokens that a draft is expected to bring at first where nothing before it is the prediction's; elsewhere as many as fitted before it."""
 
@@ -48,8 +52,9 @@ class Prediction:
         self._misses = 0  # drafts in a row of which nothing was kept
         self._guessed = False  # since something was copied
         self._fit = MATCH  # of the text's last tokens, those that stand before `at`
-        self._drafts = [1] * (MATCH + 1)  # by `_fit`, and one that brought what is expected at first
-        self._kept = [max(GUESS, fit) for fit in range(MATCH + 1)]
+        self._drafts = [1.0] * (MATCH + 1)  # by `_fit`, and one that brought what is expected at first
+        self._kept = [max(GUESS, float(fit)) for fit in range(MATCH + 1)]
+        self._refused = 0  # rounds since the last draft
         self._drafted_at = 0  # `_fit` of the last draft
         self._places: dict[int, list[int]] = {}
         for place, token in enumerate(self.ids):
@@ -62,9 +67,12 @@ class Prediction:
             worth: tokens that a draft of the strategy's own brings; where fewer are expected, nothing is proposed.
         """
         self._follow(text.output)
-        if self.at is None or self._kept[self._fit] / self._drafts[self._fit] < worth:
+        if self.at is None:
             return Draft()
-        self._drafted_at = self._fit
+        if self._kept[self._fit] / self._drafts[self._fit] < worth and self._refused < PATIENCE:
+            self._refused += 1
+            return Draft()
+        self._drafted_at, self._refused = self._fit, 0
         tokens = self.ids[self.at : self.at + min(limit, FIRST if self._guessed else LONGEST, self._length)]
         stops = text.sampling.stop_token_ids
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
@@ -72,8 +80,8 @@ class Prediction:
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Note what became of a draft, before the next one is asked for."""
-        self._drafts[self._drafted_at] += 1
-        self._kept[self._drafted_at] += verdict.accepted
+        self._drafts[self._drafted_at] = FADE * self._drafts[self._drafted_at] + 1
+        self._kept[self._drafted_at] = FADE * self._kept[self._drafted_at] + verdict.accepted
         self._misses = 0 if verdict.accepted else self._misses + 1
         self._length = min(LONGEST, max(FIRST if self._misses < 2 else SHORTEST, 2 * verdict.accepted))
 

@@ -137,6 +137,7 @@ class Session:
     def append_sampled(self, rows: Rows) -> None:
         """Append one token sampled from the target."""
         self.stats.sampled += self.append([rows.sample(0, self.rng.sample)], ["target"], rows)
+        self.stats.verdicts += 1
 
     def append(self, tokens: Sequence[int], origins: Sequence[Origin], rows: Rows | None = None) -> int:
         """Make tokens final, up to the first stop token or the budget; return how many were taken.

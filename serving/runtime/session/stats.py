@@ -23,10 +23,10 @@ class Stats:
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
-    `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out.
-    `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for which a client's prediction was the draft, `forced…`
-    those for which a grammar left no choice. `kept` has the accepted tokens by what drafted them: `drafter`, which is named before a
-    draft is judged and is "strategy" where a strategy has one drafter only.
+    `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out. `verdicts` are
+    the judgements by the target, of no draft too. `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for
+    which a client's prediction was the draft, `forced…` those for which a grammar left no choice. `kept` has the accepted tokens by
+    what drafted them: `drafter`, which is named before a draft is judged and is "strategy" where a strategy has one drafter only.
     """
 
     emitted: int = 0
@@ -35,6 +35,7 @@ class Stats:
     accepted: int = 0
     rescued: int = 0
     sampled: int = 0
+    verdicts: int = 0
     predicted: int = 0
     predicted_judged: int = 0
     predicted_accepted: int = 0
@@ -91,6 +92,7 @@ class Stats:
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         """Count one verification of `draft` (drafters count what they draft)."""
+        self.verdicts += 1
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.kept[self.drafter] += verdict.accepted

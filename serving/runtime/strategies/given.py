@@ -49,7 +49,7 @@ class Predicted:
     def worth(stats: Stats) -> float:
         """Draft tokens that a round of the strategy's own has brought, on average; one round that brought one token is added."""
         kept = stats.accepted - stats.predicted_accepted - stats.forced_accepted
-        rounds = stats.sampled - stats.predicted_rounds - stats.forced_rounds
+        rounds = stats.verdicts - stats.predicted_rounds - stats.forced_rounds
         return (kept + 1) / (max(0, rounds) + 1)
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,8 +28,8 @@ PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
 PING = ": ping\n\n"
 """A comment, which readers of server-sent events skip."""
-WRITERS = ThreadPoolExecutor(2, thread_name_prefix="answer")
-"""Threads of their own: answers that have begun do not wait for prompts to be encoded."""
+WRITERS, STREAMERS = (ThreadPoolExecutor(2, thread_name_prefix=name) for name in ("answer", "stream"))
+"""Threads of whole answers, and of the events of streams: these do not wait for answers of seconds, nor for prompts to be encoded."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -41,6 +42,8 @@ class Answer:
         self.traced = body.decoding.trace is True
         self._logprobs: dict[int, Logprobs] = {c.index: shape.logprobs(served.token_text) for c in conversation.choices}
         self._begun: set[int] = set()
+        self._told: Counter[int] = Counter()
+        """Choice → tokens of the chunks so far."""
 
     async def collect(self) -> tuple[list[str], list[list[TokenInfo]]]:
         """Text and tokens of every choice, once all have ended."""
@@ -66,14 +69,14 @@ class Answer:
         def written() -> bytes:
             return as_json(self._assembled(texts, tokens)).encode()
 
-        return Response(await self.apart(written), media_type="application/json")
+        return Response(await self.apart(written, WRITERS), media_type="application/json")
 
-    async def apart(self, write: Callable[[], T]) -> T:
+    async def apart(self, write: Callable[[], T], pool: ThreadPoolExecutor = STREAMERS) -> T:
         """What `write` returns, in a thread where log-probs or origins of tokens are listed: tens of thousands may have to be spelt and
         written."""
         if not self.rated and not self.traced:
             return write()
-        return await asyncio.get_running_loop().run_in_executor(WRITERS, write)
+        return await asyncio.get_running_loop().run_in_executor(pool, write)
 
     def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
         choices = self.conversation.choices
@@ -110,7 +113,8 @@ class Answer:
         usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
         if self.body.wants_usage_so_far:
             prompt = len(choice.prompt)
-            tokens = choice.completion_tokens if choice.end or not choice.shows else choice.text.tokens
+            self._told[choice.index] += len(event.tokens) if isinstance(event, Delta) and choice.shows else 0
+            tokens = choice.completion_tokens if isinstance(event, End) else self._told[choice.index]
             usage = {"usage": {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}}
         return "".join(sse(chunk | usage) for chunk in self._chunks(choice, event))
 

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,19 +163,24 @@ def key_in(authorization: str) -> bytes:
 
 class BodyLimit:
     """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and 503 to one for which all bodies that are
-    there leave no room."""
+    there, or those of the same client, leave no room. A client's have a quarter of it, but at least room for one."""
 
     def __init__(self, app: ASGIApp, limit: int, together: int):
-        self.app, self.limit, self.together = app, limit, together
-        self.held = 0  # bytes of all bodies
+        self.app, self.limit, self.together, self.share = app, limit, together, max(limit, together // 4)
+        self.held: Counter[str] = Counter()
+        """Client → bytes of its bodies."""
+
+    def full(self, client: str, more: int) -> bool:
+        """Whether a client's further bytes find no room."""
+        return self.held.total() + more > self.together or self.held[client] + more > self.share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        size = int(length[:20]) if length.isdecimal() else 0
-        if size > self.limit or self.held + size > self.together:
+        size, client = int(length[:20]) if length.isdecimal() else 0, str(scope.get("state", {}).get("client", ""))
+        if size > self.limit or (size and self.full(client, size)):
             await (self.refusal() if size > self.limit else self.no_room()).response(scope, receive, send)
             return
         seen = 0
@@ -191,8 +197,9 @@ class BodyLimit:
             arriving = arriving and message.get("more_body", False)
             more = len(message.get("body", b""))
             seen += more
-            self.held += more
-            if seen > self.limit or self.held > self.together:
+            crowded = more > 0 and self.full(client, more)
+            self.held[client] += more
+            if seen > self.limit or crowded:
                 told = self.refusal() if seen > self.limit else self.no_room()
                 raise HTTPException(told.status, told.message, told.headers)  # FastAPI passes on only this type; handlers format it
             return message
@@ -200,14 +207,16 @@ class BodyLimit:
         try:
             await self.app(scope, counted, send)
         finally:
-            self.held -= seen
+            self.held[client] -= seen
+            if not self.held[client]:
+                del self.held[client]
 
     def refusal(self) -> APIError:
         return APIError(413, f"the body is larger than {self.limit} bytes: send a smaller one", code="request_too_large")
 
     def no_room(self) -> APIError:
-        return APIError(503, f"the requests that this server has hold {self.together} bytes: try again later", code="too_many_requests",
-                        headers=retry_after(BUSY_SECONDS))
+        return APIError(503, f"requests hold {self.together} bytes of this server, or yours {self.share}: try again later",
+                        code="too_many_requests", headers=retry_after(BUSY_SECONDS))
 
 
 def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...]:

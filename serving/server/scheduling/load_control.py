@@ -184,18 +184,18 @@ class LoadControl:
         load that there is."""
         limits = {name: None if limit == UNLIMITED else limit for name, limit in dict(self.last).items()}
         speeds = {str(length): round(speed, 1) for length, speed in self.tokens_per_second().items()}
-        return {"costs": self.costs.source, "draft_limits": limits, "draft_length": self.draft_length, "tokens_per_second": speeds,
-                "control_share": round(self.control_share, 4)}
+        return {"costs": (self._renewed or self.costs).source, "draft_limits": limits, "draft_length": self.draft_length,
+                "tokens_per_second": speeds, "control_share": round(self.control_share, 4)}
 
     @property
     def draft_length(self) -> int | None:
         """Draft tokens in force for each request, on average; None: drafts are as long as their strategies make them."""
-        current = self.current  # it may change meanwhile: this is asked from other threads
+        current = None if self._renewed else self.current  # it may change meanwhile: this is asked from other threads
         return current.in_force if current else None
 
     def tokens_per_second(self) -> dict[int, float]:
         """Draft length → tokens per second of all requests together, under the load that there is; empty where nothing is limited."""
-        current = self.current
+        current = None if self._renewed else self.current
         return current.tokens_per_second() if current else {}
 
     @property

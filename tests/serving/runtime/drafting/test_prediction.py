@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serving.runtime.drafting import prediction as module_of_drafts
 from serving.runtime.drafting.prediction import LONGEST, SHORTEST, Prediction
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling, Text
@@ -101,6 +102,30 @@ def test_a_round_is_left_to_a_strategy_whose_drafts_bring_more() -> None:
     assert not len(prediction.propose(text, 9, worth=2.5)), "one token that fits says little"
     text.append([131, 132])
     assert prediction.propose(text, 9, worth=2.5).tokens[:2] == [133, 134]
+
+
+def test_what_failed_is_tried_again_and_forgotten() -> None:
+    text, prediction = Text([0], Sampling()), Prediction(TARGET)
+    for _ in range(4):
+        prediction.learn(prediction.propose(text, 9), Verdict(0, 0, 1))
+    asked = [len(prediction.propose(text, 9, worth=3.0)) for _ in range(module_of_drafts.PATIENCE + 1)]
+    assert asked[:-1] == [0] * module_of_drafts.PATIENCE
+    assert asked[-1] > 0
+    for _ in range(4):  # it fits again
+        prediction.learn(prediction.propose(text, 9), Verdict(8, 0, 8))
+    assert len(prediction.propose(text, 9, worth=3.0))
+
+
+@pytest.mark.parametrize("name", ["vanilla_sd", "pearl", "spide", "duo_decoding", "autoregressive"])
+def test_a_strategys_worth_is_that_of_a_round(name: str) -> None:
+    """Also where a draft that is kept whole brings no token besides, as where models overlap."""
+    target = table_pair(vocab=8)["target"]
+    parameters = {"num_speculative_tokens": 4} if name in ("vanilla_sd", "pearl", "duo_decoding") else {}
+    models = {"target": target, "draft": table_pair(vocab=8)["target"]}
+    job = Engine(models).generate([1, 2], Sampling(max_tokens=60), build_strategy(name, parameters, table_resources(8)))
+    worth = module.Predicted.worth(job.session.stats)
+    assert worth <= (0.1 if name == "autoregressive" else 9)
+    assert name == "autoregressive" or worth > 1
 
 
 @pytest.mark.parametrize("warpers", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.5}], ids=str)

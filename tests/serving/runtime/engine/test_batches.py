@@ -82,8 +82,10 @@ def networks(adapter: Any) -> dict[str, Any]:
 
 BOTH = ("vanilla_sd", "spide", "duo_decoding")
 """A serial, an overlapping and a branching strategy: these run over the library's own layers in the quick tests too."""
-ADAPTED = [pytest.param(name, adapter, temperature, marks=[pytest.mark.slow] if adapter is TransformersModel and name not in BOTH else [])
-           for adapter in (TransformersModel, over_slots) for name, temperature in in_turn(LOSSLESS, [0.0, 1.0])]
+ADAPTED = [*in_turn([(name, over_slots) for name in LOSSLESS], [0.0, 1.0]),
+           *in_turn([(name, TransformersModel) for name in BOTH], [0.0, 1.0], start=1),
+           *[pytest.param(name, TransformersModel, temperature, marks=[pytest.mark.slow])
+             for name in LOSSLESS if name not in BOTH for temperature in (0.0, 1.0)]]
 
 
 @pytest.mark.parametrize(("name", "adapter", "temperature"), ADAPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -14,11 +15,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from serving.errors import DraftwellError
 from serving.server.app import create_app
 from serving.server.http.errors import without_paths
-from serving.server.http.security import KEY_VARIABLE, Security, key_in, origins, read_keys
+from serving.server.http.security import KEY_VARIABLE, BodyLimit, Security, key_in, origins, read_keys
 from serving.server.scheduling.admission import QueueFull
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
@@ -151,7 +154,7 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
         slow: list[socket.socket] = []
 
         def arrived() -> bool:
-            """Whether two unfinished bodies are held; the second finds no room while another request is answered."""
+            """Whether an unfinished body is held; the second finds no room where a client has it for one."""
             while slow:
                 slow.pop().close()
             for _ in range(2):
@@ -171,6 +174,43 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
             for connection in slow:
                 connection.close()
         wait_until(lambda: ask().status_code == 200, "there is room again")
+
+
+def test_one_clients_bodies_leave_room_for_anothers() -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await held.wait()
+        await Response("read")(scope, receive, send)
+
+    async def ask(client: str, size: int) -> int:
+        statuses: list[int] = []
+        sent = iter([{"type": "http.request", "body": b"x" * size, "more_body": False}])
+
+        async def receive() -> Any:
+            return next(sent)
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        headers = [(b"content-length", str(size).encode())]
+        await limited({"type": "http", "method": "POST", "path": "/", "headers": headers, "state": {"client": client}}, receive, send)
+        return statuses[0]
+
+    async def trial() -> tuple[list[int], list[int]]:
+        waiting = [asyncio.create_task(ask("one", 90)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        refused = [await ask("one", 90)]
+        others = asyncio.create_task(ask("another", 90))
+        await asyncio.sleep(0.05)
+        held.set()
+        return refused, [await task for task in (*waiting, others)]
+
+    held = asyncio.Event()
+    limited = BodyLimit(answer, limit=100, together=800)
+    refused, answered = asyncio.run(trial())
+    assert (refused, answered) == ([503], [200, 200, 200])
+    assert not limited.held
 
 
 def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
