@@ -30,6 +30,7 @@ inhouse Dependency not found on PyPI and could not be audited: inhouse (1.0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "table", "code", "ends", "shown"), [
     ("No known vulnerabilities found", "", 0, 0, "No known vulnerabilities found"),
     ("Found 1 known vulnerability in 1 package", FOUND, 1, 1, "libx 1.0     PYSEC-1"),

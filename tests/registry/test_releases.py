@@ -175,6 +175,7 @@ class CutOff:
         return change if name.startswith(("set_", "log_")) else found
 
 
+@pytest.mark.slow
 def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
         store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     """As its error says: run the same command again. It takes back no more than one."""

@@ -452,6 +452,7 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
         head.write_standalone(tmp_path, rows[1:])
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     """On a tiny target, with further prompts; then on these shards, of which later ones are not taken in, and on prompts that they lack."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -102,6 +102,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     assert [row.departure for row in entry.per_prompt] == ["none", "none"]
 
 
+@pytest.mark.slow
 def test_texts_of_the_deterministic_part_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """In CI, where no release is: what claims to be lossless and is not."""
     pair, texts = noisy_pair(3), {}

@@ -235,6 +235,7 @@ EVERY = {name: (parameters, deterministic) for name, parameters, deterministic i
 """One case of every strategy."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 2, 9])
 def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch,
                                                 budget: int) -> None:

@@ -48,6 +48,7 @@ def test_states_are_those_that_predict_the_outputs_tokens(pair: LoadedPair, trac
         assert said.argmax(-1).tolist() == text.output.tolist()
 
 
+@pytest.mark.slow
 def test_trained_heads_raise_what_is_accepted(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     heads, report = train_medusa_heads(pair, trace, ORIGIN, SETTINGS)
     assert len(report.prompts["train"]) == 19

@@ -71,6 +71,7 @@ def test_every_table_says_that_the_target_is_padded(written: tuple[dict[str, Any
         assert words in text, words
 
 
+@pytest.mark.slow
 def test_the_chosen_prompts_are_short_and_mixed(written: tuple[dict[str, Any], Path]) -> None:
     report, _ = written
     assert report["prompt_ids"] == ["line-1", "line-5", "line-2"]

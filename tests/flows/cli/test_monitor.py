@@ -59,6 +59,7 @@ def test_ten_checks_on_unchanged_traffic_raise_nothing(step: StepContext, pool: 
         assert report.notes == ()
 
 
+@pytest.mark.slow
 def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(step: StepContext, pool: pa.Table, pair_file: Path,
                                                                     tmp_path: Path) -> None:
     """What is watched is older than the newest prompts: who calibrates on those alone finds the older ones changed, hour by hour."""

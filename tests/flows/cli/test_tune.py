@@ -85,6 +85,7 @@ def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], spac
     assert snapshot(space) == before
 
 
+@pytest.mark.slow
 def test_prompts_that_were_collected_on_are_not_measured_on(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
                                                             prompts_file: Path) -> None:
     """The same file for each command, as a user does it: six prompts for the traces, the next two are measured on."""
@@ -113,6 +114,7 @@ def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: 
     assert snapshot(own_stores) == before
 
 
+@pytest.mark.slow
 def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> None:
     done = tune("--max-cost-ratio", 0.01, "--max-quality-loss", 0.1, "--max-tokens", 14)
     assert done.exit_code == 0, (done.output, done.exception)

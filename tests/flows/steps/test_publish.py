@@ -54,6 +54,7 @@ def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Pat
     assert mine.read_text() == "keep"
 
 
+@pytest.mark.slow
 def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> None:
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
     assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0

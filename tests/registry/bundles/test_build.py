@@ -391,6 +391,7 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "2-cpu"
 
 
+@pytest.mark.slow
 def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
         second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, workers = tmp_path / "dist", []

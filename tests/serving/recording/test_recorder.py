@@ -17,6 +17,7 @@ from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.models.counters import counters
 from tests.support.models.llama_shapes import MODULES, random_tokens
 from tests.support.models.resources import NEEDED, table_pair, table_resources
@@ -77,8 +78,7 @@ def test_every_position_is_recorded_as_both_models_see_it(name: str, temperature
             assert float(rejected[position["correction"]]) > 0 or float(rejected.sum()) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 0.8]))
 def test_a_recorded_request_is_decoded_as_any_other(name: str, temperature: float) -> None:
     for seed in range(3):
         plain, recorded = (run(name, recorded=recorded, temperature=temperature, seed=seed)[0] for recorded in (False, True))

@@ -13,6 +13,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
@@ -27,8 +28,7 @@ def short(models: dict[str, Any], context: int, roles: tuple[str, ...] = ("draft
     return {role: TableModel(model.table, max_context=context) if role in roles else model for role, model in models.items()}
 
 
-@pytest.mark.parametrize("context", [2, 3, 4, 5])
-@pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "context"), in_turn(VARIANTS, [2, 3, 4, 5]), ids=str)
 def test_the_joint_law_is_the_targets_wherever_the_border_is(name, parameters, context):
     """Before the prompt's end, at it, and within the three tokens after it."""
     models, sampling = short(table_pair(), context), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2}))

@@ -69,6 +69,7 @@ class Dropping(DraftModel):
         return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameters"), [
     ("draft_verify", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6}), ("specdec_pp", {"threshold": 0.5, "min_draft": 1})])
 def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):

@@ -10,6 +10,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
@@ -32,8 +33,7 @@ def limit_by(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]) -> None:
     monkeypatch.setattr(Session, "draft_limit", property(limit, lambda session, value: None), raising=False)
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "limits"), in_turn(VARIANTS, LIMITS), ids=str)
 def test_the_joint_law_is_the_targets_however_the_limit_changes(monkeypatch, name, parameters, limits):
     limit_by(monkeypatch, limits)
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2}))

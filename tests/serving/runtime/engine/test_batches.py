@@ -28,8 +28,7 @@ HIDDEN = 32
 
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+@pytest.mark.parametrize(("name", "parameters", "temperature"), in_turn([*VARIANTS, *LOSSY], [1.0, 0.0]), ids=str)
 def test_tables(name, parameters, temperature):
     engine = Engine(table_pair(vocab=8))
     wanted = requests(8, temperature)

@@ -10,6 +10,7 @@ from serving.errors import ContextTooLong
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling, Text
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from tests.support.cases import in_turn
 from tests.support.errors import raises_code
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 
@@ -23,8 +24,7 @@ def free_slots(engine: Engine) -> set[int]:
     return {len(model.slots._free) for model in engine.models.values()}
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 1.0]))
 def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
     models = table_pair(vocab=8)
     engine = Engine(models)

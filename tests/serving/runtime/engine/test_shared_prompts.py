@@ -59,8 +59,7 @@ def conversation(engine: Engine, build: Any, owner: str | None, temperature: flo
     return jobs
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+@pytest.mark.parametrize(("name", "parameters", "temperature"), in_turn([*VARIANTS, *LOSSY], [0.0, 1.0]), ids=str)
 def test_every_strategy_writes_and_drafts_what_it_does_without(name: str, parameters: dict[str, Any], temperature: float) -> None:
     models = whole_text_pair()
 

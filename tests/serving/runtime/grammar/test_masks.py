@@ -19,6 +19,7 @@ from serving.runtime.output import Output
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
@@ -40,9 +41,8 @@ def off(name: str, parameters: Any, grammar: FiniteGrammar, max_tokens: int = 4,
     return distance(law, true_law(models["target"], [0, 1, 0], sampling))
 
 
-@pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @pytest.mark.parametrize("grammar", [PARITY, SPELT], ids=["parity", "spelt"])
-@pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "warpers"), in_turn(VARIANTS, WARPERS), ids=str)
 def test_the_joint_law_is_the_targets_under_the_mask(name: str, parameters: Any, grammar: FiniteGrammar, warpers: Any) -> None:
     assert off(name, parameters, grammar, 3 if warpers["temperature"] else 6, **warpers) < 1e-6
 

@@ -147,12 +147,11 @@ def test_a_request_that_finds_no_memory_ends_alone(name, role, library):
     check_line(bad.error, OutOfMemory, "fewer slots", "shorter context")
 
 
-@pytest.mark.parametrize("make", NO_ROOM.values(), ids=NO_ROOM)
-@pytest.mark.parametrize("name", list(STRATEGIES))
-def test_a_batch_without_room_is_run_request_by_request(name, make):
+@pytest.mark.parametrize(("name", "library"), in_turn(STRATEGIES, list(NO_ROOM)))
+def test_a_batch_without_room_is_run_request_by_request(name, library):
     def fault(rows: Sequence[Forward], sick: set[int]) -> None:
         if len(rows) > 1:
-            raise make()
+            raise NO_ROOM[library]()
 
     models = models_of(build(name))
     sicken(models["target"], fault)

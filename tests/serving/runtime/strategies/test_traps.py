@@ -25,6 +25,7 @@ from serving.runtime.session.lane import Lane
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import Draft, Verdict
+from tests.support.cases import in_turn
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
@@ -63,9 +64,7 @@ def whole_pair(noise: float) -> dict:
 # --- what the slots hold ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.6, 3.0])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize(("name", "parameters"), EVERY, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "temperature", "noise"), in_turn(EVERY, [0.0, 0.9], [0.0, 0.6, 3.0]), ids=str)
 def test_a_lane_never_reads_behind_tokens_that_are_not_those_of_the_sequence(monkeypatch, name, parameters, temperature, noise):
     """One entry too few after a full accept, one too many on rollback, a round that drafted nothing: each shows here."""
     original = Lane.read
@@ -126,8 +125,7 @@ def ending_pair(noise: float) -> dict:
     return models
 
 
-@pytest.mark.parametrize("stops", [frozenset(), frozenset({5}), frozenset({1, 6})], ids=sorted)
-@pytest.mark.parametrize(("name", "parameters"), EVERY, ids=str)
+@pytest.mark.parametrize(("name", "parameters", "stops"), in_turn(EVERY, [frozenset({5}), frozenset(), frozenset({1, 6})]), ids=str)
 def test_stop_tokens_and_budgets_end_the_text_wherever_they_fall(name, parameters, stops):
     """Budgets of 1 to 12 put the end at every place of a round: in an accepted run, at its edge, at the bonus."""
     for budget in range(1, 13):

@@ -76,6 +76,7 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bund
     assert sum(snapshot.table.total) == total(first)
 
 
+@pytest.mark.slow
 def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_they_came(tmp_path: Path) -> None:
     """The whole way: key → tenant → state, and messages or prompt → spool; neither key is to be found in what is kept."""
     resources, pair = table_resources(8), tiny_pair(2)
