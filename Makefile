@@ -106,7 +106,7 @@ test: $(STAMP) ## run the quick tests: JOBS=
 	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"
 
 test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
-	$(BIN)/python -m pytest $(call side_by_side,3) --durations 40
+	$(BIN)/python -m pytest $(call side_by_side,2) --durations 40
 
 test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, with limits; needs an idle machine
 	$(BIN)/python -m pytest -s --timed -m timed
