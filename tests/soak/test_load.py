@@ -188,6 +188,8 @@ def test_eight_at_once_bring_2_5_times_the_tokens(server: Served) -> None:
 @pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64), *(("hybrid", clients) for clients in (1, 8, 32, 64)),
                                                ("eagle3", 8), ("eagle3", 32)])
 def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, clients: int, request: pytest.FixtureRequest) -> None:
+    """What ten windows can show. The aim, a lower bound of .98 everywhere and 1.1 times plain decoding at eight clients, is read from what
+    is printed: this pair does not reach the latter (docs/log.md, 0.9.0)."""
     served = request.getfixturevalue(kind)
     asked = [question for question in questions() if question[1] == 48]
     load(served, clients, SECONDS_OF_A_WINDOW, asked)  # in which a server that learns from its rounds begins to
