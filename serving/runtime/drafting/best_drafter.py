@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.datastore import Continuations, Datastore
 from serving.runtime.commands import Role, Step
+from serving.runtime.drafting.alternatives import Alternatives
 from serving.runtime.drafting.continuations import likeliest_chain
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.drafting.suffix import SuffixIndex
 from serving.runtime.protocols import Drafter
 from serving.runtime.session.session import Session
+from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Verdict
 
 PROBE, MOST_PATIENCE = 12, 192
@@ -49,6 +51,7 @@ class Experience:
         rounds: how many there were.
         idle: rounds since the last one, of all requests that could have used the model.
         patience: idle rounds after which it is tried again.
+        alternatives: the probability of a token that it ranked second or third → how often that was the target's choice.
     """
 
     table: AcceptanceTable = field(default_factory=AcceptanceTable.empty)
@@ -57,6 +60,7 @@ class Experience:
     rounds: int = 0
     idle: int = 0
     patience: int = PROBE
+    alternatives: AcceptanceTable = field(default_factory=AcceptanceTable.empty)
 
 
 @dataclass
@@ -77,13 +81,15 @@ class Candidate:
         longest: tokens of a draft at most.
         role: of the model.
         alone: count the prompt as unread also where an earlier request left it in the slot, so that the choice does not depend on others.
+        alternatives: to each token of a head's draft, at most; 0: chains alone.
     """
 
     def __init__(self, make: Callable[[WorthDrafting], Drafter], costs: RoundCosts, seen: Experience, longest: int, role: Role = "draft",
-                 *, alone: bool = False):
+                 *, alone: bool = False, alternatives: int = 0):
         self.costs, self.seen, self.role, self.alone = costs, seen, role, alone
         self.stop = WorthDrafting(costs, seen.table, seen.ahead, longest)
         self.drafter = make(self.stop)
+        self.alternatives = Alternatives(costs, seen.table, seen.alternatives, alternatives)
         self._longest, self._steps = longest, 0
         self._pays: dict[int, bool] = {}
 
@@ -115,17 +121,26 @@ class Candidate:
         self._steps = session.stats.draft_calls - before
         return draft
 
-    def learn(self, draft: Draft, verdict: Verdict, rival: float) -> None:
+    def widened(self, session: Session, draft: Draft) -> DraftTree | None:
+        """The draft with alternatives beside it; None: nothing but the draft, which is judged as a chain."""
+        if not self.alternatives.most or not draft.tokens or not session.sampling.greedy or not session.target.trees:
+            return None
+        tree = self.alternatives.around(draft, min(self._longest, session.tree_room()))
+        session.stats.drafted += len(tree) - len(draft)
+        return None if tree.is_chain else tree
+
+    def learn(self, draft: Draft, verdict: Verdict, rival: float, *, beside: int = 0, kept_beside: int = 0) -> None:
         """Count what was judged, and what the round gained.
 
         Args:
             rival: what the round would have gained otherwise: a model that gains less is not tried again soon.
+            beside: alternatives that were verified; `kept_beside`: of these kept, 0 or 1.
         """
         seen = self.seen
         for i, confidence in enumerate(draft.confidence[: verdict.judged]):
             seen.table.update(confidence, kept=i < verdict.accepted)
             seen.ahead += ((i < verdict.accepted) - seen.ahead) / (4 * MEMORY)
-        gained = verdict.accepted - self.costs.lengthening(0, len(draft)) - self.costs.step * self._steps
+        gained = verdict.accepted + kept_beside - self.costs.lengthening(0, len(draft) + beside) - self.costs.step * self._steps
         seen.patience = PROBE if gained > rival else min(2 * seen.patience, MOST_PATIENCE)
         seen.rounds += 1
         seen.gain += (gained - seen.gain) / min(MEMORY, FIRST_ROUNDS + seen.rounds)
@@ -191,6 +206,16 @@ class BestDrafter:
         confidence = [share * CONFIDENCE[min(found.length + i, len(CONFIDENCE)) - 1] for i, share in enumerate(shares[:end])]
         count, gain = self.costs.best_length([self.lookup.alpha(one) for one in confidence])
         return tokens[:count], confidence[:count], gain
+
+    def widened(self, session: Session, draft: Draft) -> DraftTree | None:
+        """The draft with alternatives beside it, where what drafted it has any that pay."""
+        return None if self.chosen is None else self.chosen.widened(session, draft)
+
+    def learn_tree(self, draft: Draft, tree: DraftTree, verdict: TreeVerdict) -> None:
+        """As `learn`, of a draft that was verified with alternatives."""
+        assert self.chosen is not None, "look-ups have no alternatives"
+        alone = self.chosen.alternatives.learn(draft, tree, verdict)
+        self.chosen.learn(draft, alone, self._rival, beside=len(tree) - len(draft), kept_beside=len(verdict.path) - alone.accepted)
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Count what was judged."""

@@ -59,8 +59,8 @@ def counts_learnt(counts: Counts) -> dict[str, float]:
     found = below("lookup", table_learnt(counts.lookup))
     for role, seen in counts.models.items():
         if seen.rounds:
-            table = below("table", table_learnt(seen.table))
-            found |= below(role, {"gain": seen.gain, "ahead": seen.ahead, "rounds": seen.rounds, **table})
+            tables = {**below("table", table_learnt(seen.table)), **below("alternatives", table_learnt(seen.alternatives))}
+            found |= below(role, {"gain": seen.gain, "ahead": seen.ahead, "rounds": seen.rounds, **tables})
     return found
 
 
@@ -73,3 +73,4 @@ def resume_counts(counts: Counts, learnt: Mapping[str, float]) -> None:
             seen.ahead = bounded(known, "ahead", 0, 1)
             seen.rounds = int(bounded(known, "rounds", 1, MOST_COUNTED))
             seen.table = table_resumed(seen.table, of("table", known))
+            seen.alternatives = table_resumed(seen.alternatives, of("alternatives", known))

@@ -14,6 +14,7 @@ from serving.artifacts.datastore import Datastore
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.acceptance.tree import ExactTree
 from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience, Shared
 from serving.runtime.drafting.counts_kept import below, counts_learnt, of, resume_counts
@@ -23,7 +24,7 @@ from serving.runtime.drafting.head import HeadChain
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
-from serving.runtime.schedules.serial import serial
+from serving.runtime.schedules.alternatives import serial_with_alternatives
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.strategies.search_space import space
@@ -53,7 +54,9 @@ class Hybrid(Strategy):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
             "auto", description="besides what followed the text's end before: head and draft model, as far as there are any; or one of "
             "them, or none")
-        max_draft: int = Field(8, ge=1, le=32, description="longest draft")
+        max_draft: int = Field(8, ge=1, le=32, description="longest draft, alternatives included")
+        alternatives: int = Field(2, ge=0, le=8, description="tokens that may be verified beside each one of a head's draft, for greedy "
+                                                             "requests; 0: chains alone")
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
@@ -93,9 +96,10 @@ class Hybrid(Strategy):
         alone = session.sampling.repeatable or self.resources.deterministic
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
-                            longest, role, alone=alone) for role, step in steps.items() if role in session.lanes]
+                            longest, role, alone=alone, alternatives=self.config.alternatives if role == "head" else 0)
+                  for role, step in steps.items() if role in session.lanes]
         drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
-        yield from serial(session, drafter, Exact(), drafter.learn)
+        yield from serial_with_alternatives(session, drafter, Exact(), ExactTree())
 
     def learnt(self) -> dict[str, float]:
         return {name: value for kind, shared in self.seen.copy().items() for name, value in below(kind, counts_learnt(shared)).items()}
