@@ -15,6 +15,7 @@ from serving.runtime.drafting.expected_gain import RoundCosts
 from serving.runtime.trees import ROOT, DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Verdict
 
+
 @dataclass
 class Alternatives:
     """What one request verifies beside its head's drafts.

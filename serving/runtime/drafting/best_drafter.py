@@ -65,10 +65,12 @@ class Experience:
 
 @dataclass
 class Shared:
-    """What all requests of one class of temperatures have counted: of continuations, and of head and draft model."""
+    """What all requests of one class of temperatures have counted: of continuations of a request's own text and of a datastore's, which are
+    right more or less often at the same confidence, and of head and draft model."""
 
     lookup: AcceptanceTable
     models: dict[str, Experience]
+    stored: AcceptanceTable = field(default_factory=AcceptanceTable.empty)
 
 
 class Candidate:
@@ -151,15 +153,17 @@ class BestDrafter:
 
     Args:
         costs: of a round whose draft costs nothing.
-        lookup: continuation's confidence → how often a token was kept, shared.
+        lookup: continuation's confidence → how often a token was kept, shared; `stored`: the same of the datastore's.
         models: head and draft model, as far as there are any.
         longest: tokens of a draft at most.
         datastore: texts of the target, where there are any, to look into besides the request's own.
     """
 
     def __init__(self, costs: RoundCosts, lookup: AcceptanceTable, models: Sequence[Candidate], longest: int,
-                 datastore: Datastore | None = None):
+                 datastore: Datastore | None = None, stored: AcceptanceTable | None = None):
         self.costs, self.lookup, self.models, self.longest, self.datastore = costs, lookup, models, longest, datastore
+        self.stored = AcceptanceTable.empty() if stored is None else stored
+        self._source = lookup
         self.index = SuffixIndex()
         self._rival = 0.0
         self.chosen: Candidate | None = None
@@ -193,18 +197,20 @@ class BestDrafter:
         if limit == 0:
             return Draft(), 0.0
         self.index.extend(session.text.ids)
-        found = [self.index.continuations(limit)]
+        found = [(self.index.continuations(limit), self.lookup)]
         if self.datastore is not None:
-            found.append(self.datastore.continuations(session.text.ids, limit))
-        tokens, confidence, gain = max((self._worth(one, limit, session.sampling.stop_token_ids) for one in found), key=lambda one: one[2])
+            found.append((self.datastore.continuations(session.text.ids, limit), self.stored))
+        worth = [(*self._worth(one, limit, session.sampling.stop_token_ids, table), table) for one, table in found]
+        tokens, confidence, gain, self._source = max(worth, key=lambda one: one[2])
         return Draft(tokens, confidence=confidence), gain
 
-    def _worth(self, found: Continuations, limit: int, stops: frozenset[int]) -> tuple[list[int], list[float], float]:
+    def _worth(self, found: Continuations, limit: int, stops: frozenset[int],
+               table: AcceptanceTable) -> tuple[list[int], list[float], float]:
         """Tokens of the likeliest continuation that are worth verifying, their confidences, and the expected gain."""
         tokens, shares = likeliest_chain(found, limit)
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
         confidence = [share * CONFIDENCE[min(found.length + i, len(CONFIDENCE)) - 1] for i, share in enumerate(shares[:end])]
-        count, gain = self.costs.best_length([self.lookup.alpha(one) for one in confidence])
+        count, gain = self.costs.best_length([table.alpha(one) for one in confidence])
         return tokens[:count], confidence[:count], gain
 
     def widened(self, session: Session, draft: Draft) -> DraftTree | None:
@@ -223,4 +229,4 @@ class BestDrafter:
             self.chosen.learn(draft, verdict, self._rival)
             return
         for i, confidence in enumerate(draft.confidence[: verdict.judged]):
-            self.lookup.update(confidence, kept=i < verdict.accepted)
+            self._source.update(confidence, kept=i < verdict.accepted)

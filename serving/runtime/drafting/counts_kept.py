@@ -16,9 +16,10 @@ LARGEST_GAIN = 1000.0
 
 
 class Counts(Protocol):
-    """What requests of one class of temperatures share: of continuations, and of models by role."""
+    """What requests of one class of temperatures share: of continuations, of a datastore's, and of models by role."""
 
     lookup: AcceptanceTable
+    stored: AcceptanceTable
     models: dict[str, Experience]
 
 
@@ -56,7 +57,7 @@ def table_resumed(table: AcceptanceTable, learnt: Mapping[str, float]) -> Accept
 
 def counts_learnt(counts: Counts) -> dict[str, float]:
     """What was counted, of models as far as any of their rounds was."""
-    found = below("lookup", table_learnt(counts.lookup))
+    found = {**below("lookup", table_learnt(counts.lookup)), **below("stored", table_learnt(counts.stored))}
     for role, seen in counts.models.items():
         if seen.rounds:
             tables = {**below("table", table_learnt(seen.table)), **below("alternatives", table_learnt(seen.alternatives))}
@@ -67,6 +68,7 @@ def counts_learnt(counts: Counts) -> dict[str, float]:
 def resume_counts(counts: Counts, learnt: Mapping[str, float]) -> None:
     """Continue from what `counts_learnt` returned; raises as `table_resumed`."""
     counts.lookup = table_resumed(counts.lookup, of("lookup", learnt))
+    counts.stored = table_resumed(counts.stored, of("stored", learnt))
     for role, seen in counts.models.items():
         if known := of(role, learnt):
             seen.gain = bounded(known, "gain", -LARGEST_GAIN, LARGEST_GAIN)

@@ -98,7 +98,7 @@ class Hybrid(Strategy):
         models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
                             longest, role, alone=alone, alternatives=self.config.alternatives if role == "head" else 0)
                   for role, step in steps.items() if role in session.lanes]
-        drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
+        drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore), seen.stored)
         yield from serial_with_alternatives(session, drafter, Exact(), ExactTree())
 
     def learnt(self) -> dict[str, float]:

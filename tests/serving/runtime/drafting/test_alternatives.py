@@ -87,14 +87,28 @@ def test_a_second_choice_becomes_text(monkeypatch):
     assert job.session.stats.target_calls < 7
 
 
+def both_texts(seed):
+    """Hybrid's greedy text and that of plain decoding, of a table so large that it does not repeat soon."""
+    pair, asked = table_pair(vocab=40, seed=seed, noise=2.0), Sampling(max_tokens=30)
+    strategy = build_strategy("hybrid", {"drafter": "head", "max_draft": 6}, table_resources(40, hardware_profile=FREE))
+    plain = Engine({"target": pair["target"]}).generate([0, 1], asked, build_strategy("autoregressive"))
+    return Engine(pair).generate([0, 1], asked, strategy).output, plain.output
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_greedy_texts_are_those_of_plain_decoding(monkeypatch, seed):
-    seen, pair = watched(monkeypatch), table_pair(vocab=5, seed=seed)
-    strategy = build_strategy("hybrid", {"max_draft": 6}, table_resources(5, hardware_profile=FREE))
-    job = Engine(pair).generate([0, 1], Sampling(max_tokens=60), strategy)
-    plain = Engine({"target": pair["target"]}).generate([0, 1], Sampling(max_tokens=60), build_strategy("autoregressive"))
-    assert job.output == plain.output
+    seen = watched(monkeypatch)
+    text, plain = both_texts(seed)
+    assert text == plain
+    assert any(place >= chain for chain, _, verdict in seen for place in verdict.path), "an alternative was kept"
     assert all(chain < tree <= 6 for chain, tree, _ in seen)
+
+
+def test_mutant_whose_slot_keeps_the_chain_is_caught(monkeypatch):
+    """After a kept alternative the target must read on behind it, and not behind the draft's first tokens."""
+    keep = TableModel.keep
+    monkeypatch.setattr(TableModel, "keep", lambda self, slot, length, path: keep(self, slot, length, range(len(path))))
+    assert any(text != plain for text, plain in map(both_texts, range(6)))
 
 
 def test_sampled_and_altered_requests_have_none(monkeypatch):

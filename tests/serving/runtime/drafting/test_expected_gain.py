@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.runtime.drafting.best_drafter import PROBE, READ_ALONG, BestDrafter, Candidate, Experience
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
@@ -148,6 +149,19 @@ def test_of_two_models_the_one_that_gains_more_drafts_most():
     play(models, 60, lambda model: int(model is models[1]))
     assert len(bad) <= 3 + 60 // PROBE
     assert len(good) >= 60 - len(bad) - 1
+
+
+def test_a_datastore_that_errs_does_not_spoil_the_look_up_in_the_text():
+    """Its continuations are counted apart: they are no longer proposed, those of the request's own text are."""
+    stored = Datastore.from_texts([[7, 8, 9, 20 + i, 7, 8, 9, 20 + i] for i in range(3)], ORIGIN)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), [], 4, stored,
+                          AcceptanceTable([10] * 20, [9] * 20, ORIGIN))
+    for _ in range(300):
+        draft = next_value(drafter.propose(Spy([1, 2, 7, 8, 9]), 4))
+        drafter.learn(draft, Verdict(0, 5, min(1, len(draft))))
+    assert not next_value(drafter.propose(Spy([1, 2, 7, 8, 9]), 4)).tokens
+    again = BestDrafter(drafter.costs, drafter.lookup, [], 4, stored, drafter.stored)
+    assert next_value(again.propose(Spy([1, 2, 3, 4, 5, 6, 1, 2, 3]), 4)).tokens[:2] == [4, 5]
 
 
 def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
