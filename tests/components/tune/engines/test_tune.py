@@ -22,7 +22,8 @@ from components.tune.engines.ngram_replay import best_n, passes, propose
 from components.tune.engines.regret import grid_regret, regret_of
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
-from components.tune.engines.tune import EngineChoice, tune_engine
+from components.tune.engines.choice import EngineChoice
+from components.tune.engines.tune import tune_engine
 from serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import maker
