@@ -1,8 +1,8 @@
 """Draft lengths by load for the finalists of a tuning, the fastest first, until one is found that pays at all loads; else plain decoding.
 
-It pays where it is surely faster than plain decoding at every load at which it drafts, and not surely slower at the others. Lengths of 0 are
-no plain decoding: with `draft_model` and `eagle3` vLLM runs a pass of the drafter all the same, to keep its keys and values complete, and
-returns an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32). So they are measured like the others.
+It pays where it is surely faster than plain decoding at every load at which it drafts, and not surely slower at the others. A length of 0
+is no plain decoding: with `draft_model` and `eagle3` vLLM runs a pass of the drafter all the same, to keep its keys and values complete, and
+returns an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32). So it is measured like the others.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ def run_together(lab: Lab, settings: EngineTuneSettings, winner: Method, found: 
 
 
 def slower_without_drafts(levels: Sequence[Level], scheduled: Sequence[Figure]) -> str:
-    """Where nothing is drafted and it is surely slower than plain decoding all the same, in words; empty: nowhere. The gate would refuse it."""
+    """Where nothing is drafted and it is surely slower than plain decoding all the same, in words; empty: nowhere.
+
+    The gate would refuse it.
+    """
     idle = {level.at_once for level in levels if level.k == 0}
     slower = [figure for figure in scheduled if figure.at_once in idle and figure.surely_slower]
     where = ", ".join(f"{figure.at_once} at once ({figure.ratio:.2f} times)" for figure in slower)

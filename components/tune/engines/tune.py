@@ -1,5 +1,5 @@
 """The search: every way on a few prompts, the best on all of them, then lengths by load. Plain decoding is always among them, and is chosen
-unless another way is surely faster, at all loads (`by_load`). Where time is short (`Lab.budget`), what is measured is what promises most."""
+unless another way is surely faster, at all loads (`by_load`). Where time is short (`Lab.budget`), what promises most is measured."""
 
 from __future__ import annotations
 
