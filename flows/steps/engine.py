@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
     from components.tune.engines.budget import Budget
+    from components.tune.engines.choice import EngineChoice
     from components.tune.engines.lab import Lab
     from components.tune.engines.ngram_replay import Text
     from components.tune.engines.settings import EngineTuneSettings
-    from components.tune.engines.choice import EngineChoice
     from serving.runtime.pair import LoadedPair
     from serving.runtime.requests import Sampling
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from components.gate.engine_checks import EngineGateRecord
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import Prompt
-    from components.tune.engines.ngram_replay import Text
     from components.tune.engines.choice import EngineChoice
+    from components.tune.engines.ngram_replay import Text
 
 STEPS = ("collect", "train", "tune", "gate", "deploy", "serve", "monitor")
 TEXTS, REPORT = "loop-texts.jsonl", "loop.json"

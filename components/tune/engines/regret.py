@@ -1,6 +1,6 @@
 """The regret of a choice for another engine: by how much the best of what was measured is faster than what was chosen.
 
-By the tuning's own figures it is too low, because the choice was made by them: what was lucky in them was chosen. The choice owes nothing to
+By the tuning's own figures it is too low, because they made the choice: what was lucky in them was chosen. The choice owes nothing to
 a grid that is measured again, the choice included (`components.tune.engines.tune.grid_of`). The best of that grid is partly the best by
 luck, so the estimate and the upper end are rather too high.
 """
