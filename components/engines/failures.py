@@ -30,10 +30,12 @@ KNOWN = (
     Known(r"Arctic Inference is required", "engine_plugin_missing", INSTALL),
     Known(r"No module named '?[\w.]+'?|PackageNotFoundError: .*", "engine_plugin_missing", INSTALL, traceback=True),
     Known(r"[Aa]ddress already in use", "engine_port_taken", "end what listens there, or run it again: another port is chosen"),
+    Known(r"Free memory on device [^\n]* is less than desired GPU memory utilization", OUT_OF_MEMORY,
+          "end what else is on the GPU, or name a smaller share of its memory: DRAFTWELL_VLLM_MEMORY, for a bundle `--set memory=`"),
     Known(r"No available memory for the cache blocks|Available memory on node .* is less than desired"
           r"|KV cache is needed, which is larger than .*|Cannot allocate memory"
           r"|can't allocate memory|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory", OUT_OF_MEMORY,
-          "lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or free memory"),
+          "lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or free memory; a GPU's share is DRAFTWELL_VLLM_MEMORY"),
 )
 
 

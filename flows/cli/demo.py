@@ -66,7 +66,7 @@ def demo(context: typer.Context, pair: Pair = "default",
              "--port", min=1, max=65535, help="With --engine vllm: where it listens meanwhile; default: a free port.")] = None,
          out: Annotated[Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")] = Path("dist"),
          grid: Annotated[bool, typer.Option(
-             "--grid", help="With --engine vllm: at last measure all settings on all prompts, for the regret; takes longer.")] = False,
+             "--grid", help="With --engine vllm: at last measure all settings again on all prompts, for the regret: takes long.")] = False,
          fresh: Annotated[bool, typer.Option("--fresh", help="With --engine vllm: begin again instead of with what is there.")] = False
          ) -> None:
     """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.

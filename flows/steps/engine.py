@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import peers_root
-from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, lacks
+from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, gpu_share, lacks
 from components.engines.vllm_methods import CASCADE, OFF, Method, VllmFiles
 from flows.context import Bar, now, training_prompts
 from flows.workspace import Workspace
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
     from components.tune.engines.budget import Budget
+    from components.tune.engines.choice import EngineChoice
     from components.tune.engines.lab import Lab
     from components.tune.engines.ngram_replay import Text
     from components.tune.engines.settings import EngineTuneSettings
-    from components.tune.engines.tune import EngineChoice
     from serving.runtime.pair import LoadedPair
     from serving.runtime.requests import Sampling
 
@@ -124,8 +124,9 @@ class EngineSpace:
 
     def engine(self, label: str) -> VllmEngine:
         """An engine, not yet started."""
+        device = self.workspace.device.partition(":")[0]
         return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads,
-                          device=self.workspace.device.partition(":")[0], plugins=PACKAGE.parent)
+                          device=device, plugins=PACKAGE.parent, gpu_share=gpu_share() if device == "cuda" else None)
 
     def encoded(self, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
         """Token ids of the prompts, and positions that the longest needs.
@@ -175,7 +176,7 @@ class EngineSpace:
         """What was tuned last for requests of this temperature; None where nothing was, or what is there is not readable."""
         from pydantic import ValidationError
 
-        from components.tune.engines.tune import EngineChoice
+        from components.tune.engines.choice import EngineChoice
 
         try:
             return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))

@@ -173,15 +173,21 @@ def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> 
 
 
 def unmeasured_loads(space: EngineSpace, bundle: Path, temperature: float) -> str | None:
-    """A line where a bundle serves more requests at once than were measured with drafts of a fixed length; None where it does not."""
+    """A line where a bundle serves more requests at once than were measured, and something is drafted or a drafter runs there; else None.
+
+    With lengths by load nothing is drafted there, which costs nothing but with methods that read a draft or a head (`NEEDS`).
+    """
     from registry.bundles.vllm.settings import SCHEDULE
 
     settings = json.loads((bundle / "manifest.json").read_text())["settings"]
     choice = space.choice(temperature)
-    if choice is None or not settings["speculative"] or SCHEDULE in settings["speculative"]:
+    by_load = SCHEDULE in (settings["speculative"] or {})
+    if choice is None or not settings["speculative"] or (by_load and choice.method not in NEEDS):
         return None
     top = max((level.at_once for level in choice.levels), default=1)
     if top >= settings["max_num_seqs"]:
         return None
-    return (f"{choice.chosen.label} was measured with up to {top} at once and is served with up to {settings['max_num_seqs']}: tune with "
-            f"--levels, or deploy with --set max_num_seqs={top}")
+    beyond = f"; beyond {top} nothing is drafted, but {NAME} still runs a pass of the drafter in each round" if by_load else ""
+    most = settings["max_num_seqs"]
+    return (f"{choice.chosen.label} was measured with up to {top} at once and is served with up to {most}{beyond}: tune with --levels up "
+            f"to {most}, or deploy with --set max_num_seqs={top}")

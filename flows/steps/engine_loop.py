@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from components.gate.engine_checks import EngineGateRecord
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import Prompt
+    from components.tune.engines.choice import EngineChoice
     from components.tune.engines.ngram_replay import Text
-    from components.tune.engines.tune import EngineChoice
 
 STEPS = ("collect", "train", "tune", "gate", "deploy", "serve", "monitor")
 TEXTS, REPORT = "loop-texts.jsonl", "loop.json"
@@ -67,7 +67,7 @@ class LoopSettings:
         port: that it is served on meanwhile; None takes a free one.
         out: folder of bundles.
         fresh: begin again instead of with what an earlier run has finished.
-        grid: at last measure every setting on all prompts of the tuning, for its regret; this takes further time.
+        grid: at last measure every setting again on all prompts of the tuning, for its regret; this takes further time.
     """
 
     minutes: float = 45.0
@@ -319,15 +319,16 @@ class EngineLoop:
         self.say(f"    {self.report['drift']['verdict']}: {self.report['drift']['why']}")
 
     def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
-        """The regret of the choice, by all settings measured on all prompts that it was tuned on."""
+        """The regret of the choice, by all settings measured again on all prompts that it was tuned on."""
         from components.tune.engines.regret import grid_regret
         from components.tune.engines.tune import grid_of
 
         settings = self.wanted.tuning()
         lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)
         found = grid_of(lab, settings, choice, texts)
+        regret = grid_regret(choice, found)
         self.report["grid"] = {"figures": [figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()],
-                               "regret": grid_regret(choice, found).model_dump(mode="json") if found else None}
+                               "regret": regret and regret.model_dump(mode="json")}
 
     def told(self, name: str, line: str) -> None:
         """Keep a line in the report, and say it."""

@@ -20,7 +20,7 @@ class Figure(Message):
     label: str
     at_once: int = Field(ge=1, description="requests that are decoded at once")
     groups: int = Field(ge=1, description="that were sent, one after the other")
-    prompts: int = Field(ge=1, description="distinct ones, which the interval is over")
+    prompts: int = Field(ge=1, description="distinct ones, which the interval is over; above one at once also over groups")
     ratio: float = Field(gt=0, description="times plain decoding's tokens a second")
     low: float
     high: float
@@ -40,11 +40,19 @@ class Figure(Message):
 
 
 def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
-    """Compare two sides, with an interval over distinct prompts that `tail` is left out of at each end; few make it wider."""
+    """Compare two sides, with an interval that `tail` is left out of at each end; few prompts or groups make it wider.
+
+    The interval is over distinct prompts. Where several are sent at once, a group's time is that of the group, and says little of each
+    prompt: then it reaches as far as that over groups, too, whichever is wider at each end.
+    """
     plain, other = beside.plain, beside.other
     one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
     prompts = len(one[0])
     ratio, low, high = paired_bootstrap_ratio(*one, *two, tail=expanded_tail(tail, prompts))
+    if beside.at_once > 1:
+        _, lowest, highest = paired_bootstrap_ratio(plain.seconds, plain.tokens, other.seconds, other.tokens,
+                                                    tail=expanded_tail(tail, len(plain.seconds)))
+        low, high = min(low, lowest), max(high, highest)
     return Figure(label=label, at_once=beside.at_once, groups=len(plain.seconds), prompts=prompts, ratio=ratio, low=low, high=high,
                   tokens_per_second=sum(other.tokens) / sum(other.seconds),
                   plain_tokens_per_second=sum(plain.tokens) / sum(plain.seconds), acceptance=other.acceptance)

@@ -6,9 +6,10 @@ until there are enough groups; a prompt that comes again is no further one (`Bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import count, islice
+from random import Random
 
 from pydantic import Field
 
@@ -46,15 +47,25 @@ class Beside(Message):
 def groups_of(prompts: Sequence[Sequence[int]], at_once: int, groups: int) -> list[list[Sequence[int]]]:
     """Groups of `at_once` prompts: every prompt once where one is sent at a time, else `groups` of them, round and round.
 
-    >>> groups_of([[1], [2], [3]], 2, 3), len(groups_of([[1], [2], [3]], 1, 8))
-    ([[[1], [2]], [[3], [1]], [[2], [3]]], 3)
+    Each round after the first has an order of its own, always the same one: else of twelve prompts, 16 at once, only three groups would
+    differ.
+
+    >>> groups_of([[1], [2], [3]], 2, 3)[0], len(groups_of([[1], [2], [3]], 1, 8))
+    ([[1], [2]], 3)
     """
     if not prompts:
         raise DraftwellError("there are no prompts to measure on: name a file that holds some", code="no_prompts")
     if at_once == 1:
         return [[ids] for ids in prompts]
-    endless = cycle(prompts)
+    endless = rounds(prompts)
     return [list(islice(endless, at_once)) for _ in range(groups)]
+
+
+def rounds(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+    """All prompts, and again all of them in other orders, without end."""
+    yield from prompts
+    for seed in count():
+        yield from Random(seed).sample(prompts, len(prompts))
 
 
 def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampling: Sampling, *,

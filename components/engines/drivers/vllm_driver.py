@@ -1,7 +1,7 @@
 """vLLM, in this process: prompts sent at once are decoded in one batch.
 
-Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, `plugins` (a folder of modules, or None), and
-`speculation`: None, or vLLM's speculative config.
+Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, `plugins` (a folder of modules, or None), `gpu_share` (of
+the GPU's memory, or None), and `speculation`: None, or vLLM's speculative config.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
 
     speculation = settings["speculation"]
     counted = {"per_request_spec_decode_metrics": "detailed"} if speculation else {}  # refused without speculation
+    share = {"gpu_memory_utilization": settings["gpu_share"]} if settings.get("gpu_share") else {}
     model = LLM(settings["model"], dtype=settings["dtype"], max_model_len=settings["context"], max_num_seqs=settings["slots"],
-                skip_tokenizer_init=True, enable_prefix_caching=False, speculative_config=speculation, **counted)
+                skip_tokenizer_init=True, enable_prefix_caching=False, speculative_config=speculation, **counted, **share)
     engine, count = model.llm_engine, 0
 
     def decode(request: Request, found: list[Tokens]) -> None:

@@ -9,18 +9,76 @@ from dataclasses import dataclass, field
 from components.bench.engines.figures import TAIL, Figure, figure_of
 from components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
 from components.bench.engines.store import Measurements
-from components.engines.port import Engine, EngineSettings
+from components.engines.port import About, Decoded, Engine, EngineSettings
 from components.engines.vllm_methods import OFF, Method, VllmFiles
 from components.tune.engines.budget import Budget
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
 
 FATAL = frozenset({"engine_killed", "engine_out_of_memory", "engine_version", "engine_device", "peer_not_installed"})
-"""Codes of failures at the start that are of the machine or the engine, not of one way to speculate."""
+"""Codes of failures that are of the machine or the engine, not of one way to speculate."""
 
 
-class DoesNotStart(DraftwellError):
-    """The engine does not start with this way to speculate."""
+class MethodFails(DraftwellError):
+    """The engine fails with one way to speculate, for another reason than `FATAL` ones: it says nothing of the others."""
+
+    when = "the engine fails with it"
+
+
+class DoesNotStart(MethodFails):
+    """It does not start with it."""
+
+    when = "the engine does not start with it"
+
+
+class DoesNotDecode(MethodFails):
+    """It crashes, gives no answer in time or a wrong one."""
+
+    when = "the engine fails while it decodes with it"
+
+
+@contextmanager
+def failing_as(kind: type[MethodFails]) -> Iterator[None]:
+    """Failures of the engine in the block, but for `FATAL` ones, are those of its way to speculate."""
+    try:
+        yield
+    except DraftwellError as error:
+        if error.code in FATAL:
+            raise
+        raise kind(str(error), code=error.code) from error
+
+
+@contextmanager
+def left_out_if_it_fails(out: dict[str, str], name: str) -> Iterator[None]:
+    """A way that the engine fails with is left out with the reason, and the others are tried."""
+    try:
+        yield
+    except MethodFails as error:
+        out[name] = f"{error.when}: {error}"
+
+
+class Tried:
+    """An `Engine` that is measured beside plain decoding: what it raises says whether its way to speculate is to blame.
+
+    Raises:
+        DoesNotStart: (of `start`) it fails for another reason than `FATAL` ones.
+        DoesNotDecode: (of `decode`) the same.
+        DraftwellError: it fails for one of those.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine, self.label = engine, engine.label
+
+    def start(self, settings: EngineSettings) -> About:
+        with failing_as(DoesNotStart):
+            return self.engine.start(settings)
+
+    def decode(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
+        with failing_as(DoesNotDecode):
+            return self.engine.decode(prompts, sampling)
+
+    def stop(self) -> None:
+        self.engine.stop()
 
 
 @dataclass
@@ -67,16 +125,16 @@ class Lab:
             prompts: how many of the prompts, the first; None takes all.
             tail: left out at each end of an interval; whoever chooses among several divides `TAIL` by their number.
         Raises:
-            DoesNotStart: the engine fails at the start for another reason than `FATAL` ones.
-            DraftwellError: it fails otherwise.
+            MethodFails: the engine fails with this way, for another reason than `FATAL` ones.
+            DraftwellError: it fails otherwise, or plain decoding does.
         """
         missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
         if missing:
-            other = self.make(method.label)
+            other = Tried(self.make(method.label))
             try:
                 plain = self.plain()
                 with self.budget.starting():
-                    self._start(other, method)
+                    other.start(self.settings(method))
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
                     with self.budget.decoding(level, len(groups)):
@@ -97,15 +155,6 @@ class Lab:
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
         return self.store.found[self.name(method, stage, level)]
-
-    def _start(self, other: Engine, method: Method) -> None:
-        settings = self.settings(method)
-        try:
-            other.start(settings)
-        except DraftwellError as error:
-            if error.code in FATAL:
-                raise
-            raise DoesNotStart(str(error), code=error.code) from error
 
     def plain(self) -> Engine:
         """Plain decoding, started at its first use."""

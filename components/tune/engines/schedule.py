@@ -1,4 +1,5 @@
-"""Draft lengths by load: at each measured level the fastest one, or none where nothing is surely faster than plain decoding."""
+"""Draft lengths by load: at each measured level the fastest one, or 0 where nothing is surely faster than plain decoding. What 0 costs is
+measured later (`by_load`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Level(Message):
     """What was found at one load.
 
     Args:
-        k: draft tokens, 0 for plain decoding.
+        k: draft tokens; 0: nothing is drafted.
         open: all lengths that the measurement leaves open, 0 among them where nothing is surely faster than plain decoding.
     """
 

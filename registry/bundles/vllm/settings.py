@@ -159,7 +159,9 @@ class VllmServing(Strict):
             key: self.place(value, root) if isinstance(value, str) else value for key, value in self.speculative.items()}
         if speculative and speculative.get(SCHEDULE):
             top = max(int(part[1]) for part in speculative[SCHEDULE])
-            if top < self.max_num_seqs:  # vLLM would go on with the last length at loads that nobody measured
+            if top < self.max_num_seqs:
+                # vLLM would go on with the last length at loads that nobody measured. With 0 it drafts nothing there, though a draft model
+                # or a head still costs a pass in each round (vllm/v1/spec_decode/llm_base_proposer.py).
                 speculative[SCHEDULE] = [*speculative[SCHEDULE], [top + 1, self.max_num_seqs, 0]]
         by_device = {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus} if self.gate.device == "cuda" else {
             "kv_cache_memory_bytes": self.cache << 30}

@@ -15,6 +15,9 @@ WARNING = "WARNING No module named 'vllm._moe_C'\n"
     (WARNING, -9, "engine_killed"),
     (WARNING + "torch.OutOfMemoryError: too much\n", -9, "engine_out_of_memory"),
     (WARNING + "RuntimeError: [Errno 12] Cannot allocate memory\n", 1, "engine_out_of_memory"),
+    ("Traceback (most recent call last):\nValueError: Free memory on device cuda:0 (5.9/79.1 GiB) on startup is less than desired GPU "
+     "memory utilization (0.92, 72.77 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n", 1,
+     "engine_out_of_memory"),
     ("MemoryError in a warning\n" + "ImportError: Arctic Inference is required for suffix decoding.\n", 1, "engine_plugin_missing"),
     (WARNING + "ValueError: K must be positive\n", 1, "engine_failed"),
     ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"

@@ -170,13 +170,12 @@ def test_a_finished_part_is_not_done_again(demo: Callable[..., Any], folder: Pat
 FAULTS = {
     "killed@draft_model": ("signal 9 (SIGKILL)", "run the same again"),
     "memory@draft_model": ("No available memory", "lower the slots"),
-    "die@draft_model": ("exit code 3", "see "),
     "plugin@off": ("No module named 'arctic_inference'", "install what is named"),
     "port@off": ("Address already in use", "run it again"),
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.slow] * one.startswith(("die", "port"))) for one in FAULTS])
+@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.slow] * one.startswith("port")) for one in FAULTS])
 def test_what_stops_it_is_one_line_and_the_next_run_continues(fault: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", fault)

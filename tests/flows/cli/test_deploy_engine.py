@@ -208,6 +208,16 @@ def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: 
     assert "at once and is served" not in deploy("--set", "max_num_seqs=1").stderr
 
 
+def test_a_drafter_that_runs_beyond_the_highest_level_is_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path,
+                                                               more: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}))
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert json.loads((folder / "gate.json").read_text())["settings"][SCHEDULE] == [[1, 1, 2], [2, 2, 0]]
+    assert "beyond 2 nothing is drafted, but vllm still runs a pass of the drafter" in deploy().stderr
+    assert "a pass of the drafter" not in deploy("--set", "max_num_seqs=2").stderr
+
+
 def test_options_that_do_not_fit_are_refused(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--alias means nothing with --engine vllm" in line(deploy("--alias", "3"))

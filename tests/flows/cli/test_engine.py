@@ -77,6 +77,15 @@ def test_one_that_is_killed_is_a_line_and_the_next_run_resumes(vllm: Callable[..
     assert f"{len(kept)} measurements" in done.stderr
 
 
+def test_a_method_that_crashes_while_it_decodes_is_left_out(vllm: Callable[..., Any], folder: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
+    done = vllm("tune", "--methods", "ngram,draft_model", "--limit", 8)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "left out: draft_model, the engine fails while it decodes with it: vllm/draft_model(k=3) ended with exit code 3" in done.stderr
+    assert json.loads((folder / "tuned.json").read_text())["choice"]["method"] == "ngram"
+
+
 def test_bench_and_collect(vllm: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
     done = vllm("bench", "--strategies", "ngram:k=4:n=2,draft_model", "--limit", 4, "--json", tmp_path / "r.json")
     assert done.exit_code == 0, (done.output, done.exception)

@@ -94,7 +94,7 @@ def speed_of(speculation: dict[str, Any], requests: int) -> float:
         if first <= requests <= last:
             k = lengths
     if k == 0:
-        return float(speeds.get("off", 1.0))
+        return float(speeds.get(f"{name}:0@{requests}", speeds.get("off", 1.0)))
     named = (f"{name}:{k}@{requests}", f"{name}:{k}", name)
     return float(next((speeds[key] for key in named if key in speeds), 0.9))
 

@@ -17,8 +17,8 @@ class FakeEngine:
 
     Args:
         speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named. `scheduled@requests`
-            overrules them where lengths follow the load.
-        faults: labels of engines that fail when they decode; `start LABEL` when they start.
+            overrules them where lengths follow the load, `method:0@requests` says what a length of 0 costs there.
+        faults: labels of engines that are killed when they decode; `crash LABEL`: that fail then; `start LABEL`: when they start.
     """
 
     def __init__(self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()):
@@ -38,6 +38,8 @@ class FakeEngine:
         self.log.append(f"decode {self.label} {len(prompts)}")
         if self.label in self.faults:
             raise DraftwellError(f"{self.label} was killed", code="engine_killed")
+        if f"crash {self.label}" in self.faults:
+            raise DraftwellError(f"{self.label} has crashed", code="engine_failed")
         pace = SECONDS / self.speed(len(prompts))
         answers = []
         for ids in prompts:
@@ -62,7 +64,7 @@ class FakeEngine:
             if first <= requests <= last:
                 k = length
         if k == 0:
-            return 1.0
+            return self.speeds.get(f"{name}:0@{requests}", 1.0)
         if "num_speculative_tokens_per_batch_size" in chosen and f"scheduled@{requests}" in self.speeds:
             return self.speeds[f"scheduled@{requests}"]
         named = (f"{name}:{k}@{requests}", f"{name}:{k}", name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.bench.engines.figures import figure_of
+from components.bench.engines.figures import Figure, figure_of
 from components.bench.engines.measure import Beside, Side, groups_of, measure_beside
 from components.bench.engines.store import Measurements
 from components.bench.engines.table import figure_table
@@ -66,6 +66,33 @@ def test_a_prompt_that_comes_again_is_no_further_one() -> None:
     assert once.ratio == pytest.approx(often.ratio)
     assert often.surely_faster
     assert not once.surely_faster
+
+
+def test_the_interval_is_wide_where_groups_differ() -> None:
+    """Every prompt was in fast groups and in slow ones, so that prompts do not differ: the clock does."""
+    places = [[0, 1, 2, 3], [4, 5, 6, 7]] * 4
+    shared: dict[str, Any] = {"tokens": [8] * 8, "outputs": [[[5] * 2] * 4] * 8}
+
+    def side(seconds: list[float]) -> Side:
+        return Side(seconds=seconds, each_seconds=[[one] * 4 for one in seconds], **shared)
+
+    def ratio_of(others: list[float], at_once: int) -> Figure:
+        return figure_of("x", Beside(at_once=at_once, plain=side([1.0] * 8), other=side(others), prompts=places))
+
+    noisy, steady = [0.5, 0.5, 1.3, 1.3] * 2, [0.9] * 8
+    figure = ratio_of(noisy, 4)
+    assert figure.ratio == pytest.approx(8 / 7.2)
+    assert figure.low < 1 < figure.high
+    assert not figure.surely_faster
+    assert ratio_of(steady, 4).surely_faster
+
+
+def test_groups_differ_and_take_every_prompt_equally_often() -> None:
+    prompts = [[i] for i in range(12)]
+    groups = groups_of(prompts, 16, 9)
+    assert len({tuple(sorted(map(tuple, group))) for group in groups}) == 9
+    assert {sum(group.count(ids) for group in groups) for ids in prompts} == {12}
+    assert groups_of(prompts, 16, 9) == groups
 
 
 def test_the_interval_is_wide_where_prompts_differ() -> None:

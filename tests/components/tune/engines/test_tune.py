@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.engines.figures import Figure
+from components.bench.engines.figures import Figure, figure_of
 from components.bench.engines.measure import Beside, Side
 from components.bench.engines.store import Measurements
 from components.engines.vllm_methods import Method, VllmFiles
 from components.tune.engines.budget import NO_TIME, Budget
+from components.tune.engines.by_load import choose_by_load
 from components.tune.engines.candidates import candidates
+from components.tune.engines.choice import EngineChoice
 from components.tune.engines.lab import Lab
 from components.tune.engines.ngram_replay import best_n, passes, propose
 from components.tune.engines.regret import grid_regret, regret_of
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
-from components.tune.engines.tune import EngineChoice, tune_engine
+from components.tune.engines.tune import grid_of, sure, tune_engine
 from serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import maker
@@ -100,6 +102,24 @@ def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
     assert third == []
 
 
+def test_a_way_that_fails_while_it_decodes_is_left_out_and_plain_decoding_is_not() -> None:
+    settings = EngineTuneSettings(methods=("suffix", "draft_model"))
+    found = tune_engine(lab({"draft_model:3": 1.5}, faults=["crash suffix(k=8)", "crash draft_model(k=5)"]), settings)
+    assert found.chosen == Method("draft_model", 3)
+    assert found.left_out == {name: f"the engine fails while it decodes with it: {label} has crashed"
+                              for name, label in (("suffix", "suffix(k=8)"), ("draft_model(k=5)", "draft_model(k=5)"))}
+    with raises_code("engine_failed", "off has crashed"):
+        tune_engine(lab({}, faults=["crash off"]), settings)
+
+
+@pytest.mark.parametrize("faults", [("start suffix(k=8)", "crash cascade(k=8)"), ("start cascade(k=8)", "crash suffix(k=8)")])
+def test_where_nothing_runs_plain_decoding_is_not_chosen_in_silence(faults: tuple[str, ...]) -> None:
+    settings = EngineTuneSettings(methods=("suffix", "cascade", "eagle3"))
+    with raises_code("no_method_runs", "suffix(k=8)", "cascade(k=8)", "--methods"):
+        tune_engine(lab({}, faults=faults), settings)
+    assert tune_engine(lab({}, faults=faults[:1]), settings).chosen == Method(), "another one runs, and is slower"
+
+
 class Clock:
     """Ten seconds pass at each look."""
 
@@ -173,11 +193,116 @@ def test_a_grids_regret_has_an_interval_and_knows_slow_minutes() -> None:
         return Beside(at_once=1, plain=Side(seconds=[plain] * 8, tokens=[4] * 8), other=Side(seconds=[other] * 8, tokens=[4] * 8))
 
     grid = {"draft_model(k=2)": beside(2.0, 1.25), "draft_model(k=3)": beside(1.0, 0.5)}
-    found = grid_regret(choice_of("draft_model", 2), grid)
+    found, led, plain = (grid_regret(choice_of(*one), grid) for one in (("draft_model", 2), ("draft_model", 3), ("off", 0)))
+    assert found is not None
     assert (found.best, found.settings) == ("draft_model(k=3)", 2)
     assert [round(one or 0, 6) for one in (found.regret, found.low, found.high)] == [0.25] * 3
-    assert grid_regret(choice_of("draft_model", 3), grid).regret == 0
-    assert grid_regret(choice_of("off", 0), {"ngram(k=5,n=2)": beside(1.0, 1.1)}).best == "off"
+    assert led is not None
+    assert led.regret == 0
+    assert plain is not None
+    assert (plain.best, round(plain.regret, 6)) == ("draft_model(k=3)", 1.0)
+    slower = grid_regret(choice_of("off", 0), {"ngram(k=5,n=2)": beside(1.0, 1.1)})
+    assert slower is not None
+    assert slower.best == "off"
+
+
+def test_a_grids_regret_compares_speeds_as_a_choice_does() -> None:
+    """Seconds are summed over prompts: a long one counts as much as it takes, and not as any other."""
+    def beside(long: float, short: float) -> Beside:
+        return Beside(at_once=1, plain=Side(seconds=[10.0, 1.0] * 4, tokens=[4] * 8), other=Side(seconds=[long, short] * 4, tokens=[4] * 8))
+
+    grid = {"draft_model(k=2)": beside(5.0, 1.0), "draft_model(k=3)": beside(8.0, 0.3)}
+    figures = {label: figure_of(label, one).ratio for label, one in grid.items()}
+    found = grid_regret(choice_of("draft_model", 3), grid)
+    assert found is not None
+    assert found.best == max(figures, key=lambda label: figures[label]) == "draft_model(k=2)"
+    assert found.regret == pytest.approx(figures["draft_model(k=2)"] / figures["draft_model(k=3)"] - 1)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.regret <= found.high
+
+
+def test_a_grids_regret_is_uncertain_where_the_choice_leads() -> None:
+    """Two that are equally fast on prompts of other kinds: which one leads is chance."""
+    def beside(*seconds: float) -> Beside:
+        return Beside(at_once=1, plain=Side(seconds=[1.0] * 8, tokens=[4] * 8), other=Side(seconds=list(seconds), tokens=[4] * 8))
+
+    grid = {"draft_model(k=2)": beside(*[0.5, 0.69] * 4), "draft_model(k=3)": beside(*[0.7, 0.5] * 4)}
+    found = grid_regret(choice_of("draft_model", 2), grid)
+    assert found is not None
+    assert (found.best, found.regret, found.low) == ("draft_model(k=2)", 0.0, 0.0)
+    assert found.high is not None
+    assert found.high > 0.05
+    assert grid_regret(choice_of("draft_model", 5), grid) is None, "the choice was not measured"
+    assert grid_regret(choice_of("off", 0), {}) is None
+
+
+def test_a_grid_is_measured_again_with_the_choice_in_it() -> None:
+    settings = EngineTuneSettings(methods=("draft_model", "suffix"))
+    measured = lab({"draft_model:3": 1.5, "draft_model:4": 1.2}, faults=["crash suffix(k=8)"])
+    choice = tune_engine(measured, settings)
+    grid = grid_of(measured, settings, choice, [])
+    assert set(grid) == {f"draft_model(k={k})" for k in (1, 2, 3, 5)}
+    assert grid["draft_model(k=3)"] is not measured.found(choice.chosen, "confirm")
+    planted = grid_of(measured, settings, choice.model_copy(update={"k": 4}), [])
+    assert set(planted) == {f"draft_model(k={k})" for k in (1, 2, 3, 4, 5)}
+
+
+def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> None:
+    speeds = {"custom_class": 1.6, "custom_class:8@8": 0.9, "eagle3:3": 1.58, "eagle3:3@8": 0.7}
+    settings = EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8))
+    found = tune_engine(lab(speeds, slots=8, head=True), settings)
+    assert found.chosen == Method("eagle3", 3, schedule=((1, 1, 3), (2, 8, 0)))
+    assert "one length" in found.left_out["cascade(k=8) by load"]
+    assert found.reason.startswith("eagle3(k=3) is 1.58 times")
+    assert [figure.label for figure in found.loads] == ["cascade(k=8)", *(f"eagle3(k={k})" for k in (3, 1, 2, 5))]
+    assert [figure.at_once for figure in found.scheduled] == [1, 8]
+    found = tune_engine(lab({**speeds, "eagle3:3": 0.95}, slots=8, head=True), settings)
+    assert found.chosen == Method()
+    assert found.reason.startswith("plain decoding, because cascade(k=8) is not surely faster at all loads")
+    found = tune_engine(lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True), settings)
+    assert (found.chosen, found.levels) == (Method(), ())
+    assert "; eagle3 is surely faster than plain decoding at no load" in found.reason
+
+
+def test_a_length_of_none_that_is_slower_than_plain_decoding_is_no_choice() -> None:
+    """vLLM runs the drafter there, too; the gate would refuse it."""
+    speeds = {"draft_model:3": 1.5, "draft_model:3@4": 0.8, "draft_model:0@4": 0.85}
+    one = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
+    found = tune_engine(lab(speeds, slots=4), one)
+    assert found.chosen == Method()
+    assert "surely slower than plain decoding at 4 at once (0.85 times)" in found.reason
+    assert [figure.surely_slower for figure in found.scheduled] == [False, True]
+    two = one.model_copy(update={"methods": ("draft_model", "ngram")})
+    found = tune_engine(lab({**speeds, "ngram:5": 1.3, "ngram:5@4": 0.9}, slots=4), two)
+    assert (found.method, found.schedule) == ("ngram", ((1, 1, 5), (2, 4, 0)))
+    assert "0.85 times" in found.left_out["draft_model(k=3) by load"]
+
+
+def test_methods_that_are_tried_by_load_share_the_tail() -> None:
+    tails: list[tuple[str, float]] = []
+    measured = lab({"custom_class": 1.6, "custom_class:8@4": 0.9, "draft_model:5": 1.5, "draft_model:5@4": 0.8}, slots=4)
+    inner = measured.measure
+
+    def measure(method: Method, stage: str, *given: Any, **more: Any) -> list[Figure]:
+        tails.append((stage, more.get("tail", 0.05)))
+        return inner(method, stage, *given, **more)
+
+    measured.measure = measure  # type: ignore[method-assign]
+    tune_engine(measured, EngineTuneSettings(methods=("cascade", "draft_model"), levels=(1, 4)))
+    assert [tail for stage, tail in tails if stage == "load"] == [0.05 / 2] + [0.05 / 4 / 2] * 4
+    assert {tail for stage, tail in tails if stage == "schedule"} == {0.05 / 2, 0.05}, "slower than plain decoding at the gate's own tail"
+
+
+def test_without_time_for_other_loads_the_fastest_is_chosen_for_single_requests() -> None:
+    measured = lab({"draft_model:3": 1.5, "ngram": 1.3}, slots=4)
+    settings = EngineTuneSettings(methods=("draft_model", "ngram"), levels=(1, 4))
+    with measured.open():
+        confirmed = {method: measured.measure(method, "confirm")[0] for method in (Method("draft_model", 3), Method("ngram", 5, 2))}
+        measured.budget = Budget(-1.0)
+        found = choose_by_load(measured, settings, sure(confirmed), choice_of("draft_model", 3))
+    assert (found.chosen, found.levels) == (Method("draft_model", 3), ())
+    assert set(found.left_out.values()) == {NO_TIME}
 
 
 def test_lengths_follow_the_load_and_are_confirmed() -> None:

@@ -162,7 +162,7 @@ def test_the_gates_record_becomes_the_settings() -> None:
         gated_serving({name: value for name, value in record.items() if name != "dtype"}, **made)
 
 
-def test_loads_that_were_not_measured_are_decoded_plainly() -> None:
+def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, SCHEDULE: [[1, 4, 3], [5, 16, 1]]}
     settings = serving(speculative=config, gate={**GATE, "settings": config})
     assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]

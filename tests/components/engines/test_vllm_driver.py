@@ -1,0 +1,43 @@
+"""What the driver asks of vLLM, with a stand-in for its modules."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.engines.environments import DRIVERS
+
+SETTINGS: dict[str, Any] = {"model": "folder", "dtype": "float32", "context": 64, "slots": 2, "threads": 1, "plugins": None,
+                            "speculation": None}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Gets what the model was made with."""
+    found: dict[str, Any] = {}
+
+    def llm(model: str, **settings: Any) -> SimpleNamespace:
+        found.update(settings, model=model)
+        return SimpleNamespace(llm_engine=None)
+
+    for name, members in (("vllm", {"LLM": llm, "SamplingParams": dict}),
+                          ("vllm.platforms", {"current_platform": SimpleNamespace(device_type="cuda")})):
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+@pytest.mark.parametrize(("named", "taken"), [({}, None), ({"gpu_share": None}, None), ({"gpu_share": 0.4}, 0.4)])
+def test_a_share_of_the_gpus_memory_is_asked_for_where_one_is_named(named: dict[str, Any], taken: float | None, asked: dict[str, Any],
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DRIVERS["vllm"].parent))
+    driver = import_module("vllm_driver")
+    monkeypatch.setattr(driver, "version", lambda name: "0.32.0")
+    assert driver.start({**SETTINGS, **named})[1]["device"] == "cuda"
+    assert asked["max_num_seqs"] == 2
+    assert asked.get("gpu_memory_utilization") == taken
