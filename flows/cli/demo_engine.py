@@ -104,7 +104,7 @@ def outcome(report: Mapping[str, Any]) -> Iterator[str]:
            + ", ".join(f"{name} {clock_time(taken)}" for name, taken in seconds.items()))
     if "bundle" in report:
         yield (f"the bundle decodes up to {served['clients']} requests at once, further ones wait: other numbers with --levels, such as "
-               "--levels 1,8")
+               "--levels 1,8, and minutes enough to measure them")
         yield f"bundle {report['bundle']}. Next: `make serve ENGINE={report['engine']}`"
     else:
         yield "nothing was deployed; what was deployed before stays"

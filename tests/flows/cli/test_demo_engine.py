@@ -256,6 +256,17 @@ def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[...,
     assert manifest["settings"]["max_num_seqs"] == 1
 
 
+@pytest.mark.slow
+def test_by_default_the_bundle_decodes_eight_requests_at_once(run: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    """It was one, and eight users queued behind one another."""
+    at = words.index("--levels")
+    done = run(*words[:at], *words[at + 2:])
+    assert done.exit_code == 0, (done.output, done.exception)
+    manifest = json.loads((tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text())
+    assert manifest["settings"]["max_num_seqs"] == 8
+    assert "up to 8 requests at once" in done.stdout
+
+
 def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path,
                                                         folder: Path) -> None:
     tune = ("tune", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--methods", "suffix")

@@ -225,3 +225,18 @@ def test_options_that_do_not_fit_are_refused(deploy: Callable[..., Any], judged:
     assert not (tmp_path / "dist").exists()
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path / "nothing"))
     assert "make peers" in line(deploy())
+
+
+def test_a_method_that_vllms_image_lacks_a_package_for_is_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path,
+                                                                more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = installed.parent / "arctic_inference-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n")
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
+    assert vllm("tune", "--methods", "suffix", "--limit", 8).exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == ["arctic-inference"]
+    assert not (bundle / "Dockerfile").exists()
+    assert "arctic-inference, which" not in deploy("--set", "image=mine").stderr
