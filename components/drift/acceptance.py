@@ -115,8 +115,8 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     kept, drafts = (int(one) for one in table.sum(axis=0))
     before = tuned.first[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
     if before is not None and len(tuned.each) < 2:
-        notes = (*notes, "the tuning is taken as exact, because the bundle does not say how drafts of each prompt fared: drift is said more "
-                         "often than false_alarm_rate; tune and deploy again")
+        notes = (*notes, "the tuning is taken as exact, because the bundle does not say how drafts of each prompt fared: drift is said "
+                         "more often than false_alarm_rate; tune and deploy again")
 
     def report(verdict: str, why: str, **more: Any) -> AcceptanceReport:
         return AcceptanceReport(pair=pair, engine=engine, verdict=verdict, why=why, tuned=before, limit=limits.acceptance, lines=len(own),

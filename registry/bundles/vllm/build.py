@@ -1,8 +1,8 @@
 """Building a bundle that vLLM serves: `make deploy ENGINE=vllm`.
 
-Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and `current` beside them leads to the one that is
-served. A bundle is built next to its place, renamed, and never changed afterwards; `current` moves last, or later, when it was tried. The
-same settings, models and files make no second one.
+Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and `current` beside them leads to the one that
+is served. A bundle is built next to its place, renamed, and never changed afterwards; `current` moves last, or later, when the bundle was
+tried. The same settings, models and files make no second one.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def of_version(root: Path, version: str) -> None:
 def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path) -> tuple[str, ...]:
     """The command, short."""
     return tuple(map(str, ("demo", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--device", "cpu", "--max-tokens", 8,
-                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", "--levels", 1, *METHODS)))
+                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", "--levels", 1,
+                           *METHODS)))
 
 
 @pytest.fixture
@@ -111,7 +112,8 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
     assert report["served"]["requests"] > 12
     assert report["drift"]["verdict"] == "steady", report["drift"]
     assert json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"] == report["threads"]
-    for words in ("vllm, plain", "times plain", "up to 1 requests at once", "--levels 1,8", "lower bound", "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
+    for words in ("vllm, plain", "times plain", "up to 1 requests at once", "--levels 1,8", "lower bound",
+                  "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
                   str(bundle)):
         assert words in done.stdout
 
@@ -278,7 +280,8 @@ def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any]
 
 
 @pytest.mark.parametrize(("fault", "what", "advice"), [
-    ("plugin", "No module named 'draftwell_vllm'", "install what is named"), ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),
+    ("plugin", "No module named 'draftwell_vllm'", "install what is named"),
+    ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),
     ("once", "HTTP 500", "see "), ("die", "No available memory", "see ")])
 def test_a_server_that_fails_is_one_line(fault: str, what: str, advice: str, demo: Callable[..., Any], tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from registry.bundles.vllm.requirements import engine_lock
 from registry.bundles.vllm.settings import VllmServing, gated_serving
 from tests.support.errors import raises_code
 
-RECORD: dict[str, Any] = {"engine": "vllm", "version": "0.32.0", "device_class": "cpu-x", "dtype": "bfloat16", "fingerprint": "f" * 64, "passed": True,
-          "settings": {"method": "draft_model", "model": "/where/it/was/measured", "num_speculative_tokens": 2}}
+RECORD: dict[str, Any] = {
+    "engine": "vllm", "version": "0.32.0", "device_class": "cpu-x", "dtype": "bfloat16", "fingerprint": "f" * 64, "passed": True,
+    "settings": {"method": "draft_model", "model": "/where/it/was/measured", "num_speculative_tokens": 2}}
 
 
 @pytest.fixture
