@@ -58,6 +58,9 @@ class AcceptanceReport(Record):
     served: float | None = Field(None, description="the same of what was served")
     low: float | None = Field(None, description="of an interval of it, over lines")
     high: float | None = None
+    change_low: float | None = Field(None, description="of an interval of served less tuned, over lines and the tuning's prompts; None: "
+                                                       "the tuning did not count each prompt")
+    change_high: float | None = None
     limit: float = Field(description="difference that counts")
     lines: int = 0
     drafts: int = 0
@@ -93,11 +96,11 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
 
 def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, served: Mapping[str, Any] | None, limits: DriftLimits, *,
                        pair: str, engine: str, bundle: str, now: datetime) -> AcceptanceReport:
-    """Compare what was counted last with the tuning.
+    """Compare what was counted last with the tuning. Both are counted with their chance: of lines and of prompts.
 
     Args:
         lines: the oldest first.
-        tuned: of what was chosen, when it was measured.
+        tuned: of what was chosen, when it was measured, with `each` prompt where that is known; else the tuning is taken as exact.
         served: the speculative config that is served; lines of others are left out.
         bundle: that is served, as lines name it; those of others are left out, such as of a draft that was made again.
         limits: `acceptance`, `window` (lines here), `min_positions` (drafts here), `false_alarm_rate`, `resamples`, `stale_after_hours`.
@@ -110,7 +113,10 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     notes = (f"{others} lines of other bundles or settings than those that are served ({bundle}) are left out",) if others else ()
     table = np.array([line.first for line in own], dtype=np.float64).reshape(-1, 2)
     kept, drafts = (int(one) for one in table.sum(axis=0))
-    before = tuned.accepted_at[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
+    before = tuned.first[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
+    if before is not None and len(tuned.each) < 2:
+        notes = (*notes, "the tuning is taken as exact, because the bundle does not say how drafts of each prompt fared: drift is said "
+                         "more often than false_alarm_rate; tune and deploy again")
 
     def report(verdict: str, why: str, **more: Any) -> AcceptanceReport:
         return AcceptanceReport(pair=pair, engine=engine, verdict=verdict, why=why, tuned=before, limit=limits.acceptance, lines=len(own),
@@ -130,8 +136,48 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     figures: dict[str, Any] = {"served": share, "low": ends[0], "high": ends[1]}
     words = f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), and kept {before:.3f} when it was tuned"
     change = max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
-    if change >= limits.acceptance and not ends[0] <= before <= ends[1]:
+    if len(tuned.each) >= 2:
+        least, most = change_interval(table, np.array(tuned.each, dtype=np.float64), limits.false_alarm_rate / 2)
+        figures |= {"change_low": least, "change_high": most}
+        words += f", a change of {least:+.3f} to {most:+.3f}"
+        sure = least > 0 or most < 0
+    else:
+        sure = not ends[0] <= before <= ends[1]
+    if change >= limits.acceptance and sure:
         head = (served or {}).get("method") == HEAD and share < before
         train = f"train the head again (`draftwell train --kind eagle3_head --pair {pair}`), then " if head else ""
         return report(DRIFTED, f"{words}: {train}tune and gate again on prompts like those that are served", **figures)
     return report(STEADY, words, **figures)
+
+
+def change_interval(served: np.ndarray, tuned: np.ndarray, tail: float) -> tuple[float, float]:
+    """Ends of an interval of the share of first tokens that are kept, served less tuned: a jackknife of both sides, with Student's t.
+
+    A percentile bootstrap of a tuning's dozen prompts would need millions of resamples for a tail as small as that of monitoring. Degrees
+    of freedom are Welch's (1947).
+
+    Args:
+        served: [lines, 2] float64, first tokens that were kept, and drafts; two lines or more.
+        tuned: [prompts, 2] float64, the same of each prompt of the tuning, two or more.
+        tail: probability beyond each end.
+    Returns:
+        low and high; NaN where all drafts of a side are of one line or prompt.
+    """
+    from scipy.stats import t
+
+    (one, spread), (other, more) = share_of(served), share_of(tuned)
+    variance = spread + more
+    if variance == 0:
+        return one - other, one - other
+    freedom = variance**2 / (spread**2 / (len(served) - 1) + more**2 / (len(tuned) - 1))
+    reach = float(t.ppf(1 - tail, freedom)) * variance**0.5
+    return one - other - reach, one - other + reach
+
+
+def share_of(table: np.ndarray) -> tuple[float, float]:
+    """[units, 2] kept and drafts → the share that is kept, and the jackknife's variance of it."""
+    sums, units = table.sum(axis=0), len(table)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without = (sums[0] - table[:, 0]) / (sums[1] - table[:, 1])
+        variance = (units - 1) / units * ((without - without.mean()) ** 2).sum()
+    return float(sums[0] / sums[1]), float(variance)

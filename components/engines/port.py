@@ -46,6 +46,13 @@ class Acceptance(Message):
     drafted: int = Field(0, ge=0, description="draft tokens that were verified")
     accepted: int = Field(0, ge=0)
     accepted_at: tuple[int, ...] = Field((), strict=False, description="rounds that accepted the token at each position of the draft")
+    each: tuple[tuple[int, int], ...] = Field((), strict=False, description="of a sum: of each of its answers, in their order, the rounds "
+                                                                            "that accepted the first token, and all rounds")
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Rounds that accepted the first token, and all."""
+        return (self.accepted_at[0] if self.accepted_at else 0), self.rounds
 
     @property
     def rate(self) -> float | None:
@@ -59,7 +66,7 @@ class Acceptance(Message):
 
     @classmethod
     def total(cls, parts: Iterable[Acceptance]) -> Acceptance:
-        """Sums of several.
+        """Sums of several; `each` lists them, or what those that are sums list.
 
         >>> Acceptance.total([Acceptance(rounds=1, accepted_at=(1,)), Acceptance(rounds=2, accepted_at=(1, 1))]).accepted_at
         (2, 1)
@@ -68,7 +75,8 @@ class Acceptance(Message):
         longest = max((len(part.accepted_at) for part in parts), default=0)
         at = (sum(part.accepted_at[i] for part in parts if i < len(part.accepted_at)) for i in range(longest))
         return cls(rounds=sum(part.rounds for part in parts), drafted=sum(part.drafted for part in parts),
-                   accepted=sum(part.accepted for part in parts), accepted_at=tuple(at))
+                   accepted=sum(part.accepted for part in parts), accepted_at=tuple(at),
+                   each=tuple(pair for part in parts for pair in (part.each or (part.first,))))
 
 
 class Answer(Message):

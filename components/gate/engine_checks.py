@@ -190,6 +190,7 @@ class EngineGateRecord(Message):
     device_class: str
     dtype: str
     fingerprint: str = Field(description="of the models")
+    threads: int | None = Field(None, description="compute threads that were measured with; None: not known")
     temperature: float = Field(0.0, description="of the requests that were judged")
     plugin: str | None = Field(None, description="version of our plug-in, where the settings name a class of it")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")

@@ -54,7 +54,8 @@ def demo(context: typer.Context, pair: Pair = "default",
              "--methods", help=f"With --engine vllm: comma-separated names out of {', '.join(METHODS[1:])}; default: all that are possible."
          )] = None,
          levels: Annotated[str, typer.Option(
-             "--levels", help="With --engine vllm: requests at once, from 1; several, such as 1,4, give draft lengths by load.")] = "1",
+             "--levels", help="With --engine vllm: requests at once, from 1; several give draft lengths by load. "
+                             "The highest that was measured is what the bundle serves at once.")] = "1,8",
          max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="With --engine vllm: tokens of an answer at most.")] = 64,
          tune_prompts: Annotated[int, typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning.")] = 12,
          train_minutes: Annotated[float | None, typer.Option(

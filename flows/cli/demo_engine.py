@@ -97,12 +97,14 @@ def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     yield sentence(report["record"]) + (f": {against}" if against else "")
     if "bundle" in report:
         served = report["served"]
-        yield (f"served: {served['requests']} requests, {served['failed']} failed, {served['tokens_per_second']:.1f} tokens/s with "
+        yield (f"served: {served['requests']} requests, {served['tokens_per_second']:.1f} tokens/s with "
                f"{served['clients']} at once, ready after {served['start_seconds']:.0f} s")
         yield f"drafts since the tuning: {report['drift']['verdict']}, {report['drift']['why']}"
     yield (f"{clock_time(sum(seconds.values()))} of {report['minutes']:g} minutes: "
            + ", ".join(f"{name} {clock_time(taken)}" for name, taken in seconds.items()))
     if "bundle" in report:
+        yield (f"the bundle decodes up to {served['clients']} requests at once, further ones wait: other numbers with --levels, such as "
+               "--levels 1,8, and minutes enough to measure them")
         yield f"bundle {report['bundle']}. Next: `make serve ENGINE={report['engine']}`"
     else:
         yield "nothing was deployed; what was deployed before stays"

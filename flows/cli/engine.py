@@ -169,14 +169,14 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
 def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: Path, temperature: float, ungated: str | None,
                      with_weights: bool, options: Sequence[str]) -> Path:
     """`draftwell deploy --engine vllm`: the bundle's folder, after remarks."""
-    from flows.steps.engine_deploy import deploy_on_engine, unmeasured_loads
+    from flows.steps.engine_deploy import deploy_on_engine, remarks
     from flows.workspace import parse_settings
     from registry.bundles.signing import signature_remark
 
     with open_engine("deploy", pair, dtype, device, None) as space:
         bundle = deploy_on_engine(space, out, temperature=temperature, ungated=ungated, with_weights=with_weights,
                                   options=parse_settings(options))
-        for remark in filter(None, (unmeasured_loads(space, bundle, temperature), signature_remark(bundle))):
+        for remark in filter(None, (*remarks(space, bundle, temperature), signature_remark(bundle))):
             say(remark)
     return bundle
 

@@ -302,7 +302,7 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
         idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
         verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
     plugin = plugin_version() if choice.method == CASCADE else None
-    names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "made")
+    names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "threads", "made")
     record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
                               judged=judged_digest(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files),
                               checks=[vars(check) for check in verdict.checks], figures=tuple(figures))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from components.engines.environments import REPORTS, installed_packages, peers_r
 from components.engines.port import Acceptance
 from components.engines.vllm import NAME
 from components.engines.vllm_methods import NEEDS
+from components.tune.engines.candidates import NEEDS_PACKAGE
 from flows.steps.engine import RECORD, EngineSpace, about, tuned_choice
 from serving.errors import DraftwellError
 from serving.number_format import dtype_of
 
 if TYPE_CHECKING:
+    from components.bench.engines.figures import Figure
     from components.gate.engine_checks import EngineGateRecord
     from registry.bundles.vllm.settings import VllmServing
 
@@ -48,7 +50,7 @@ class Placed:
 
 
 def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0, ungated: str | None = None, with_weights: bool = False,
-                     options: Mapping[str, str] | None = None) -> Path:
+                     options: Mapping[str, str] | None = None, activate: bool = True) -> Path:
     """Build a bundle of what the engine's gate judged, and point `current` at it.
 
     Args:
@@ -57,6 +59,7 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
         ungated: reason to deploy what was tuned although no gate passed; recorded in the bundle, and said by its README.
         with_weights: put the target into the bundle although it is a commit on the hub.
         options: of `OPTIONS`, as a person writes them.
+        activate: whether `current` moves.
     Returns:
         the bundle's folder.
     Raises:
@@ -75,28 +78,46 @@ def deploy_on_engine(space: EngineSpace, out: Path, *, temperature: float = 0.0,
     record = judged(space, temperature, ungated)
     pair, device = space.workspace.spec.name, space.workspace.device.partition(":")[0]
     placed, wheel, tuned = places(space, record, with_weights), plugin_wheel(), tuned_counts(space, temperature)
+    package = NEEDS_PACKAGE.get(str((record.settings or {}).get("method")))
 
     def settings(number: int) -> VllmServing:
         return gated_serving(record.model_dump(mode="json"), device=device, fingerprint=space.fingerprint, draft=placed.draft,
                              ungated_reason=None if record.passed else ungated, pair=pair, release=number, model=placed.model,
-                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), tuned=tuned, **chosen)
+                             revision=placed.revision, dtype=dtype_of(space.workspace.dtype), plugins=(wheel.name,), tuned=tuned,
+                             needs=() if package is None else (package,), **chosen)
 
     lock = engine_lock(installed_packages(NAME), peers_root() / NAME / REPORTS)
     return build_vllm_bundle(out, pair, device, settings, models=placed.folders,
-                             files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data})
+                             files={ENGINE_LOCK: lock.encode(), wheel.name: wheel.data}, activate=activate)
 
 
 def tuned_counts(space: EngineSpace, temperature: float) -> dict[str, Any] | None:
     """How drafts of what was chosen fared when it was measured, as fields of `Tuned`; None where no choice is there.
 
-    Counted is every load where lengths follow the load.
+    Counted is every load where lengths follow the load. A choice of an earlier version has no counts of each prompt.
     """
     choice = space.choice(temperature)
     if choice is None:
         return None
     figures = choice.scheduled or [one for one in choice.confirmed if one.label == choice.chosen.with_k(choice.k).label]
-    total = Acceptance.total(figure.acceptance for figure in figures)
-    return {"temperature": temperature, "drafts": total.rounds, "first_kept": total.accepted_at[0] if total.accepted_at else 0}
+    kept, drafts = Acceptance.total(figure.acceptance for figure in figures).first
+    return {"temperature": temperature, "drafts": drafts, "first_kept": kept, "by_prompt": counts_by_prompt(figures)}
+
+
+def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
+    """(drafts whose first token was kept, drafts) of each prompt, over all figures; empty where a figure does not list its answers.
+
+    One request at a time every prompt is measured once; more at once take the same prompts round and round.
+    """
+    prompts = next((figure.groups for figure in figures if figure.at_once == 1), 0)
+    if not prompts or any(len(figure.acceptance.each) != figure.groups * figure.at_once for figure in figures):
+        return []
+    found = [(0, 0)] * prompts
+    for figure in figures:
+        for place, (kept, drafts) in enumerate(figure.acceptance.each):
+            known = found[place % prompts]
+            found[place % prompts] = known[0] + kept, known[1] + drafts
+    return found
 
 
 def judged(space: EngineSpace, temperature: float, ungated: str | None) -> EngineGateRecord:
@@ -118,7 +139,7 @@ def judged(space: EngineSpace, temperature: float, ungated: str | None) -> Engin
             raise
     choice = tuned_choice(space, temperature)
     return EngineGateRecord(**here, made=known["made"], temperature=temperature, passed=False, checks=[],
-                            settings=choice.chosen.speculative_config(space.files))
+                            threads=space.tuned(temperature).get("threads"), settings=choice.chosen.speculative_config(space.files))
 
 
 def read_record(space: EngineSpace, temperature: float) -> EngineGateRecord | None:
@@ -172,14 +193,31 @@ def places(space: EngineSpace, record: EngineGateRecord, with_weights: bool) -> 
     return Placed(model, revision, f"{BUNDLED}{role}", {**folders, f"{BUNDLED}{role}": folder})
 
 
-def unmeasured_loads(space: EngineSpace, bundle: Path, temperature: float) -> str | None:
+def remarks(space: EngineSpace, bundle: Path, temperature: float) -> list[str]:
+    """Lines on what a bundle serves: requests at once, loads that were not measured, and containers that it does not describe."""
+    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
+    found = [f"it decodes up to {settings['max_num_seqs']} requests at once, further ones wait: another number with --set max_num_seqs="
+             f"{2 * settings['max_num_seqs']}; lengths for several loads with `draftwell tune --engine {NAME} --levels 1,8`",
+             unmeasured_loads(space, settings, temperature), missing_containers(settings)]
+    return [line for line in found if line]
+
+
+def missing_containers(settings: Mapping[str, Any]) -> str | None:
+    """A line where a bundle has no container files because vLLM's image lacks what its settings need; None where that is not so."""
+    if not settings["needs"] or settings["image"]:
+        return None
+    needs = ", ".join(settings["needs"])
+    return (f"no Dockerfile, compose file or chart: {settings['speculative']['method']} needs {needs}, which vLLM's image has not; name an "
+            "image that has both with --set image=NAME, or leave the method out (tune with --methods)")
+
+
+def unmeasured_loads(space: EngineSpace, settings: Mapping[str, Any], temperature: float) -> str | None:
     """A line where a bundle serves more requests at once than were measured, and something is drafted or a drafter runs there; else None.
 
     With lengths by load nothing is drafted there, which costs nothing but with methods that read a draft or a head (`NEEDS`).
     """
     from registry.bundles.vllm.settings import SCHEDULE
 
-    settings = json.loads((bundle / "manifest.json").read_text())["settings"]
     choice = space.choice(temperature)
     by_load = SCHEDULE in (settings["speculative"] or {})
     if choice is None or not settings["speculative"] or (by_load and choice.method not in NEEDS):

@@ -31,6 +31,7 @@ from flows.steps.engine import (
 )
 from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record
 from flows.steps.engine_serve import serve_and_ask
+from registry.bundles.vllm.build import activate_vllm_bundle
 from serving.errors import DraftwellError
 from serving.files import write_json
 
@@ -61,7 +62,7 @@ class LoopSettings:
         collected, tuned, judged: prompts of these steps; those of one are none of another.
         max_tokens: of an answer.
         methods: to choose among; None: all that are possible.
-        levels: requests at once, ascending from 1.
+        levels: requests at once, ascending from 1; the highest that there is time to measure is what the bundle serves at once.
         train_minutes: training time of a head; None trains one only where the pair has none, in a fifth of the time.
         serve_seconds: how long what is deployed is asked, by as many clients as were measured at once.
         port: that it is served on meanwhile; None takes a free one.
@@ -76,7 +77,7 @@ class LoopSettings:
     judged: int = 16
     max_tokens: int = 64
     methods: tuple[str, ...] | None = None
-    levels: tuple[int, ...] = (1,)
+    levels: tuple[int, ...] = (1, 8)
     train_minutes: float | None = None
     serve_seconds: float = 90.0
     port: int | None = None
@@ -135,6 +136,7 @@ class EngineLoop:
                 bundle = self.deploy(at_once)
             with self.step("serve"):
                 self.serve(bundle, at_once)
+                activate_vllm_bundle(bundle)  # not before it has answered
             with self.step("monitor"):
                 self.monitor()
         if self.wanted.grid:
@@ -277,7 +279,8 @@ class EngineLoop:
         rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
         expected = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged_digest(rows, self.wanted.max_tokens),
                     "settings": choice.chosen.speculative_config(self.space.files)}
-        if record is not None and record.passed and all(getattr(record, name) == value for name, value in expected.items()):
+        unchanged = record is not None and record.passed and record.threads in (None, self.space.threads)
+        if record is not None and unchanged and all(getattr(record, name) == value for name, value in expected.items()):
             self.say("    passed in an earlier run")
         else:
             verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens)
@@ -286,10 +289,10 @@ class EngineLoop:
         return record
 
     def deploy(self, at_once: int) -> Path:
-        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named."""
+        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named. `current` stays."""
         if at_once < max(self.wanted.levels):
             self.say(f"    for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
-        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(at_once)})
+        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(at_once)}, activate=False)
         self.report["bundle"] = str(bundle)
         self.say(f"    {bundle}")
         return bundle
@@ -302,7 +305,7 @@ class EngineLoop:
         served = serve_and_ask(bundle, self.space.workspace.spec.name, ids, max_tokens=wanted.max_tokens, seconds=wanted.serve_seconds,
                                clients=at_once, port=wanted.port, spool=self.trial_spool)
         self.report["served"] = served.to_json()
-        self.say(f"    {served.requests} requests of {served.clients} clients, {served.failed} failed, {served.tokens} tokens in "
+        self.say(f"    {served.requests} requests of {served.clients} clients, {served.tokens} tokens in "
                  f"{served.seconds:.0f} s")
 
     def monitor(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from components.bench.servers.processes import Server
 from components.engines.environments import interpreter, peers_root
+from components.engines.failures import one_line
 from components.engines.process import FOREIGN
 from components.engines.vllm import NAME, file_name
 from serving.artifacts.pair_files import draftwell_home
@@ -24,15 +25,16 @@ from serving.errors import DraftwellError
 LINE_SECONDS = 5
 """Of a line of counts, so that a trial of a minute has as many as monitoring asks for."""
 END_SECONDS = 60.0
+LAST_WORDS_SECONDS = 5.0
+"""That a server which has failed a request is given to end, so that the reason can be told."""
 LIMIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a trial of a server gave."""
+    """What a trial of a server gave; all of the requests were answered."""
 
     requests: int
-    failed: int
     tokens: int
     seconds: float
     clients: int
@@ -46,9 +48,9 @@ class Served:
 def server_environment(pair: str) -> dict[str, str]:
     """Variables that a bundle's `serve.sh` is started with: vLLM's Python, and the folder that `draftwell monitor` reads counts from.
 
-    `DRAFTWELL_SPOOL` names another one, or none where it is empty.
+    `DRAFTWELL_SPOOL` names another one, or none where it is empty. `LD_PRELOAD` stays: `serve.sh` names one itself where a user has not.
     """
-    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN or name == "LD_PRELOAD"}
     variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
     return {**variables, "PYTHON": str(interpreter(NAME))}
 
@@ -64,8 +66,8 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
         port: None takes a free one.
         spool: folder of the server's counts; None: that of users' requests.
     Raises:
-        DraftwellError: the port is taken (`engine_port_taken`), the server does not start (as `Server` says), or answers nothing
-            (`server_failed`).
+        DraftwellError: the port is taken (`engine_port_taken`), the server does not start or ends (as `Server` says), or it did not answer
+            all requests (`server_failed`): the line names the first failure.
     """
     log = peers_root() / "logs" / f"{file_name(f'{NAME}/serve-{pair}')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -77,30 +79,43 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
         started = time.monotonic()
         with server.running():
             answers = asked(server, prompts, max_tokens, seconds, clients)
+            refuse_failed(server, answers)
         taken = time.monotonic() - started
     finally:
         server.close()
     tokens = [answer for answer in answers if isinstance(answer, int)]
-    if not tokens:
-        raise DraftwellError(f"{server.label} answered none of {len(answers)} requests ({answers[0] if answers else 'none was sent'}): "
-                             f"see {log}", code="server_failed")
-    return Served(len(answers), len(answers) - len(tokens), sum(tokens), taken, clients, started - begun)
+    return Served(len(answers), sum(tokens), taken, clients, started - begun)
+
+
+def refuse_failed(server: Server, answers: Sequence[int | Exception]) -> None:
+    """Refuse a trial in which a request failed.
+
+    Raises:
+        DraftwellError: the server ended (as `Server.refuse_ended` says), a request failed, or none was sent (`server_failed`).
+    """
+    failed = [answer for answer in answers if isinstance(answer, Exception)]
+    server.refuse_ended(LAST_WORDS_SECONDS if failed else 0.0)
+    if failed or not answers:
+        why = one_line(f"the first: {failed[0]}") if failed else "none was sent"
+        raise DraftwellError(f"{server.label} failed {len(failed)} of {len(answers)} requests ({why}): see {server.log}",
+                             code="server_failed")
 
 
 def asked(server: Server, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float, clients: int) -> list[int | Exception]:
-    """Of every request the tokens of its answer, or why there is none."""
+    """Of every request the tokens of its answer, or why there is none; after a failure no client asks for more."""
     end, turns, lock = time.monotonic() + seconds, cycle(prompts), threading.Lock()
     found: list[int | Exception] = []
+    failed = threading.Event()
 
     def client() -> None:
-        while time.monotonic() < end:
+        while time.monotonic() < end and not failed.is_set():
             with lock:
                 prompt = next(turns)
             try:
                 found.append(answer_tokens(server, prompt, max_tokens))
-            except Exception as error:  # counted, and told by the caller where nothing was answered
+            except Exception as error:  # told by the caller
                 found.append(error)
-                time.sleep(0.1)
+                failed.set()
 
     threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
     for thread in threads:

@@ -71,7 +71,8 @@ def tuned_acceptance(settings: dict[str, Any]) -> Acceptance:
         return Acceptance()
     try:
         tuned = settings["tuned"]
-        return Acceptance(rounds=tuned["drafts"], accepted_at=(tuned["first_kept"],))
-    except (KeyError, TypeError, ValueError) as error:
+        each = tuple((kept, drafts) for kept, drafts in tuned.get("by_prompt", ()))
+        return Acceptance(rounds=tuned["drafts"], accepted_at=(tuned["first_kept"],), each=each)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DraftwellError(f"the bundle that is served does not say how drafts fared when they were tuned: deploy again with `draftwell "
                              f"deploy --engine {NAME}`", code="old_bundle") from error

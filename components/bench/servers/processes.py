@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.engines.environments import GROUP_OF_PARENT
 from components.engines.failures import last_line, why_ended
 from components.engines.ports import free_port, refuse_taken
 from components.engines.process import END_SECONDS, START_SECONDS
@@ -22,7 +24,7 @@ POLL_SECONDS = 0.2
 
 
 class Server:
-    """A server on a port of this machine.
+    """A server on a port of this machine. If this process is killed, it ends with all that it has started.
 
     Args:
         label: its row in the table.
@@ -42,8 +44,9 @@ class Server:
             port = free_port()
         refuse_taken(port)
         self.url = f"http://127.0.0.1:{port}"
+        watched = [sys.executable, "-ES", str(GROUP_OF_PARENT), *command, "--port", str(port)]
         with log.open("wb") as out:
-            self._process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            self._process = subprocess.Popen(watched, stdin=subprocess.PIPE, stdout=out, stderr=out,
                                              env=None if env is None else dict(env), process_group=0)
         try:
             self.model = self._wait(time.monotonic() + start_seconds)
@@ -55,16 +58,29 @@ class Server:
     def _wait(self, end: float) -> str:
         """Name of the model that it serves, as soon as it answers."""
         while time.monotonic() < end:
-            if self._process.poll() is not None:
-                error = why_ended(f"the server {self.label}", self.log, self._process.returncode)
-                if error.code != "engine_failed":
-                    raise error
-                raise DraftwellError(f"the server {self.label} ended with exit code {self._process.returncode} ({last_line(self.log)}): "
-                                     f"see {self.log}", code="server_failed")
+            self.refuse_ended()
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
                 return str(json.load(answer)["data"][0]["id"])
             time.sleep(POLL_SECONDS)
         raise DraftwellError(f"the server {self.label} does not answer: see {self.log}", code="server_failed")
+
+    def refuse_ended(self, seconds: float = 0.0) -> None:
+        """Raise why it ended, if it did.
+
+        Args:
+            seconds: that it is given to end.
+        Raises:
+            DraftwellError: it ended (`server_failed`, or what `failures.KNOWN` makes of its log).
+        """
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+        error = why_ended(f"the server {self.label}", self.log, code)
+        if error.code != "engine_failed":
+            raise error
+        raise DraftwellError(f"the server {self.label} ended with exit code {code} ({last_line(self.log)}): see {self.log}",
+                             code="server_failed")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -83,6 +99,8 @@ class Server:
             self._process.wait(self.end_seconds)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,8 @@
 """Building a bundle that vLLM serves: `make deploy ENGINE=vllm`.
 
-Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and `current` beside them leads to the newest. A
-bundle is built next to its place, renamed, and never changed afterwards. The same settings, models and files make no second one.
+Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and `current` beside them leads to the one that
+is served. A bundle is built next to its place, renamed, and never changed afterwards; `current` moves last, or later, when the bundle was
+tried. The same settings, models and files make no second one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def bundles_of(out: Path, pair: str) -> Path:
 
 
 def build_vllm_bundle(out: Path, pair: str, device: str, settings: Callable[[int], VllmServing], *, models: Mapping[str, Path],
-                      files: Mapping[str, bytes]) -> Path:
+                      files: Mapping[str, bytes], activate: bool = True) -> Path:
     """Build a bundle and let `current` lead to it.
 
     Args:
@@ -37,6 +38,7 @@ def build_vllm_bundle(out: Path, pair: str, device: str, settings: Callable[[int
         settings: makes those of the bundle from its number.
         models: place in the bundle, such as `models/target` → folder with config.json and safetensors weights.
         files: name → content of further files.
+        activate: whether `current` moves; if not, `activate_vllm_bundle` moves it later.
     Returns:
         the bundle's folder: the last one where it is the same.
     Raises:
@@ -61,8 +63,15 @@ def build_vllm_bundle(out: Path, pair: str, device: str, settings: Callable[[int
             sign(final)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        link_current(home, final)
+        if activate:
+            link_current(home, final)
     return final
+
+
+def activate_vllm_bundle(bundle: Path) -> None:
+    """Let `current` lead to a bundle that was built before."""
+    with alone(bundle.parent):
+        link_current(bundle.parent, bundle)
 
 
 def _settle(place: Path, home: Path, device: str, settings: Callable[[int], VllmServing]) -> Path:

@@ -42,7 +42,10 @@ As a container, on one machine, or in a cluster:
     helm install $name ./chart
 """)
 NO_CONTAINERS = """\
-There is no Dockerfile, compose file or chart: deploy again with `--set image=NAME`, an image with this vLLM for CPUs.
+There is no Dockerfile, compose file or chart: deploy again with `--set image=NAME`, an image with this vLLM{what}.
+"""
+NEEDS = """
+These settings need {needs} beside vLLM; vLLM's own image has it not, and `serve.sh` refuses an environment without it.
 """
 PLUGINS = """
 The wheels in this folder are plug-ins of vLLM. `serve.sh` lets vLLM import them from here; nothing is installed.
@@ -61,5 +64,12 @@ def readme(settings: VllmServing) -> str:
     return README.substitute(
         pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device, how=config, gate=gate,
         port=settings.port, lock=ENGINE_LOCK,
-        containers=image if settings.base_image else NO_CONTAINERS,
+        containers=(image if settings.base_image else NO_CONTAINERS.format(what=missing_in_image(settings)))
+        + (NEEDS.format(needs=", ".join(settings.needs)) if settings.needs else ""),
         plugins=PLUGINS if settings.plugins else "")
+
+
+def missing_in_image(settings: VllmServing) -> str:
+    """What an image needs besides vLLM, behind its name."""
+    device = " for CPUs" if settings.gate.device == "cpu" else ""
+    return device + (f" and {', '.join(settings.needs)}" if settings.needs else "")

@@ -17,7 +17,7 @@ from string import Template
 from typing import Any
 
 from registry.bundles.vllm.readme import readme
-from registry.bundles.vllm.settings import BUNDLED, VllmServing
+from registry.bundles.vllm.settings import BUNDLED, EngineGate, VllmServing
 from serving.bundle.signature import SIGNATURE
 from serving.errors import DraftwellError
 from serving.files import json_digest, sha256_file
@@ -38,6 +38,8 @@ FREE = (".env", "chart/values.yaml", "compose.yaml")
 """What whoever installs the bundle may change; the check at start leaves it out."""
 OWN_WORDS = "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
 EXECUTABLE = ("serve.sh",)
+CPU_FILE = "cpu.py"
+"""Of `files/`: what `serve.sh` asks on CPUs."""
 
 SERVE = Template("""\
 #!/bin/sh
@@ -46,18 +48,26 @@ set -eu
 case "$${DRAFTWELL_SPOOL:-}" in ""|/*) ;; *) export DRAFTWELL_SPOOL="$$PWD/$$DRAFTWELL_SPOOL";; esac # not a folder in the bundle
 cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
-"$$PYTHON" -P check.py
+DIGEST=$$("$$PYTHON" -P check.py --digest)
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+# a folder for each bundle: vLLM does not read what it compiled with other settings
+export VLLM_CACHE_ROOT="$${VLLM_CACHE_ROOT:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST}"
 ${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
 MODEL=$model
 exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 \\
   $arguments "$$@"
 """)
-CORES = """\
-# computes with all cores, as where it was measured; by itself vLLM keeps one back
-CORES=$("$PYTHON" -P -c 'import os; print(",".join(map(str, sorted(os.sched_getaffinity(0)))))')
-export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-$CORES}"
-"""
+CORES = Template("""\
+# the cores and libraries that it was measured with, unless you name others; by itself vLLM keeps a core back and takes another OpenMP
+if [ -z "$${VLLM_CPU_OMP_THREADS_BIND:-}" ]; then
+  VLLM_CPU_OMP_THREADS_BIND=$$("$$PYTHON" -P cpu.py cores$threads)
+  export VLLM_CPU_OMP_THREADS_BIND
+fi
+if [ -z "$${LD_PRELOAD+named}" ]; then
+  LD_PRELOAD=$$("$$PYTHON" -P cpu.py libraries)
+  export LD_PRELOAD
+fi
+""")
 DOCKERFILE = Template("""\
 # $words
 #   docker build -t $image . && docker run --rm -p $port:$port$gpus $image
@@ -97,7 +107,8 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
     for source in sorted(HERE.rglob("*")):
         within = source.relative_to(HERE)
-        if source.is_file() and "__pycache__" not in source.parts and (within.parts[0] != "chart" or settings.base_image):
+        wanted = {"chart": settings.base_image is not None, CPU_FILE: settings.gate.device == "cpu"}.get(within.parts[0], True)
+        if source.is_file() and "__pycache__" not in source.parts and wanted:
             (folder / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / within)
     body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"),
@@ -134,9 +145,16 @@ def serve_script(settings: VllmServing) -> str:
     wheels = ":".join(f"$PWD/{name}" for name in settings.plugins)  # names of wheels hold nothing that a shell reads
     plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, cores=CORES if settings.gate.device == "cpu" else "", plugins=plugins, environment=environment,
+                            words=WORDS, cores=cores_of(settings.gate), plugins=plugins, environment=environment,
                             model=shlex.quote(settings.model), port=settings.port, bundle=shlex.quote(settings.bundle),
                             arguments=" ".join(words))
+
+
+def cores_of(gate: EngineGate) -> str:
+    """The part of `serve.sh` that CPUs need."""
+    if gate.device != "cpu":
+        return ""
+    return CORES.substitute(threads="" if gate.threads is None else f" {gate.threads}")
 
 
 def dockerfile(settings: VllmServing) -> str:

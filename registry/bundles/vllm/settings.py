@@ -20,6 +20,7 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 WHEEL = FILE.replace("*$", r"*\.whl$")
+PACKAGE = r"^[a-z0-9][a-z0-9-]*$"
 COMMIT = r"^[0-9a-f]{40}$"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 CUSTOM = "custom_class"
@@ -35,6 +36,7 @@ class EngineGate(Strict):
     device: Literal["cpu", "cuda"]
     device_class: str | None = Field(None, description="machine class that it was measured on")
     dtype: str | None = Field(None, description="number format that was measured")
+    threads: int | None = Field(None, ge=1, description="compute threads that were measured with; left out, not known")
     fingerprint: str | None = Field(None, description="of the models that were measured")
     settings: dict[str, Any] | None = Field(None, description="the speculative config that was judged; left out, plain decoding")
     passed: bool
@@ -47,6 +49,7 @@ class Tuned(Strict):
     temperature: float = Field(ge=0, description="of the requests that it was tuned for")
     drafts: int = Field(ge=0, description="that the target verified")
     first_kept: int = Field(ge=0, description="of them, those whose first token was kept")
+    by_prompt: tuple[tuple[int, int], ...] = Field((), description="of each prompt first_kept and drafts; left out, not known")
 
 
 class VllmServing(Strict):
@@ -73,10 +76,12 @@ class VllmServing(Strict):
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
     port: int = Field(8000, ge=1, le=65535)
     image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
-                                                               "CUDA of that version; on CPUs no container is described then")
+                       "CUDA of that version; on CPUs, and where the settings need more than vLLM, no container is described then")
     plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
         (), description="file names of wheels in the bundle that are installed beside vLLM")
     requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
+    needs: tuple[Annotated[str, StringConstraints(pattern=PACKAGE)], ...] = Field(
+        (), description="distributions besides vLLM that its settings need and its image lacks")
     environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
         default_factory=dict, description="further variables of the engine's process; no secrets")
     tuned: Tuned | None = Field(None, description="how drafts fared when they were tuned; left out, not known")
@@ -141,8 +146,10 @@ class VllmServing(Strict):
 
     @property
     def base_image(self) -> str | None:
-        """The image that the bundle's image is made from; None where none is known: vLLM's own is for CUDA."""
-        return self.image or (f"vllm/vllm-openai:v{self.gate.version}" if self.gate.device == "cuda" else None)
+        """The image that the bundle's image is made from; None where none is known: vLLM's own is for CUDA, and has nothing that vLLM does
+        not need itself."""
+        own = f"vllm/vllm-openai:v{self.gate.version}" if self.gate.device == "cuda" and not self.needs else None
+        return self.image or own
 
     @property
     def image_name(self) -> str:
@@ -191,6 +198,7 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
     version = str(record["version"]).partition("+")[0]  # the build, such as +cpu, is the device's
-    gate = {**{name: record[name] for name in wanted}, "version": version, "device": device, "ungated_reason": ungated_reason}
+    gate = {**{name: record[name] for name in wanted}, "threads": record.get("threads"), "version": version, "device": device,
+            "ungated_reason": ungated_reason}
     return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
                                   **serving, "gate": gate}, where)

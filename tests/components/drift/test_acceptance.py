@@ -82,7 +82,7 @@ def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
     for other in ({"num_speculative_tokens": 3}, {"bundle": "tiny/1-cpu"}, {"bundle": None}):
         found = check([*traffic(0.6), *({**row, **other} for row in traffic(0.1))])
         assert (found.verdict, found.lines) == ("steady", 30)
-        assert found.notes == ("30 lines of other bundles or settings than those that are served (tiny/2-cpu) are left out",)
+        assert found.notes[0] == "30 lines of other bundles or settings than those that are served (tiny/2-cpu) are left out"
     window = load_limits().window
     old = [line(minute, 5) for minute in range(100)]
     new = [line(100 + minute, 30) for minute in range(window)]
@@ -113,3 +113,29 @@ def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:
     spool.write()
     (found,) = read_lines(tmp_path)
     assert (found.first, found.method, found.num_speculative_tokens) == ((2, 2), "ngram", 5)
+
+
+def tuning_of(seed: int, share: float = 0.6, prompts: int = 12) -> Acceptance:
+    """Prompts differ: a fifth of a share from one to the next, and thirty drafts each."""
+    rng = np.random.default_rng(seed)
+    shares = rng.beta(5 * share, 5 * (1 - share), prompts)
+    each = tuple((int(rng.binomial(30, one)), 30) for one in shares)
+    return Acceptance(rounds=30 * prompts, accepted_at=(sum(kept for kept, _ in each),), each=each)
+
+
+def test_few_prompts_of_a_tuning_raise_no_alarm_where_traffic_is_as_it_was() -> None:
+    """Taken as exact, a tuning on a dozen prompts that differ said drift of unchanged traffic again and again."""
+    cases = [(traffic(0.6, seed=seed), tuning_of(seed)) for seed in range(60)]
+    exact = [check(rows, tuned=tuned.model_copy(update={"each": ()})) for rows, tuned in cases]
+    found = [check(rows, tuned=tuned) for rows, tuned in cases]
+    assert sum(one.drifted for one in exact) > 10
+    assert sum(one.drifted for one in found) == 0
+    assert all(one.change_low < one.served - one.tuned < one.change_high and not one.notes for one in found)
+    assert all(one.change_low is None and "more often than false_alarm_rate" in one.notes[0] for one in exact)
+    worse = check(traffic(0.1), tuned=tuning_of(0))
+    assert (worse.verdict, worse.change_high < 0) == ("drift", True)
+
+
+def test_a_tuning_that_drafted_for_one_prompt_only_decides_nothing() -> None:
+    tuned = Acceptance(rounds=30, accepted_at=(27,), each=((27, 30), (0, 0)))
+    assert check(traffic(0.2), tuned=tuned).verdict == "steady"

@@ -68,7 +68,8 @@ def of_version(root: Path, version: str) -> None:
 def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path) -> tuple[str, ...]:
     """The command, short."""
     return tuple(map(str, ("demo", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--device", "cpu", "--max-tokens", 8,
-                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", *METHODS)))
+                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", "--levels", 1,
+                           *METHODS)))
 
 
 @pytest.fixture
@@ -108,10 +109,11 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
     assert report["regret"] == {"best": "draft_model(k=2)", "regret": 0.0, "low": None, "high": None, "settings": 7}
     assert report["record"]["figures"][0]["ratio"] == pytest.approx(1.6, rel=0.01)
     assert report["collected"]["rows"] == 24
-    assert report["served"]["failed"] == 0
     assert report["served"]["requests"] > 12
     assert report["drift"]["verdict"] == "steady", report["drift"]
-    for words in ("vllm, plain", "times plain", "lower bound", "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
+    assert json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"] == report["threads"]
+    for words in ("vllm, plain", "times plain", "up to 1 requests at once", "--levels 1,8", "lower bound",
+                  "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
                   str(bundle)):
         assert words in done.stdout
 
@@ -255,6 +257,17 @@ def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[...,
     assert manifest["settings"]["max_num_seqs"] == 1
 
 
+@pytest.mark.slow
+def test_by_default_the_bundle_decodes_eight_requests_at_once(run: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    """It was one, and eight users queued behind one another."""
+    at = words.index("--levels")
+    done = run(*words[:at], *words[at + 2:])
+    assert done.exit_code == 0, (done.output, done.exception)
+    manifest = json.loads((tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text())
+    assert manifest["settings"]["max_num_seqs"] == 8
+    assert "up to 8 requests at once" in done.stdout
+
+
 def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path,
                                                         folder: Path) -> None:
     tune = ("tune", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--methods", "suffix")
@@ -266,14 +279,20 @@ def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any]
 
 
 @pytest.mark.parametrize(("fault", "what", "advice"), [
-    ("plugin", "No module named 'draftwell_vllm'", "install what is named"), ("refuse", "answered none of", "see ")])
+    ("plugin", "No module named 'draftwell_vllm'", "install what is named"),
+    ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),
+    ("once", "HTTP 500", "see "), ("die", "No available memory", "see ")])
 def test_a_server_that_fails_is_one_line(fault: str, what: str, advice: str, demo: Callable[..., Any], tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SERVER_FAULT", fault)
     said = line(demo())
     assert what in said
     assert advice in said
-    assert (tmp_path / "dist" / "vllm" / "tiny" / "current").exists()
+    home = tmp_path / "dist" / "vllm" / "tiny"
+    assert [path.name for path in home.iterdir()] == ["1-cpu"], "built, and not what is served"
+    monkeypatch.setenv("FAKE_SERVER_FAULT", "")
+    assert demo().exit_code == 0
+    assert (home / "current").resolve() == home / "1-cpu"
 
 
 def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, tmp_path: Path) -> None:

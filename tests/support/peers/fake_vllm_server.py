@@ -1,6 +1,6 @@
 """vLLM's server as `serve.sh` starts it: it answers `/v1/models` and `/v1/completions`, and spools counts as our plug-in does.
 
-FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, or `refuse` (every request).
+FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, `refuse` (every request), `once` (the third), or `die` (at the third).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ LAST_WORDS = {"memory": "ValueError: No available memory for the cache blocks.",
               "plugin": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'draftwell_vllm'"}
 options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
 config = json.loads(options.get("--speculative-config", "{}"))
+asked_for: list[object] = []
 fault = os.environ.get("FAKE_SERVER_FAULT", "")
 if fault in LAST_WORDS:
     sys.exit(LAST_WORDS[fault])
@@ -27,9 +28,13 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if fault == "refuse":
+        asked_for.append(asked)
+        if fault == "refuse" or (fault == "once" and len(asked_for) == 3):
             self.send_error(500)
             return
+        if fault == "die" and len(asked_for) == 3:
+            print(LAST_WORDS["memory"], file=sys.stderr, flush=True)
+            os._exit(1)
         spool({"method": config.get("method"), "num_speculative_tokens": config.get("num_speculative_tokens"), "rounds": 60,
                "accepted_at": [60, 30]})
         self.say({"usage": {"completion_tokens": asked["max_tokens"]}})

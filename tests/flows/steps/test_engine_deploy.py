@@ -1,0 +1,43 @@
+"""What a bundle for vLLM keeps of its tuning, and what its server is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.bench.engines.figures import Figure
+from components.engines.port import Acceptance
+from flows.steps.engine_deploy import counts_by_prompt
+from flows.steps.engine_serve import server_environment
+from tests.support.peers.environments import install
+
+
+def figure(at_once: int, groups: int, each: list[tuple[int, int]]) -> Figure:
+    parts = [Acceptance(rounds=rounds, accepted_at=(kept,)) for kept, rounds in each]
+    return Figure(label="ngram", at_once=at_once, groups=groups, prompts=3, ratio=1.0, low=1.0, high=1.0, tokens_per_second=1.0,
+                  plain_tokens_per_second=1.0, acceptance=Acceptance.total(parts))
+
+
+def test_answers_of_a_prompt_count_together_at_all_loads() -> None:
+    one = figure(1, 3, [(1, 2), (0, 0), (3, 4)])
+    two = figure(2, 2, [(1, 1), (2, 2), (0, 1), (1, 3)])  # the fourth answer is the first prompt's again
+    assert counts_by_prompt([one]) == [(1, 2), (0, 0), (3, 4)]
+    assert counts_by_prompt([one, two]) == [(3, 6), (2, 2), (3, 5)]
+
+
+def test_of_an_earlier_choice_no_counts_of_prompts_are_known() -> None:
+    old = figure(1, 3, [(1, 2), (0, 0), (3, 4)])
+    old = old.model_copy(update={"acceptance": old.acceptance.model_copy(update={"each": ()})})
+    assert counts_by_prompt([old]) == counts_by_prompt([]) == []
+
+
+def test_a_server_keeps_the_preload_that_a_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "peers", monkeypatch, ("vllm",))
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("PYTHONPATH", "ours")
+    found = server_environment("tiny")
+    assert found["LD_PRELOAD"] == ""
+    assert "PYTHONPATH" not in found
+    monkeypatch.delenv("LD_PRELOAD")
+    assert "LD_PRELOAD" not in server_environment("tiny")
