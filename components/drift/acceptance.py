@@ -6,6 +6,7 @@ Looked at is the first token of drafts: how often the target keeps it does not d
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -138,6 +139,9 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
     change = max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
     if len(tuned.each) >= 2:
         least, most = change_interval(table, np.array(tuned.each, dtype=np.float64), limits.false_alarm_rate / 2)
+        if not (math.isfinite(least) and math.isfinite(most)):
+            return report(NOT_ENOUGH, f"{words}, but all drafts of the tuning or of what was served are of one prompt or minute: nothing "
+                                      "can be compared", **figures)
         figures |= {"change_low": least, "change_high": most}
         words += f", a change of {least:+.3f} to {most:+.3f}"
         sure = least > 0 or most < 0

@@ -91,8 +91,10 @@ def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     seconds = report["seconds"]
     yield f"chosen: {report['choice']['reason']}"
     yield regret_line(report["regret"], "by the tuning's own figures")
-    if (grid := report.get("grid")) and grid["regret"]:
-        yield regret_line(grid["regret"], "by the whole grid on all prompts of the tuning")
+    if grid := report.get("grid"):
+        yield (regret_line(grid["regret"], "by the whole grid on all prompts of the tuning") if grid["regret"] else
+               "regret by the whole grid: unknown, because the choice could not be measured again")
+        yield from (f"left out of the grid: {name}, {why}" for name, why in grid["left_out"].items())
     against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(report["record"]))
     yield sentence(report["record"]) + (f": {against}" if against else "")
     if "bundle" in report:

@@ -107,16 +107,18 @@ def tuned_counts(space: EngineSpace, temperature: float) -> dict[str, Any] | Non
 def counts_by_prompt(figures: Sequence[Figure]) -> list[tuple[int, int]]:
     """(drafts whose first token was kept, drafts) of each prompt, over all figures; empty where a figure does not list its answers.
 
-    One request at a time every prompt is measured once; more at once take the same prompts round and round.
+    One request at a time every prompt is measured once; more at once take the same prompts in the order of `groups_of`.
     """
+    from components.bench.engines.measure import groups_of
+
     prompts = next((figure.groups for figure in figures if figure.at_once == 1), 0)
     if not prompts or any(len(figure.acceptance.each) != figure.groups * figure.at_once for figure in figures):
         return []
     found = [(0, 0)] * prompts
     for figure in figures:
-        for place, (kept, drafts) in enumerate(figure.acceptance.each):
-            known = found[place % prompts]
-            found[place % prompts] = known[0] + kept, known[1] + drafts
+        order = [place for group in groups_of([[place] for place in range(prompts)], figure.at_once, figure.groups) for (place,) in group]
+        for place, (kept, drafts) in zip(order, figure.acceptance.each, strict=True):
+            found[place] = found[place][0] + kept, found[place][1] + drafts
     return found
 
 

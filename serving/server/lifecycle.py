@@ -90,7 +90,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
     logging.getLogger("serving").setLevel(logging.INFO)
     keys = read_keys(settings.api_key_file)
     settings = settings.with_keys(keys)
-    security = Security(keys=keys, cors_origins=origins(settings.cors_origin),
+    security = Security(keys=keys, cors_origins=origins(settings.cors_origin), bodies_bytes=settings.body_megabytes * 2**20,
                         hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)))
     written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": settings.state_dir, "--feedback-dir": settings.feedback_dir}
     refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is created

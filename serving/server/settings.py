@@ -87,6 +87,9 @@ class ServerSettings(BaseModel):
         (), description="Name that the Host header of a request may hold besides localhost, such as the public name behind a proxy on this "
                         "machine; may be repeated; * allows all. Default: all, but localhost alone for a server without keys that listens "
                         "there.")
+    body_megabytes: int = Field(
+        256, ge=8, description="MiB that the bodies of all requests that are not answered yet may take, those of one client a quarter; "
+                               "beyond that further ones are answered 503.")
     request_timeout: float | None = Field(
         None, ge=0.001, description="Seconds after which a request is cancelled. Default: no limit.")
     drain_seconds: float = Field(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from components.bench.engines.measure import Beside
 from serving.files import json_digest, write_atomically
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Measurements:

@@ -43,7 +43,7 @@ def choose_by_load(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[F
         if found.method != OFF:
             return found.model_copy(update={"left_out": {**found.left_out, **failed}})
         failed[f"{method.label} by load"] = found.reason
-    return found.off(f"plain decoding, because {'; '.join(failed.values())}")
+    return found.model_copy(update={"left_out": {**found.left_out, **failed}}).off(f"plain decoding, because {'; '.join(failed.values())}")
 
 
 def once_each(finalists: Sequence[Finalist]) -> list[Finalist]:

@@ -96,18 +96,20 @@ def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: d
     return found
 
 
-def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice, texts: Sequence[Text] | None) -> dict[str, Beside]:
+def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice,
+            texts: Sequence[Text] | None) -> tuple[dict[str, Beside], dict[str, str]]:
     """All that a tuning chooses among, and the choice, measured again on all prompts, one request at a time.
 
     Nothing that the choice rests on is used: the best by luck would be among it.
 
     Returns:
-        label → measurement; what fails is missing.
+        label → measurement, and label → why of what failed.
     """
     found: dict[str, Beside] = {}
+    failed: dict[str, str] = {}
 
     def measure(method: Method) -> None:
-        with left_out_if_it_fails({}, method.label):
+        with left_out_if_it_fails(failed, method.label):
             lab.measure(method, "grid")
             found[method.label] = lab.found(method, "grid")
 
@@ -117,11 +119,11 @@ def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice, texts:
         for name in settings.methods:
             if name in choice.left_out or name == OFF:
                 continue
-            with left_out_if_it_fails({}, name):
+            with left_out_if_it_fails(failed, name):
                 known = plain_texts(lab, settings) if name == "ngram" and texts is None else texts
                 for method in candidates([name], settings, known):
                     measure(method)
-    return found
+    return found, failed
 
 
 def plain_texts(lab: Lab, settings: EngineTuneSettings) -> list[Text] | None:

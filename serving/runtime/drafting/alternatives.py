@@ -8,6 +8,7 @@ For greedy requests: a sampled one draws its chain, whose law its rule needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -59,14 +60,23 @@ class Alternatives:
         return tree
 
     def learn(self, draft: Draft, tree: DraftTree, verdict: TreeVerdict) -> Verdict:
-        """Count the alternatives of every position that was judged, those that were not verified too; the verdict on the chain alone."""
+        """Count what became of a tree's alternatives; the verdict on the chain alone."""
         kept = sum(place < len(draft) for place in verdict.path)
         chosen = draft.tokens[:kept]
         if kept < len(draft) and (beside := [place for place in verdict.path if place >= len(draft)]):
             chosen = [*chosen, tree.tokens[beside[0]]]
         elif verdict.rejected and verdict.token is not None:
             chosen = [*chosen, verdict.token]
+        self.count(chosen)
+        return Verdict(kept, verdict.token, len(chosen))
+
+    def count(self, chosen: Sequence[int]) -> None:
+        """Count the alternatives of the last draft, those that were not verified too: else those that once did not pay never would again.
+
+        Args:
+            chosen: the target's choices at the places that were judged.
+        """
         for token, others in zip(chosen, self.ranked, strict=False):
             for other, prob in others:
                 self.table.update(prob, kept=other == token)
-        return Verdict(kept, verdict.token, len(chosen))
+        self.ranked = []

@@ -125,6 +125,7 @@ class Candidate:
 
     def widened(self, session: Session, draft: Draft) -> DraftTree | None:
         """The draft with alternatives beside it; None: nothing but the draft, which is judged as a chain."""
+        self.alternatives.ranked = []
         if not self.alternatives.most or not draft.tokens or not session.sampling.greedy or not session.target.trees:
             return None
         tree = self.alternatives.around(draft, min(self._longest, session.tree_room()))
@@ -139,6 +140,8 @@ class Candidate:
             beside: alternatives that were verified; `kept_beside`: of these kept, 0 or 1.
         """
         seen = self.seen
+        corrected = [verdict.token] if verdict.rejected and verdict.token is not None else []
+        self.alternatives.count([*draft.tokens[: verdict.accepted], *corrected])
         for i, confidence in enumerate(draft.confidence[: verdict.judged]):
             seen.table.update(confidence, kept=i < verdict.accepted)
             seen.ahead += ((i < verdict.accepted) - seen.ahead) / (4 * MEMORY)

@@ -138,4 +138,7 @@ def test_few_prompts_of_a_tuning_raise_no_alarm_where_traffic_is_as_it_was() -> 
 
 def test_a_tuning_that_drafted_for_one_prompt_only_decides_nothing() -> None:
     tuned = Acceptance(rounds=30, accepted_at=(27,), each=((27, 30), (0, 0)))
-    assert check(traffic(0.2), tuned=tuned).verdict == "steady"
+    found = check(traffic(0.2), tuned=tuned)
+    assert found.verdict == "not enough yet"
+    assert "of one prompt or minute" in found.why
+    assert found.change_low is None, "JSON has no NaN"

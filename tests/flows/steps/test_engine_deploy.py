@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.bench.engines.figures import Figure
+from components.bench.engines.measure import groups_of
 from components.engines.port import Acceptance
 from flows.steps.engine_deploy import counts_by_prompt
 from flows.steps.engine_serve import server_environment
@@ -20,10 +21,14 @@ def figure(at_once: int, groups: int, each: list[tuple[int, int]]) -> Figure:
 
 
 def test_answers_of_a_prompt_count_together_at_all_loads() -> None:
+    """Above one at once by the order in which groups were really sent: each round has its own."""
     one = figure(1, 3, [(1, 2), (0, 0), (3, 4)])
-    two = figure(2, 2, [(1, 1), (2, 2), (0, 1), (1, 3)])  # the fourth answer is the first prompt's again
     assert counts_by_prompt([one]) == [(1, 2), (0, 0), (3, 4)]
-    assert counts_by_prompt([one, two]) == [(3, 6), (2, 2), (3, 5)]
+    order = [place for group in groups_of([[0], [1], [2]], 4, 5) for (place,) in group]
+    assert order != [place % 3 for place in range(20)]
+    many = figure(4, 5, [(place, 10) for place in order])
+    counts = [order.count(place) for place in range(3)]
+    assert counts_by_prompt([one, many]) == [(1, 2 + 10 * counts[0]), (counts[1], 10 * counts[1]), (3 + 2 * counts[2], 4 + 10 * counts[2])]
 
 
 def test_of_an_earlier_choice_no_counts_of_prompts_are_known() -> None:

@@ -58,6 +58,16 @@ def test_every_judged_position_is_counted():
     assert (some.table.total[third], some.table.accepted[third]) == (2, 0)
 
 
+def test_alternatives_that_do_not_pay_are_counted_too():
+    """Else they would never be verified again, whatever the text."""
+    draft, some = draft_of(row(0.5, 0.32, 0.18)), alternatives([1.0, 1.0, 2.0, 3.0])
+    assert some.around(draft, 8).is_chain
+    some.count([1])
+    assert some.table.accepted[AcceptanceTable.bin_of(0.32)] == 1
+    some.count([1])
+    assert sum(some.table.total) == 2, "each draft once"
+
+
 def second_best_pair(vocab=8):
     """A target that counts, and a head whose second choice is always the target's token, never its first."""
     target, head = torch.full((vocab, vocab), -20.0), torch.full((vocab, vocab), -20.0)
