@@ -44,15 +44,44 @@ def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: i
     if not found and rows.column("prompt_tokens").null_count == rows.num_rows > 0:
         raise DraftwellError(f"the traces in {folder} hold numbers and no text: drift shows in them, but there is nothing to calibrate "
                              "on: start the server with --feedback-text", code="spool_without_text")
+    return in_random_order(folder, found, window=window, fewest=fewest, notes=[*unreadable(wrong), *notes])
+
+
+def recorded_prompts(place: Path, *, window: int, fewest: int) -> list[Prompt]:
+    """Different prompts of the newest requests that somebody recorded, in random order, so that any part of them is like the whole.
+
+    Args:
+        place: a JSONL file of requests' bodies, or a folder of such files, whose names are in the order of their time.
+        window: newest prompts, at most.
+        fewest: less than this is refused.
+    Raises:
+        DraftwellError: there is no such place (`no_prompts`), or too few prompts in it (`too_few_prompts`).
+    """
+    if not place.exists():
+        raise DraftwellError(f"there is no {place}: name the file or folder of recorded requests", code="no_prompts")
+    found, wrong = readable_requests(jsonl_files(place) if place.is_dir() else [place])
+    return in_random_order(place, found, window=window, fewest=fewest, notes=unreadable(wrong))
+
+
+def unreadable(wrong: Sequence[DraftwellError]) -> list[str]:
+    """A note about requests that hold no prompt that can be read, where there are any."""
+    return [f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []
+
+
+def in_random_order(place: Path, found: Sequence[Prompt], *, window: int, fewest: int, notes: Sequence[str]) -> list[Prompt]:
+    """The newest different ones, in an order that is the same for the same prompts; their ids are new.
+
+    Raises:
+        DraftwellError: too few (`too_few_prompts`).
+    """
     different = list({(tuple(p.turns), json.dumps(p.messages), p.raw): p for p in found}.values())[-window:]
     if len(different) < fewest:
-        left_out = "; ".join([*([f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []), *notes])
-        odd = f" ({left_out})" if left_out else ""
-        raise DraftwellError(f"{folder} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "
+        odd = f" ({'; '.join(notes)})" if notes else ""
+        raise DraftwellError(f"{place} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "
                              "recalibrate: wait for more traffic, or let the server record requests with their text",
                              code="too_few_prompts")
     order = np.random.default_rng(len(different)).permutation(len(different))
-    return [replace(different[i], id=f"spool/{place:04d}") for place, i in enumerate(order)]
+    return [replace(different[i], id=f"spool/{number:04d}") for number, i in enumerate(order)]
 
 
 def watched(file: Path, shards: Collection[str]) -> bool:

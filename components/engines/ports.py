@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+from pathlib import Path
 
 from serving.errors import DraftwellError
+
+LISTEN = "0A"
+"""State of a socket that listens, in `/proc/net/tcp`."""
 
 
 def free_port() -> int:
@@ -32,3 +38,25 @@ def refuse_taken(port: int, host: str = "127.0.0.1") -> None:
                                  code="engine_port_taken") from error
         raise DraftwellError(f"port {port} of {host} cannot be listened on ({error}): name another one with --port",
                              code="bad_port") from error
+
+
+def listening(pid: int) -> frozenset[int]:
+    """TCP ports on which a process of this machine listens; none where it is gone, is another user's, or the system has no /proc."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    return frozenset(port for inode, port in listeners() if f"socket:[{inode}]" in sockets)
+
+
+def listeners() -> list[tuple[str, int]]:
+    """Inode and port of every TCP socket of this machine that listens (`/proc/net/tcp`)."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *more = row.split()
+                if state == LISTEN:
+                    found.append((more[5], int(local.rpartition(":")[2], 16)))
+    return found

@@ -156,6 +156,12 @@ def serve(
     bundle: Annotated[Path | None, typer.Option(
         "--bundle", help="Bundle folder. Default: dist/<pair>/current, for vLLM dist/vllm/<pair>/current.")] = None,
     engine: EngineOption = EngineName.draftwell,
+    replica: Annotated[int | None, typer.Option(
+        "--replica", min=1, help="With --engine vllm: number of a process that shares its port with others; on CPUs 2 takes the cores "
+                                 "after those of the first.")] = None,
+    restart: Annotated[bool, typer.Option(
+        "--restart", help="With --engine vllm: start nothing but processes that take the place of those that serve an earlier bundle of "
+                          "the pair here, one after the other, on the same ports.")] = False,
 ) -> None:
     """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve (see `draftwell-serve --help`): --host,
     --port, --slots, --threads, --queue, --allow-parameters, --state, --state-dir, --api-key-file, --feedback-dir and others.
@@ -167,14 +173,20 @@ def serve(
     from registry.pairs import find_pair
 
     if engine is EngineName.vllm:
-        from flows.cli.engine import serve_elsewhere
+        from flows.cli.engine import restart_elsewhere, serve_elsewhere
         from registry.bundles.vllm.build import bundles_of
 
         name = find_pair(pair).name
+        if restart:
+            restart_elsewhere(bundle, name, [*([] if replica is None else ["--replica"]), *context.args])
+            return
         found = bundle or bundles_of(Path("dist"), name) / "current"
         if not (found / "serve.sh").is_file():
             raise DraftwellError(f"no bundle at {found}: build one with `draftwell deploy --engine vllm --pair {pair}`", code="no_bundle")
-        serve_elsewhere(found, name, context.args)
+        serve_elsewhere(found, name, context.args, replica)
+    if restart or replica is not None:
+        raise DraftwellError(f"{'--restart' if restart else '--replica'} means nothing with --engine draftwell, whose server follows the "
+                             "link `current` by itself: leave it out", code="engine_option")
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair} --device DEVICE`",

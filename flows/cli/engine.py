@@ -55,18 +55,10 @@ def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequen
 def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
     """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
     from components.engines.vllm import command, device_for
-    from flows.steps.engine import EngineSpace
-    from flows.workspace import Workspace
-    from serving.device import usable_cores
+    from flows.steps.engine import engine_space
 
     command()
-    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), threads or usable_cores())
-    if (draft := space.workspace.spec.draft) is not None and draft.near_copy is not None:
-        raise DraftwellError(f"the draft of {space.workspace.spec.name} is a copy of the target that our own engine makes in memory: name "
-                             "another pair for --engine vllm", code="engine_option")
-    if space.workspace.device != "cpu":
-        say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
-    _ = space.version
+    space = engine_space(pair, dtype, pick_device(device_for(device)), threads, say)
     with progress(title) as bar:
         yield replace(space, bar=bar)
 
@@ -197,11 +189,13 @@ def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool
     return found
 
 
-def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn:
+def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str], replica: int | None = None) -> NoReturn:
     """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment.
 
     Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL` names another or is empty.
 
+    Args:
+        replica: number of a process that shares the port with others, from 1; None shares it with none that listen there already.
     Raises:
         DraftwellError: the port is taken (`engine_port_taken`).
     """
@@ -209,10 +203,31 @@ def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str]) -> NoReturn
     from flows.steps.engine_serve import server_environment
 
     variables = server_environment(pair)
-    if (port := port_of(bundle, options)) is not None:
+    if replica is not None:
+        variables["DRAFTWELL_REPLICA"] = str(replica)
+    if "DRAFTWELL_REPLICA" not in variables and (port := port_of(bundle, options)) is not None:
         refuse_taken(port, option_of(options, "--host") or "127.0.0.1")
     script = str(bundle / "serve.sh")
     os.execve(script, [script, *options], variables)
+
+
+def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) -> None:
+    """`draftwell serve --engine vllm --restart`.
+
+    Args:
+        bundle: None, or the link `current` in its folder.
+        options: further ones, of which there must be none: every process keeps its own.
+    Raises:
+        DraftwellError: there are some, or another bundle is named (`engine_option`), and what `rolling_restart` raises.
+    """
+    from flows.steps.engine_replicas import rolling_restart
+
+    if options:
+        raise DraftwellError(f"{options[0]} means nothing with --restart, which starts each process with the options of the one before: "
+                             "leave it out", code="engine_option")
+    if bundle is not None and (bundle.name != "current" or bundle.parent.name != pair):
+        raise DraftwellError(f"--restart follows a link `current`, as in dist/vllm/{pair}/current, not {bundle}", code="engine_option")
+    rolling_restart(Path("dist") if bundle is None else bundle.absolute().parents[2], pair, say)
 
 
 def port_of(bundle: Path, options: Sequence[str]) -> int | None:

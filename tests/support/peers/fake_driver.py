@@ -2,6 +2,7 @@
 
 The setting `fault`, or the variable FAKE_PEER_FAULT, says how it misbehaves: a word, or `word@method` for one way to speculate.
 The variable FAKE_ENGINE_SPEEDS says how fast it is: JSON, `method`, `method:k` or `method:k@requests` → times plain decoding.
+FAKE_ENGINE_ACCEPTED says how many tokens of an answer's two drafts are kept: JSON, such as [2, 1].
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def answer(ids: list[int], request: Request, tokens: Tokens, clock: list[float],
             tokens.top.append([(tokens.ids[-1], -0.1), (tokens.ids[-1] + 1, -2.5)])
         if tokens.ids[-1] in request["stop_token_ids"]:
             break
-    tokens.drafted, tokens.accepted = [2, 2], [2, 1]
+    tokens.drafted, tokens.accepted = [2, 2], json.loads(os.environ.get("FAKE_ENGINE_ACCEPTED", "[2, 1]"))
 
 
 def speed_of(speculation: dict[str, Any], requests: int) -> float:

@@ -1,7 +1,8 @@
 """What vLLM computes with on CPUs: the libraries and as many cores as where it was measured.
 
     python cpu.py libraries        # for LD_PRELOAD: tcmalloc and Intel's OpenMP of this Python's environment, where they are
-    python cpu.py cores [THREADS]  # for VLLM_CPU_OMP_THREADS_BIND: the first of the cores that this process may use
+    python cpu.py cores [THREADS]  # for VLLM_CPU_OMP_THREADS_BIND: the first of the cores that this process may use; replica 2
+                                   # (DRAFTWELL_REPLICA) takes those after them
 
 Needs Python's own library alone.
 """
@@ -26,14 +27,32 @@ def libraries() -> str:
     return ":".join(path for path in map(str, paths) if not set(path) & set(" :"))
 
 
-def cores(threads: int | None) -> str:
-    """Numbers of cores with commas: as many as were measured, or as there are; None: as there are. Says where there are fewer."""
+def cores(threads: int | None, replica: int = 1) -> str:
+    """Numbers of cores with commas: as many as were measured, or as there are; None: as there are. Says where there are fewer.
+
+    Args:
+        replica: from 1; each has cores of its own while there are any left, and after that those of the first.
+    """
     mask = sorted(os.sched_getaffinity(0))
     here = min(len(mask), quota())
     if threads is not None and here < threads:
         print(f"draftwell: {threads} compute threads were measured and {here} cores are here: tune and gate again with --threads {here}, "
               "or give it more cores", file=sys.stderr)
-    return ",".join(map(str, mask[: min(here, threads or here)]))
+    wanted = min(here, threads or here)
+    first = (replica - 1) * wanted
+    if first + wanted > len(mask):
+        print(f"draftwell: {len(mask)} cores are here, and replica {replica} would need those after the first {first}: it shares cores "
+              "with replica 1, and both are slower meanwhile", file=sys.stderr)
+        first = 0
+    return ",".join(map(str, mask[first : first + wanted]))
+
+
+def replica() -> int:
+    """Number of this replica, from 1: `DRAFTWELL_REPLICA`."""
+    named = os.environ.get("DRAFTWELL_REPLICA") or "1"
+    if not named.isdecimal() or int(named) < 1:
+        sys.exit(f"draftwell: DRAFTWELL_REPLICA is {named!r}: write a number from 1")
+    return int(named)
 
 
 def quota() -> int:
@@ -47,4 +66,4 @@ def quota() -> int:
 
 if __name__ == "__main__":
     what, *more = sys.argv[1:]
-    print(libraries() if what == "libraries" else cores(int(more[0]) if more else None))
+    print(libraries() if what == "libraries" else cores(int(more[0]) if more else None, replica()))

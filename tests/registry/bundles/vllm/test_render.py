@@ -50,8 +50,8 @@ def bundle(tmp_path: Path) -> Path:
 def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    assert found == {*manifest["files"], "manifest.json", "compose.yaml", "chart/values.yaml"}
-    assert {"serve.sh", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
+    assert found == {*manifest["files"], "manifest.json", "compose.yaml", "Caddyfile", "chart/values.yaml"}
+    assert {"serve.sh", "listen.py", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
             "chart/templates/deployment.yaml"} <= found
     assert VllmServing.model_validate(manifest["settings"]).gate.version == "0.32.0"
     before = (bundle / "manifest.json").read_bytes()
@@ -172,18 +172,63 @@ def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
 
 
 def test_compose_reserves_what_a_replica_needs() -> None:
-    data = yaml.safe_load(rendered(serving())["compose.yaml"])
-    assert data == compose(serving())
+    alone = serving(replicas=1)
+    data = yaml.safe_load(rendered(alone)["compose.yaml"])
+    assert data == compose(alone)
+    assert "Caddyfile" not in rendered(alone)
     service = data["services"]["vllm"]
     assert service["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert {volume.partition(":")[0] for volume in service["volumes"]} == set(data["volumes"])
     assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp:exec"])
     assert service["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
-    last = rendered(serving())["Dockerfile"].rindex("\nUSER ")
-    assert rendered(serving())["Dockerfile"][last:].startswith("\nUSER 1000:1000\n")
-    on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]["vllm"]
+    last = rendered(alone)["Dockerfile"].rindex("\nUSER ")
+    assert rendered(alone)["Dockerfile"][last:].startswith("\nUSER 1000:1000\n")
+    on_cpu = yaml.safe_load(rendered(serving(**CPU, replicas=1))["compose.yaml"])["services"]["vllm"]
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
+
+
+def test_compose_has_two_replicas_with_gpus_of_their_own_behind_one_port() -> None:
+    """Reserved by number, both would be given the first GPUs."""
+    services = yaml.safe_load(rendered(serving())["compose.yaml"])["services"]
+    assert list(services) == ["vllm-1", "vllm-2", "proxy"]
+    gpus = [services[name]["deploy"]["resources"]["reservations"]["devices"][0] for name in ("vllm-1", "vllm-2")]
+    assert [one["device_ids"] for one in gpus] == [["0", "1"], ["2", "3"]]
+    assert [one for one in gpus if "count" in one] == [], "compose refuses both"
+    assert [name for name, one in services.items() if "ports" in one] == ["proxy"]
+    assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert set(services["proxy"]["depends_on"]) == {"vllm-1", "vllm-2"}
+    assert [services[name]["environment"]["DRAFTWELL_REPLICA"] for name in ("vllm-1", "vllm-2")] == ["1", "2"]
+    caddyfile = rendered(serving())["Caddyfile"]
+    for words in ("reverse_proxy vllm-1:8000 vllm-2:8000 {", "lb_try_duration", "health_uri /health", "flush_interval -1"):
+        assert words in caddyfile
+    assert caddyfile.count("{") == caddyfile.count("}") == 3
+    assert "up -d --build --wait --no-deps $one" in rendered(serving())["README.md"]
+    assert "$one" not in rendered(serving(replicas=1))["README.md"]
+
+
+@pytest.mark.parametrize(("replica", "threads", "cores", "shares"), [
+    (1, 2, "0,1", False), (2, 2, "2,3", False), (3, 2, "0,1", True), (2, 3, "0,1,2", True), (2, None, "0,1,2,3", True)])
+def test_replicas_have_cores_of_their_own_while_there_are_any(replica: int, threads: int | None, cores: str, shares: bool,
+                                                              monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    from registry.bundles.vllm.files import cpu
+
+    monkeypatch.setattr(cpu, "QUOTA", tmp_path / "none")
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    assert cpu.cores(threads, replica) == cores
+    assert ("shares cores with replica 1" in capsys.readouterr().err) == shares
+
+
+def test_a_replica_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.bundles.vllm.files import cpu
+
+    for named, number in (("", 1), ("2", 2)):
+        monkeypatch.setenv("DRAFTWELL_REPLICA", named)
+        assert cpu.replica() == number
+    monkeypatch.setenv("DRAFTWELL_REPLICA", "second")
+    with pytest.raises(SystemExit, match="DRAFTWELL_REPLICA is 'second'"):
+        cpu.replica()
 
 
 def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
@@ -210,7 +255,7 @@ def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how
     bare = {**CPU, "image": None, "gate": {**CPU["gate"], "settings": None}, "speculative": None}
     write_bundle(serving(**bare), tmp_path)
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"serve.sh", "check.py", "cpu.py", "README.md", "ray_serve.yaml", "manifest.json"}
+    assert found == {"serve.sh", "listen.py", "check.py", "cpu.py", "README.md", "ray_serve.yaml", "manifest.json"}
     assert "--set image=NAME" in (tmp_path / "README.md").read_text()
     assert "docker build" in rendered(serving())["README.md"]
     assert "Other packages' versions are not checked" in rendered(serving())["README.md"], "no more is promised than check.py does"
@@ -222,7 +267,7 @@ def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> N
     assert path in (bundle / "serve.sh").read_text().splitlines()
     (config,) = ray_serve(serving(plugins=(wheel.name,)))["applications"][0]["args"]["llm_configs"]
     assert config["runtime_env"]["env_vars"]["PYTHONPATH"] == f"/bundle/{wheel.name}"
-    assert "PYTHONPATH" not in serve_script(serving())
+    assert "export PYTHONPATH" not in serve_script(serving())
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
@@ -424,7 +469,22 @@ def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         said = variables_of(done)
         assert {name: value for name, value in said.items() if name.startswith("DRAFTWELL_")} == {
-            "DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda"}
+            "DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda", "DRAFTWELL_OPTIONS": "2",
+            "DRAFTWELL_SET": "DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE PYTHONPATH VLLM_CACHE_ROOT"}
+
+
+def test_what_a_user_named_is_not_what_serve_sh_has_set(tmp_path: Path) -> None:
+    """A rolling restart passes on what the user named, and nothing that belongs to the bundle before."""
+    bundle = cpu_bundle(tmp_path / "served")
+    mine = {"VLLM_CACHE_ROOT": "/mine", "VLLM_CPU_OMP_THREADS_BIND": "0", "LD_PRELOAD": ""}
+    assert not set(mine) & set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", **mine))["DRAFTWELL_SET"].split())
+    assert set(mine) <= set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu"))["DRAFTWELL_SET"].split())
+
+
+def test_a_vllm_with_another_launcher_serves_alone(bundle: Path, tmp_path: Path) -> None:
+    done = run_bundle(bundle, tmp_path)
+    assert done.returncode == 0
+    assert "draftwell: this vLLM has another launcher" in done.stderr
 
 
 @pytest.mark.parametrize(("package", "version", "said"), [
@@ -459,7 +519,7 @@ def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Pa
 
 
 def test_what_an_installation_may_change_is_outside_the_check(bundle: Path, tmp_path: Path) -> None:
-    for name in ("chart/values.yaml", "compose.yaml", ".env"):
+    for name in ("chart/values.yaml", "compose.yaml", "Caddyfile", ".env"):
         with (bundle / name).open("a") as file:
             file.write("# mine\n")
     done = run_bundle(bundle, tmp_path)
