@@ -13,7 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 
 ONE_PREFECT_SERVER = tuple(f"tests/flows/{name}.py" for name in (
     "orchestration/test_pipeline", "orchestration/test_deployments", "steps/test_recalibrate", "steps/test_traffic_prompts",
-    "workers/test_task_runners"))
+    "orchestration/test_engine_flow", "workers/test_task_runners"))
 """Quick tests that need Prefect's server, whose start takes ten seconds: they share a process, and with it the server."""
 LONG = (*ONE_PREFECT_SERVER, "tests/flows/", "tests/test_operations.py", "tests/components/", "tests/registry/", "tests/serving/server/")
 """What begins first, in this order: most seconds for a test."""
