@@ -154,7 +154,8 @@ def test_the_gate_catches_what_is_planted(peers: Path) -> None:
     finally:
         plain.stop()
     for name, (verdict, figure, unlike) in verdicts.items():
-        print(f"{name}: {figure.ratio:.2f} [{figure.low:.2f}, {figure.high:.2f}], {sum(not one.near_tie for one in unlike)} real differences")
+        real = sum(not one.near_tie for one in unlike)
+        print(f"{name}: {figure.ratio:.2f} [{figure.low:.2f}, {figure.high:.2f}], {real} real differences")
         assert not verdict.passed
     assert verdicts["slow"][1].ratio < 0.85
     assert all(one.near_tie for one in verdicts["slow"][2]), "it is slow, and lossless"
