@@ -148,22 +148,15 @@ def likeliest(logits: Tensor, support: Tensor | None = None) -> list[int]:
     return found
 
 
-def largest_with_place(logits: Tensor, block: int = 1024) -> tuple[Tensor, Tensor]:
+def largest_with_place(logits: Tensor) -> tuple[Tensor, Tensor]:
     """`logits.max(-1)` of `[rows, columns]`: the first place of equal ones, and NaN where there is one.
 
-    On CPUs PyTorch takes ten times as long for a maximum with its place as for a maximum alone (41 and 3 µs for 49,152 columns). So there
-    the block with the maximum is looked for first, and the place in that block only.
+    On CPUs PyTorch takes ten times as long for it as NumPy (44 and 4 µs for 49,152 columns).
     """
-    columns = logits.shape[-1]
-    if logits.device.type != "cpu" or columns <= 2 * block:
+    if logits.device.type != "cpu":
         return logits.max(-1)
-    whole = columns // block * block
-    blocks = logits[:, :whole].unflatten(-1, (-1, block)).amax(-1)
-    if whole < columns:  # the last block overlaps the one before it, which comes first
-        blocks = torch.cat([blocks, logits[:, columns - block :].amax(-1, keepdim=True)], -1)
-    start = (blocks.max(-1).indices * block).clamp(max=columns - block)
-    largest, place = logits.gather(-1, start[:, None] + torch.arange(block)).max(-1)
-    return largest, start + place
+    place = torch.from_numpy(logits.detach().numpy().argmax(-1))
+    return logits.gather(-1, place[:, None])[:, 0], place
 
 
 class LogitRows:

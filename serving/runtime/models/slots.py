@@ -46,6 +46,8 @@ class Slots:
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
             self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+        self._memories: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """Of requests' slots: views, since making sixty of them in each forward pass takes a hundredth of it."""
 
     def keep_features(self, width: int) -> None:
         """Make room for `width` numbers for each position of a request's slot."""
@@ -180,6 +182,8 @@ class Slots:
     def memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[kv_heads, max_context, head_dim]` of a slot."""
         if slot < self.count:
-            return self.keys[layer][slot], self.values[layer][slot]
+            if slot not in self._memories:
+                self._memories[slot] = [(keys[slot], values[slot]) for keys, values in zip(self.keys, self.values, strict=True)]
+            return self._memories[slot][layer]
         keys, values = self._branches[slot - self.count]
         return keys[layer], values[layer]

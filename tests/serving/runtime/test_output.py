@@ -102,15 +102,15 @@ def test_eight_requests_at_once_cost_one_search_a_forward_pass(searches):
     assert searches == passes
 
 
-@pytest.mark.parametrize("columns", [1, 5, 8, 9, 12, 13, 24])
+@pytest.mark.parametrize("columns", [1, 5, 24, 67])
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_largest_by_blocks_is_the_largest(columns, data):
-    """Ties, NaN, ±∞, rows of a wider tensor, and widths that blocks of 4 do not fill."""
+def test_the_largest_with_its_place_is_the_first_largest(columns, data):
+    """Ties, NaN, ±∞, rows of a wider tensor, and widths that vectors do not fill."""
     values = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0, 3.0, math.inf, math.nan])
     rows = data.draw(st.lists(st.lists(values, min_size=columns + 2, max_size=columns + 2), min_size=1, max_size=3))
     logits = torch.tensor(rows)[:, :columns]
-    (largest, place), want = largest_with_place(logits, block=4), logits.max(-1)
+    (largest, place), want = largest_with_place(logits), logits.max(-1)
     assert torch.equal(place, want.indices)
     torch.testing.assert_close(largest, want.values, equal_nan=True, rtol=0, atol=0)
 
