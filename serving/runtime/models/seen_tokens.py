@@ -78,7 +78,7 @@ class Columns:
         """Put in further tokens, ascending, none of which has a column.
 
         Args:
-            rows: `[vocab, hidden]`, of which theirs are kept, in float32: on CPUs a product of so few in bfloat16 takes three times as long.
+            rows: `[vocab, hidden]`, of which theirs are kept, in float32: on CPUs a product of so few in bfloat16 takes thrice as long.
         """
         device, known, total = self.support.device, len(self.support), self.count + len(tokens)
         new = torch.tensor(tokens, device=device)
