@@ -82,6 +82,11 @@ class Cell(Settings):
         known = dict(zip(choices, labels_of(choices), strict=True))
         return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
 
+    def label_of(self, spec: str) -> str:
+        """The label of one contender."""
+        choices = self.choices()
+        return dict(zip(choices, labels_of(choices), strict=True))[choice_of(spec)]
+
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
         """What its file is named by: settings, prompts, where it runs (number format and device), and what it is measured with.
 

@@ -19,9 +19,9 @@ RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effec
         "**undecided**: our interval holds both \"no effect\" and the paper's value; **not reproduced**: none of these. "
         f"An interval wider than {WIDEST:.0%} of our value decides nothing (**too few prompts**). "
         f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: it is reproduced where ours is within {NO_EFFECT:.0%} of it "
-        f"and our whole interval within {CLOSE:.0%}, undecided where that fails and our interval holds it. A value that has no \"no effect\", "
-        f"such as an acceptance rate, is reproduced within {CLOSE:.0%}, undecided where that fails and our interval holds it. "
-        f"Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: "
+        f"and our whole interval within {CLOSE:.0%}, undecided where that fails and our interval holds it. A value that has no "
+        f"\"no effect\", such as an acceptance rate, is reproduced within {CLOSE:.0%}, undecided where that fails and our interval holds "
+        f"it. Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: "
         f"{100 * CLOSE * UNIT:.0f}, {100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.")
 OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. "
           "**not testable here**: the models, the data or the judge are not available, with the reason. "

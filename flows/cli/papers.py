@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, 
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.papers.cell_file import CellFile
     from components.papers.cells import Cell
 
 
@@ -27,8 +27,8 @@ def papers(
     out: Annotated[Path | None, typer.Option(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
     page: Annotated[Path | None, typer.Option(
-        "--page", help="Markdown file to write, with pictures in images/ next to it. Default: papers.md or papers-quick.md in the folder."
-    )] = None,
+        "--page", help="Markdown file to write, with pictures in images/ next to it. Default, in the folder: papers.md; papers-shipped.md "
+        "without --data; papers-quick.md.")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
@@ -46,6 +46,7 @@ def papers(
 
     from components.papers.catalogue import papers_named
     from components.papers.cells import FULL, QUICK
+    from components.papers.committed import with_committed
     from components.papers.runner import Run, measured_cells, run_cells
     from components.report.drawing import check_drawing
     from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
@@ -56,7 +57,8 @@ def papers(
     if out is not None:
         check_folder(out)
     if data is not None and not data.is_dir():
-        raise DraftwellError(f"--data: there is no folder {data}", code="no_data")
+        raise DraftwellError(f"--data: there is no folder {data}: docs/papers.md says what to download into it, or leave --data out to "
+                             "take the shipped prompts", code="no_data")
     check_drawing()
     on = pick_device(device)
     number_format = dtype.value if dtype else own_format(on)
@@ -64,15 +66,19 @@ def papers(
     folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
               lambda cell: made_of(cell, number_format, on, say))
-    options = {"--data": data, "--out": out, "--dtype": number_format, "--device": on, "--threads": count}
     everything = papers_named(None)  # what was measured of the other papers stays on the page
-    shown = Page(page or folder / f"papers{'-quick' if quick else ''}.md", everything, scale,
-                 {paper.name: command_of(paper.name, quick, options) for paper in everything})
+    shown = Page(page or folder / f"papers{'-quick' if quick else '' if data else '-shipped'}.md", everything, scale,
+                 with_data=render or data is not None)
+
+    def found() -> dict[str, CellFile]:
+        """What this run has, and what the project keeps where it has nothing."""
+        return with_committed(measured_cells(shown.cells, run), shown.cells)
+
     failed: dict[str, str] = {}
 
     def show(fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
         failed.update(failures)
-        return shown.write(measured_cells(shown.cells, run), failed, fresh)
+        return shown.write(found(), failed, fresh)
 
     try:
         if not render:
@@ -82,16 +88,6 @@ def papers(
         pictures = show(None, {})
     if publish and (kept := log_page(shown, pictures)):
         say(f"the page and its pictures are in MLflow: {kept}")
-    say(f"{counts_of(shown.cells, measured_cells(shown.cells, run))}; the page is {shown.path}")
+    say(f"{counts_of(shown.cells, found())}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)
-
-
-def command_of(only: str, quick: bool, options: Mapping[str, object]) -> str:
-    """The command that measures one paper's tables with these options; those that are None are left out.
-
-    >>> command_of("csd", True, {"--data": None, "--threads": 2})
-    'draftwell papers --quick --only csd --threads 2'
-    """
-    given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-    return shlex.join(["draftwell", "papers", *(["--quick"] if quick else []), "--only", only, *given])

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.papers.cell_file import CellFile
 from components.papers.cells import Cell, Scale
 from components.papers.made_of import MadeOf
 from components.papers.page import POINTS, render, results
 from components.papers.plots import draw_points, draw_table
 from components.papers.points import measured_points, published_points
-from components.papers.runner import CellFile, Opened
+from components.papers.runner import Opened
 from components.papers.tables import Paper
 from components.prompts.overlap import TrainingPrompts
 from flows.context import distilled_draft, made_from_prompts
@@ -105,13 +106,13 @@ class Page:
     Args:
         path: of the Markdown file; pictures are in `images/` next to it.
         papers: all of it, also those that this run does not measure.
-        commands: paper's name → the command that measures its tables.
+        with_data: whether the run had a folder with the papers' data sets.
     """
 
     path: Path
     papers: Sequence[Paper]
     scale: Scale
-    commands: Mapping[str, str]
+    with_data: bool = True
 
     @property
     def cells(self) -> list[Cell]:
@@ -137,7 +138,7 @@ class Page:
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
             pictures[POINTS] = points
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
-        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, self.commands).encode())
+        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, with_data=self.with_data).encode())
         return list(pictures.values())
 
 
