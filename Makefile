@@ -46,6 +46,7 @@ BUNDLE ?= dist/smollm2-135m/current
 CLIENTS ?= 1,8,32
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
+# Folder with the data sets of `make papers`; empty: shipped prompts, on a page of their own.
 DATA ?=
 
 # Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state. Concurrency leases

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from components.bench.schema import BenchEntry
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN
@@ -25,7 +27,8 @@ def asides(file: CellFile) -> str:
 def machine_words(file: CellFile) -> str:
     """Where it was measured, and on which prompts."""
     machine, ids = file.report.machine, ", ".join(file.report.prompt_ids)
-    return (f"Measured on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}, commit "
+    how = "Counted by replay" if file.cell.get("replay") else "Measured"
+    return (f"{how} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}, commit "
             f"{(machine.commit or 'unknown')[:9]}, in {file.seconds / 60:.0f} minutes; prompts: {ids}.")
 
 
@@ -71,10 +74,43 @@ def tried(file: CellFile) -> str:
     return f"Every setting that was tried; rows above have the fastest:\n\n{markdown(TRIED, rows)}" if rows else ""
 
 
+class Curve(NamedTuple):
+    """A role's settings along one threshold.
+
+    Args:
+        taus: ascending.
+        speeds, calls: over SD's fastest, of decoding alone, and target calls a token.
+    """
+
+    taus: list[float]
+    speeds: list[float]
+    calls: list[float]
+
+
+def curves(file: CellFile) -> dict[str, Curve]:
+    """Role → speed and target calls by τ, of the roles that several were tried of (SPIDE's Figures 6 and 7)."""
+    measured, found = file.measured(), dict[str, Curve]()
+    if "SD" not in measured.labels:
+        return {}
+    base = measured.entry("SD")
+    for role, specs in measured.cell.contenders.items():
+        entries = [measured.entries[label] for label in measured.labels[role]]
+        if len(specs) > 1 and all("tau" in entry.parameters for entry in entries):
+            points = sorted((float(entry.parameters["tau"]), found_speed.value, calls_over(entry, base)) for entry in entries
+                            if (found_speed := speed(entry, base)) is not None)
+            found[role] = Curve(*(list(column) for column in zip(*points, strict=True)))
+    return found
+
+
+def calls_over(entry: BenchEntry, base: BenchEntry) -> float:
+    """Target calls a token over another contender's."""
+    return float(calls(sums_of(entry.per_prompt).sum(0)) / calls(sums_of(base.per_prompt).sum(0)))
+
+
 def tried_row(role: str, entry: BenchEntry, plain: BenchEntry, base: BenchEntry | None) -> list[str]:
     """A row of text."""
     over_plain, over_base = speed(entry, plain), None if base is None else speed(entry, base)
-    cost = None if base is None else float(calls(sums_of(entry.per_prompt).sum(0)) / calls(sums_of(base.per_prompt).sum(0)))
+    cost = None if base is None else calls_over(entry, base)
     accepted = sum(row.accepted for row in entry.per_prompt)
     sampled = sum(row.tokens for row in entry.per_prompt) - accepted
     return [role, settings_of(entry), number(over_plain and over_plain.value, ".2f"), number(over_base and over_base.value, ".2f"),

@@ -33,7 +33,7 @@ def committed_cells(cells: Sequence[Cell], folder: Path = FOLDER) -> dict[str, C
     found = {}
     for cell in cells:
         file = read_kept(folder / f"{cell.name}.json")
-        if file is not None and file.cell == cell.model_dump(mode="json"):
+        if file is not None and file.cell == cell.settings():
             found[cell.name] = file
     return found
 

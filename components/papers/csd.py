@@ -22,8 +22,8 @@ the task (MBPP for HumanEval) they are Table 1's and 3's."""
 SHARE_AT = {"code": (TABLE_3["SD"][0], GAMMA, "Table 3"), "maths": (0.462, 15, "Table 2")}
 """SD's accepted / drafted tokens, at this γ."""
 NAMES = {"code": "HumanEval", "maths": "GSM8K"}
-WHY = ("The correction memory here comes from 2,000 prompts of nine kinds, a third of the paper's universal set, and of a weaker pair: what "
-       "a rescue gains depends on how concentrated the draft's errors are, which the rows \"memory only\" and \"gate only\" show.")
+WHY = ("The correction memory here comes from 2,000 prompts of nine kinds, a third of the paper's universal set, and of a weaker pair: "
+       "what a rescue gains depends on how concentrated the draft's errors are, which the rows \"memory only\" and \"gate only\" show.")
 
 
 def tables(scale: Scale) -> tuple[PaperTable, ...]:

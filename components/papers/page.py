@@ -20,6 +20,8 @@ from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding")
+CURVES = "-by-tau"
+"""What the key of a table's second picture ends with."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
@@ -74,7 +76,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
         parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
-                                 (pictures or {}).get(table.name)))
+                                 pictures or {}))
         parts.append(closing(paper))
     return "\n".join(parts)
 
@@ -134,7 +136,8 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
     return text + (f"\n![Acceptance against cost]({picture.as_posix()})\n" if picture else "")
 
 
-def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None, picture: Path | None) -> str:
+def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
+            pictures: Mapping[str, Path]) -> str:
     """One table with the formulas of its cell."""
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {file.source}" if file else ""
@@ -146,7 +149,9 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     if rows and file:
         text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, rows)}"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
-    return text + (f"\n![{table.title}]({picture.as_posix()})\n" if picture else "")
+    for key, title in ((table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")):
+        text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
+    return text
 
 
 def acceptance_words(table: PaperTable, file: CellFile | None) -> str:

@@ -19,6 +19,7 @@ from components.papers.cell_file import CellFile, Costs, read_cell
 from components.papers.cells import Cell
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
+from components.papers.replays import replayed
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.files import write_json
@@ -126,9 +127,12 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
 
 
 def by_pair(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of one pair behind each other; pairs, and the cells of each, in the order that they have here: the most telling first."""
+    """Cells of one pair behind each other; pairs, and the cells of each, in the order that they have here: the most telling first.
+
+    Before all of them those that are replayed, which take minutes each.
+    """
     groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: cell.replay is None):
         groups.setdefault(needs(cell), []).append(cell)
     return [cell for group in groups.values() for cell in group]
 
@@ -166,17 +170,22 @@ def reason_of(error: Exception) -> str:
 def needs(cell: Cell) -> tuple[Any, ...]:
     """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the strategies that prefer one stay apart."""
     onnx = any(find_strategy(core_plan(choice.name)[0]).prefers_onnx for choice in cell.choices())
-    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx
+    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None
 
 
 def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
             progress: Progress | None = None) -> CellFile:
     """One cell, measured now."""
+    if cell.replay is not None:
+        trace = planned.path.parent / "traces" / planned.path.stem
+        report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
+        return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
+                        report=report)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
     report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
-    return CellFile(cell=cell.model_dump(mode="json"), source=planned.chosen.source, made_of=planned.made.digests,
+    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests,
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
 
 

@@ -54,6 +54,13 @@ WHY = ("SPIDE and PEARL gain by drafting while the target verifies, which pays w
        "how much of the difference these explain; what they leave is the engines'.")
 
 
+COUNTED = ("Target calls and accepted tokens are counted by replays of the strategies' own code on traces, exactly for these texts, and "
+           "depend on no machine but for rounding. Speeds are predicted from them: a target pass takes s draft passes and a quarter, "
+           "whatever it reads, and no model slows the other: what SPIDE could gain at this acceptance and the paper's ratio of costs. "
+           "They were not measured and get no verdict. The fastest settings are the fastest by these predictions.")
+SERIAL = "without parallel verification"
+
+
 def acceptance_of(values: dict[str, tuple[Values, ...]], theirs: int) -> float:
     """Chance that SD accepts a token of one of `THEIR_PAIRS`, by its MAT and its γ."""
     return token_acceptance(values["SD"][theirs][2], TABLE_17[theirs])
@@ -158,8 +165,43 @@ def own_formulas() -> str:
             + markdown(("pair", "HumanEval", "GSM8K"), lines))
 
 
+def counted(scale: Scale) -> tuple[PaperTable, ...]:
+    """Target calls and MAT of Tables 1 and 2 on traces of every pair, at the ratio of costs of the paper's pair next to it."""
+    found = []
+    for pair, acceptance in OURS.items():
+        theirs = nearest(acceptance)
+        for number, data, values in ((1, "code", TABLE_1), (2, "maths", TABLE_2)):
+            tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
+            spide = f"spide:tau={tau}"
+            cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
+                         contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)),
+                                     "SVIP": ("svip",), "D&V": ("draft_verify",), "PEARL": ("pearl",),
+                                     "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)),
+                                     SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))})
+            made = [Row(f"SPIDE at τ {tau}: target calls over SD's", values["SPIDE"][theirs][1], "calls", spide, "SD"),
+                    Row(f"SPIDE at τ {tau}: MAT over SD's", values["SPIDE"][theirs][2] / base_mat, "mat", spide, "SD")]
+            for method in METHODS[1:]:
+                _, calls, mat = values[method][theirs]
+                made += [Row(f"{method}: target calls over SD's", calls, "calls", method, "SD"),
+                         Row(f"{method}: MAT over SD's", mat / base_mat, "mat", method, "SD")]
+            made += [Row(f"{method}: speed over plain, predicted", values[method][theirs][0], "speed", method, PLAIN, comparable=False)
+                     for method in METHODS]
+            made.append(Row("SPIDE: speed over SD, predicted", values["SPIDE"][theirs][0] / values["SD"][theirs][0], "speed", "SPIDE", "SD",
+                            comparable=False))
+            if number == 1:
+                made.append(Row(f"{SERIAL}: speed over SD, predicted", TABLE_5[SERIAL][theirs] / values["SD"][theirs][0], "speed", SERIAL,
+                                "SD", comparable=False))
+            found.append(PaperTable(
+                f"spide-counts-{number}-{pair}", f"Table {number}, counted: {pair}",
+                f"{THEIR_PAIRS[theirs]}, SD at γ {TABLE_17[theirs]}, SPIDE at τ {tau} and s {TABLE_18[theirs]}, bfloat16, greedy",
+                f"{pair}, not padded, replayed on its texts with s {TABLE_18[theirs]}", cell, tuple(made), COUNTED,
+                acceptance=acceptance_of(values, theirs),
+                acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]), formulas=False))
+    return tuple(found)
+
+
 PAPER = Paper(
-    "spide", "SPIDE: serial and parallel intertwined speculative decoding", tables,
+    "spide", "SPIDE: serial and parallel intertwined speculative decoding", lambda scale: tables(scale) + counted(scale),
     untestable=(
         ("Tables 3 and 7–11 (MGSM), in full", "SmolLM2 135M answers in English only; the languages would measure the tokenizer"),
         ("Absolute tokens per second", "other machines and models of 13 to 34 B parameters"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,8 @@ def add_to(app: typer.Typer) -> None:
 def papers(
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: sized for 20 minutes on two cores.")] = False,
     only: Annotated[str | None, typer.Option("--only", help="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
+    cell: Annotated[str | None, typer.Option(
+        "--cell", help="Measure the cells of this name only, such as csd-code or 'spide-counts-*'.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
     page: Annotated[Path | None, typer.Option(
@@ -82,7 +85,7 @@ def papers(
 
     try:
         if not render:
-            cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
+            cells = cells_named(list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values()), cell)
             run_cells(cells, run, lambda together: open_cells(together, number_format, on, say), say=say, after=show)
     finally:
         pictures = show(None, {})
@@ -91,3 +94,16 @@ def papers(
     say(f"{counts_of(shown.cells, found())}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)
+
+
+def cells_named(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
+    """The cells whose names match a pattern, all of them without one.
+
+    Raises:
+        DraftwellError: none does.
+    """
+    found = [cell for cell in cells if pattern is None or fnmatch(cell.name, pattern)]
+    if not found:
+        names = ", ".join(cell.name for cell in cells)
+        raise DraftwellError(f"--cell: no cell is named {pattern}: choose from {names}", code="unknown_cell")
+    return found

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from components.papers import committed
-from components.papers.asides import contention_words, identity_words, tried
+from components.papers.asides import contention_words, curves, identity_words, tried
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile
 from components.papers.cells import FULL, Cell
-from components.papers.page import POINTS, render, results
+from components.papers.page import CURVES, POINTS, render, results
 from components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
@@ -28,6 +28,8 @@ def test_every_kept_file_is_a_cell_of_now() -> None:
 def test_the_page_is_what_the_command_makes_of_them() -> None:
     """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
     names = [table.name for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT]
+    names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
+              if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
     made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
@@ -76,3 +78,7 @@ def test_what_stands_under_a_table(spide: CellFile) -> None:
     rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
     assert [row.split("|")[5].strip() for row in rows] == ["0.57", "0.69", "0.90", "1.11", "1.28"]
     assert tried(KEPT["csd-code"]) == "", "each role has one setting"
+    found = curves(spide)
+    assert list(found) == ["SPIDE", "without parallel verification"]
+    assert [round(share, 2) for share in found["SPIDE"].speeds] == [0.70, 0.82, 0.82, 0.79, 0.76]
+    assert [round(share, 2) for share in found["SPIDE"].calls] == [0.57, 0.69, 0.90, 1.11, 1.28]

@@ -319,4 +319,5 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
         assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
             (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
         if scale is QUICK:
-            assert max(len(table.cell.choices()) for table in tables) <= 10, "20 minutes for 16 cells"
+            measured = [table.cell for table in tables if table.cell.replay is None]
+            assert max(len(cell.choices()) for cell in measured) <= 10, "20 minutes for 16 cells"

@@ -12,6 +12,7 @@ import pytest
 from components.papers import catalogue
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
+from tests.support.paths import REPO
 
 TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
 
@@ -167,3 +168,35 @@ def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("papers", "--out", tmp_path / "file")
     assert done.exit_code == 2
     assert "name another folder" in done.stderr
+
+
+def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[..., Any], own_stores: Path) -> None:
+    """Nothing is measured or fetched for it, on whatever machine: values do not turn into "open"."""
+    done = run("papers", "--render", "--dtype", "float32", "--threads", 1)
+    assert done.exit_code == 0, (done.output, done.exception)
+    page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
+    text = page.read_text()
+    assert "SPIDE: speed over SD | 1.62 | 0.82 |" in text
+    assert "CSD: speed over SD | 1.29 | 1.32 |" in text
+    assert text == (REPO / "docs" / "papers.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_without_the_papers_data_sets_the_page_says_so(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.steps import papers as steps
+
+    def refuse(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "open_cells", refuse)
+    run("papers", "--out", tmp_path / "run", "--dtype", "float32")
+    assert "This run had no folder with the papers' data sets" in (tmp_path / "run" / "papers-shipped.md").read_text()
+    run("papers", "--out", tmp_path / "run", "--dtype", "float32", "--data", tmp_path)
+    assert "This run had no folder" not in (tmp_path / "run" / "papers.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_one_cell_can_be_named(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("papers", "--quick", "--cell", "other-*", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "no cell is named other-*: choose from tiny-code" in done.stderr
