@@ -105,12 +105,19 @@ def opening(scale: Scale, cells: Mapping[str, CellFile], with_data: bool) -> str
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
-            "**Speeds are of decoding alone**, from the first token on, because with 64 tokens an answer the target's reading of the "
-            "prompt takes 10 to 36 % of a request here, and next to nothing in the papers' runs of hundreds of tokens on GPUs. The draft "
-            "model reads its prompt behind the first token, so its reading counts. The column \"whole request\" has both. No paper says "
-            "whether its timer includes the prompt, but for CSD's Table 5 (\"end-to-end\").\n\n"
+            f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
+            "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
+            "behind the first token, so its reading counts. The column \"whole request\" has both. CSD's paper calls its speeds "
+            "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
             "**Settings** are those of the fastest contender of each role; what else was tried stands under each table.\n\n"
             f"The rule of verdicts: {RULE} {OTHERS}\n")
+
+
+def reading_share(cells: Mapping[str, CellFile]) -> str:
+    """The part of whole requests in which the target reads the prompt, least to most, in brackets; empty where nothing was measured."""
+    entries = [entry.per_prompt for file in cells.values() if not file.cell.get("replay") for entry in file.report.strategies.values()]
+    shares = [sum(row.ttft_ms for row in rows) / 1e3 / sum(row.seconds for row in rows) for rows in entries if rows]
+    return f" ({min(shares):.0%} to {max(shares):.0%} of a request here)" if shares else ""
 
 
 def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:

@@ -41,12 +41,12 @@ class Public:
 
 PUBLIC = (
     Public("HumanEval.jsonl.gz", "https://github.com/openai/human-eval/raw/6d43fb980f9fee3c892a914eda09951f772ad10d/data/HumanEval.jsonl.gz",
-           "humaneval.jsonl", (0, 2, 4, *range(6, 18), *range(19, 24)),
+           "humaneval.jsonl", (0, 2, 4, *range(6, 18), *range(19, 30), *range(31, 37), 38, 40, 42, *range(45, 50)),
            lambda number, row: {"id": f"humaneval/{number}", "task": "code_humaneval", "prompt": row["prompt"], "test": row["test"],
                                 "reference": row["canonical_solution"], "entry_point": row["entry_point"]}),
     Public("gsm8k_test_published.jsonl", "https://raw.githubusercontent.com/openai/grade-school-math/"
            "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl",
-           "gsm8k_test.jsonl.gz", (*range(9), *range(10, 14), 16, 17, *range(19, 24)),
+           "gsm8k_test.jsonl.gz", (*range(9), *range(10, 14), 16, 17, *range(19, 30), *range(31, 36), *range(37, 46)),
            lambda number, row: {"id": f"gsm8k_test/{number:04d}", "task": "math_gsm8k", "prompt": row["question"],
                                 "reference": row["answer"], "answer": row["answer"].rpartition("####")[2].strip().replace(",", "")}),
 )
