@@ -98,7 +98,8 @@ def curves(file: CellFile) -> dict[str, Curve]:
         if len(specs) > 1 and all("tau" in entry.parameters for entry in entries):
             points = sorted((float(entry.parameters["tau"]), found_speed.value, calls_over(entry, base)) for entry in entries
                             if (found_speed := speed(entry, base)) is not None)
-            found[role] = Curve(*(list(column) for column in zip(*points, strict=True)))
+            if points:
+                found[role] = Curve(*(list(column) for column in zip(*points, strict=True)))
     return found
 
 
@@ -109,9 +110,8 @@ def calls_over(entry: BenchEntry, base: BenchEntry) -> float:
 
 def tried_row(role: str, entry: BenchEntry, plain: BenchEntry, base: BenchEntry | None) -> list[str]:
     """A row of text."""
-    over_plain, over_base = speed(entry, plain), None if base is None else speed(entry, base)
+    speeds = [None if other is None else speed(entry, other) for other in (plain, base)]
     cost = None if base is None else calls_over(entry, base)
     accepted = sum(row.accepted for row in entry.per_prompt)
     sampled = sum(row.tokens for row in entry.per_prompt) - accepted
-    return [role, settings_of(entry), number(over_plain and over_plain.value, ".2f"), number(over_base and over_base.value, ".2f"),
-            number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]
+    return [role, settings_of(entry), *("–" if found is None else f"{found.value:.2f}" for found in speeds), number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]

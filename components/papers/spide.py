@@ -173,11 +173,11 @@ def counted(scale: Scale) -> tuple[PaperTable, ...]:
         for number, data, values in ((1, "code", TABLE_1), (2, "maths", TABLE_2)):
             tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
             spide = f"spide:tau={tau}"
+            parts = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))} if number == 1 else {}
             cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
                          contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)),
                                      "SVIP": ("svip",), "D&V": ("draft_verify",), "PEARL": ("pearl",),
-                                     "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)),
-                                     SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))})
+                                     "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **parts})
             made = [Row(f"SPIDE at τ {tau}: target calls over SD's", values["SPIDE"][theirs][1], "calls", spide, "SD"),
                     Row(f"SPIDE at τ {tau}: MAT over SD's", values["SPIDE"][theirs][2] / base_mat, "mat", spide, "SD")]
             for method in METHODS[1:]:

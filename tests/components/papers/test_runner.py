@@ -198,6 +198,7 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     assert speed is not None
     assert base.decode_tokens_per_second is not None
     plain = found.entry(PLAIN)
+    assert plain.decode_tokens_per_second is not None
     assert speed.value == pytest.approx(base.decode_tokens_per_second / plain.decode_tokens_per_second), "of decoding alone"
     assert found.whole(rows[0]) == pytest.approx(base.speedup), "with the prompt's reading"
     assert found.whole(rows[1]) is None, "not a speed"
