@@ -114,4 +114,5 @@ def tried_row(role: str, entry: BenchEntry, plain: BenchEntry, base: BenchEntry 
     cost = None if base is None else calls_over(entry, base)
     accepted = sum(row.accepted for row in entry.per_prompt)
     sampled = sum(row.tokens for row in entry.per_prompt) - accepted
-    return [role, settings_of(entry), *("–" if found is None else f"{found.value:.2f}" for found in speeds), number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]
+    return [role, settings_of(entry), *("–" if found is None else f"{found.value:.2f}" for found in speeds),
+            number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]
