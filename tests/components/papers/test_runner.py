@@ -243,7 +243,7 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
-    assert "nothing is measured yet" in text
+    assert "Run: tiny, 0 cells, 0 minutes" in text
 
 
 @pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])
