@@ -62,8 +62,8 @@ PAPER = Paper(
           "Figures 1, 7, 9 and 10 (ROUGE and FLOPs side by side)"),
     deviations=(
         "AdaEDL begins at λ .4 and drafts at most 7 tokens: neither SPRINTER's paper nor its own gives these settings.",
-        "The verifier was trained on greedy texts, where every drafted token is the draft's first choice; sampled tokens (temperature 1), "
-        "most of the unacceptable ones among them, are nothing that it has ever seen.",
+        "The verifier was trained on greedy texts: it never saw a token that is not the draft's first choice, of which sampling at "
+        "temperature 1 draws many.",
         "Algorithm 2 read literally drops the flagged token and returns one drawn from p, or from the residual; the paper's text, "
         "Algorithm 1 and proof A.1 keep it with min(1, p/q). Here it is kept so, and then yields a bonus token.",
         "A run ends at 20 tokens and at stop tokens, which the target always judges.",
