@@ -46,6 +46,8 @@ BUNDLE ?= dist/smollm2-135m/current
 CLIENTS ?= 1,8,32
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
+# Folder with the data sets of `make papers`; empty: shipped prompts, on a page of their own.
+DATA ?=
 
 # Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state. Concurrency leases
 # are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
@@ -142,8 +144,8 @@ bench-gpu: $(RUN_STAMP) ## the same on CUDA, outputs checked against the CPU's: 
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
-papers: $(RUN_STAMP) ## the papers' tables run here, onto docs/papers.md (not --quick ones); hours, resumable: FLAGS="--quick --only spide --data FOLDER"
-	$(BIN)/draftwell papers $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md) $(FLAGS)
+papers: $(RUN_STAMP) ## the papers' tables run here; hours, resumable: DATA=folder of their data sets (then onto docs/papers.md) FLAGS="--quick --only spide"
+	$(BIN)/draftwell papers $(if $(DATA),--data "$(DATA)" $(if $(findstring --quick,$(FLAGS)),,--page docs/papers.md)) $(FLAGS)
 
 peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
 

@@ -168,3 +168,13 @@ def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> Non
     asked = [line for line in make(checkout, "-n", "hashes", "TORCH_INDEX=mine").stdout.splitlines() if "--dry-run" in line]
     assert [("/.torch " in line, "torch-index" in line) for line in asked] == [(True, True), (False, False)]
     assert [line for line in lines if "--report " not in line] == []
+
+
+def test_only_a_run_with_the_papers_data_sets_writes_their_page(checkout: Path) -> None:
+    """Other prompts are another page; and a quick run is one in any case."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copyfile(REPO / name, checkout / name)
+    commands = {words: make(checkout, "-n", "papers", *words).stdout.splitlines()[-1]
+                for words in ((), ("DATA=sets",), ("DATA=sets", "FLAGS=--quick"))}
+    assert [("--page docs/papers.md" in command, '--data "sets"' in command) for command in commands.values()] == [
+        (False, False), (True, True), (False, True)]

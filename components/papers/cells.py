@@ -33,6 +33,7 @@ class Scale:
         gammas: draft lengths that vanilla SD is tried with; its fastest counts.
         gammas_all: the same where vanilla SD has all cores, which no other row of a table rests on.
         taus: SPIDE's thresholds, of which the fastest counts.
+        replayed: prompts of cells that are replayed.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
     """
 
@@ -43,6 +44,7 @@ class Scale:
     gammas: tuple[int, ...]
     gammas_all: tuple[int, ...]
     taus: tuple[float, ...]
+    replayed: int = 4
     remark: str = ""
 
 
@@ -50,7 +52,7 @@ QUICK = Scale("quick", prompts=2, max_tokens=20, repeats=3, gammas=(5,), gammas_
     "This is a quick run: 2 prompts of 20 tokens a cell, one draft length and one threshold. A bootstrap over 2 prompts knows three "
     "different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(1, 2, 3, 5, 8, 12), gammas_all=(2, 5, 8),
-             taus=(0.1, 0.3, 0.5, 0.7, 0.9))
+             taus=(0.1, 0.3, 0.5, 0.7, 0.9), replayed=32)
 
 
 class Cell(Settings):
@@ -71,6 +73,8 @@ class Cell(Settings):
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0)
     repeats: int = Field(9, ge=1, description="forward passes per median of the hardware profile")
+    replay: int | None = Field(None, ge=1, description="the paper's s, draft passes in a target pass: contenders are replayed on a trace, "
+                               "at this ratio of costs, and none is run")
 
     def choices(self) -> list[StrategyChoice]:
         """The strategies that it measures, each once."""
@@ -82,13 +86,26 @@ class Cell(Settings):
         known = dict(zip(choices, labels_of(choices), strict=True))
         return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
 
+    def label_of(self, spec: str) -> str:
+        """The label of one contender."""
+        return self.label_of_choice(choice_of(spec))
+
+    def label_of_choice(self, choice: StrategyChoice) -> str:
+        """The same of a spec that was read."""
+        choices = self.choices()
+        return dict(zip(choices, labels_of(choices), strict=True))[choice]
+
+    def settings(self) -> dict[str, Any]:
+        """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
+        return self.model_dump(mode="json", exclude={"replay"} if self.replay is None else set())
+
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
         """What its file is named by: settings, prompts, where it runs (number format and device), and what it is measured with.
 
         Args:
             made_of: kind → digest of the artifacts that its strategies read, and the pair's fingerprint.
         """
-        return json_digest([FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.model_dump(mode="json")])[:12]
+        return json_digest([FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.settings()])[:12]
 
 
 def choice_of(spec: str) -> StrategyChoice:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.cells import Cell
+from components.papers.cells import PLAIN, Cell
 from components.papers.tables import Row
 from components.report.intervals import bootstrap_of_sums, paired_bootstrap_ratio, resamples_for
 
@@ -26,6 +26,11 @@ class Estimate(NamedTuple):
     high: float
 
 
+SHORT = {"num_speculative_tokens": "γ", "tau": "τ", "threshold": "λ", "max_draft": "at most", "tau_target": "τ_T", "tau_qualifier": "τ_Q",
+         "num_draft_tokens": "l_D"}
+"""Settings that the page shows → their names there."""
+
+
 class Measured:
     """The entries of a cell's report, by role.
 
@@ -37,8 +42,9 @@ class Measured:
         self.cell, self.entries, self.labels = cell, entries, cell.labels()
 
     def label(self, role: str) -> str:
-        """The contender that plays a role: the one with the fewest seconds per token."""
-        return min(self.labels[role], key=lambda label: pace(self.entries[label].per_prompt))
+        """The contender that plays a role, the one that decodes fastest; a role may be one contender's spec."""
+        labels = self.labels.get(role) or [self.cell.label_of(role)]
+        return min(labels, key=lambda label: pace(self.entries[label].per_prompt))
 
     def entry(self, role: str) -> BenchEntry:
         """Its entry."""
@@ -49,11 +55,9 @@ class Measured:
         mine = self.entry(row.role)
         base = None if row.against is None else self.entry(row.against)
         if row.metric == "speed":
-            return speed(mine, base or self.entry("plain"))
+            return speed(mine, base or self.entry(PLAIN))
         if row.metric == "accuracy":
             return accuracy(mine)
-        if row.metric == "rouge":
-            return None if mine.rouge_l is None or base is None or base.rouge_l is None else alone(mine.rouge_l - base.rouge_l)
         if row.metric == "ttft":
             if mine.ttft_ms is None or base is None or not base.ttft_ms:
                 return None
@@ -64,16 +68,52 @@ class Measured:
             return efficiency(mine)
         return counted(SHARES[row.metric], mine.per_prompt, None if base is None else base.per_prompt)
 
+    def whole(self, row: Row) -> float | None:
+        """A speed with the prompt's reading in it; None of other metrics."""
+        if row.metric != "speed":
+            return None
+        mine, base = self.entry(row.role).per_prompt, self.entry(row.against or PLAIN).per_prompt
+        return whole_pace(base) / whole_pace(mine)
+
+    def settings(self, row: Row) -> str:
+        """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ 5`."""
+        found = [(role, settings_of(self.entry(role))) for role in (row.role, row.against) if role is not None]
+        return "; ".join(text if i == 0 else f"{role}: {text}" for i, (role, text) in enumerate(found) if text)
+
+
+def settings_of(entry: BenchEntry) -> str:
+    """An entry's draft length and thresholds.
+
+    >>> settings_of(BenchEntry(parameters={"num_speculative_tokens": "5", "tau": "0.6", "use_gate": "false"}))
+    'γ 5, τ 0.6'
+    """
+    return ", ".join(f"{SHORT[name]} {value}" for name, value in entry.parameters.items() if name in SHORT)
+
+
+def decoding(row: PromptRow) -> tuple[float, int]:
+    """Seconds and tokens behind the first token; the prompt's reading by the target is left out."""
+    return row.seconds - row.ttft_ms / 1e3, row.tokens - 1
+
 
 def pace(rows: Sequence[PromptRow]) -> float:
-    """Seconds per emitted token."""
+    """Seconds per token of decoding alone; of whole requests where none has a second token."""
+    seconds, tokens = (sum(column) for column in zip(*map(decoding, rows), strict=True))
+    return seconds / tokens if tokens > 0 else whole_pace(rows)
+
+
+def whole_pace(rows: Sequence[PromptRow]) -> float:
+    """Seconds per emitted token of whole requests."""
     return sum(row.seconds for row in rows) / max(1, sum(row.tokens for row in rows))
 
 
-def speed(mine: BenchEntry, base: BenchEntry) -> Estimate:
-    """How many times as fast one entry is as another."""
-    return Estimate(*paired_bootstrap_ratio([row.seconds for row in base.per_prompt], [row.tokens for row in base.per_prompt],
-                                            [row.seconds for row in mine.per_prompt], [row.tokens for row in mine.per_prompt], tail=TAIL))
+def speed(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
+    """How many times as fast one entry decodes as another, on the prompts that have a second token from both; None where none has."""
+    sides = [(decoding(one), decoding(other)) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)
+             if min(one.tokens, other.tokens) > 1]
+    if not sides:
+        return None
+    (seconds, tokens), (base_seconds, base_tokens) = (tuple(zip(*side, strict=True)) for side in zip(*sides, strict=True))
+    return Estimate(*paired_bootstrap_ratio(base_seconds, base_tokens, seconds, tokens, tail=TAIL))
 
 
 def calls(sums: Sums) -> np.ndarray:
@@ -164,8 +204,3 @@ def ratio_of_medians(mine: Sequence[float], base: Sequence[float], *, resamples:
     middle, ends = np.median(table, axis=-1), np.median(drawn, axis=-1)
     low, high = np.quantile(ends[0] / ends[1], [TAIL, 1 - TAIL])
     return Estimate(float(middle[0] / middle[1]), float(low), float(high))
-
-
-def alone(value: float) -> Estimate:
-    """A value without an interval."""
-    return Estimate(value, value, value)

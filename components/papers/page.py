@@ -7,20 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.papers.cells import Scale
+from components.papers.asides import asides, tried
+from components.papers.cell_file import CellFile
+from components.papers.cells import QUICK, Scale
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
 from components.papers.predictions import prediction_rows
-from components.papers.runner import CellFile
+from components.papers.public import DATA_WORDS, NO_DATA
 from components.papers.tables import Paper, PaperTable
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
-COLUMNS = ("value", "paper", "here", "interval", "verdict")
+COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
+POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding")
+CURVES = "-by-tau"
+"""What the key of a table's second picture ends with."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
-FORMULA_WORDS = "Predicted next to measured, both of decoding alone (the rows above have the prompt's reading, too; no formula has it):"
+FORMULA_WORDS = "Predicted next to measured, both over plain decoding with all cores unless the engine says otherwise:"
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class Result:
     paper: float | None
     ours: Estimate | None
     verdict: Verdict
+    whole: float | None = None
+    settings: str = ""
 
     def cells(self) -> list[str]:
         """As text, in `COLUMNS`."""
         ours = self.ours
         return [self.what, number(self.paper, ".2f"), "–" if ours is None else f"{ours.value:.2f}",
-                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", str(self.verdict)]
+                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", number(self.whole, ".2f"), self.settings, str(self.verdict)]
 
 
 def results(table: PaperTable, file: CellFile | None) -> list[Result]:
@@ -45,50 +52,72 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
     found = []
     for row in table.rows:
         ours = None if measured is None else measured.estimate(row)
-        found.append(Result(row.what, row.paper, ours, verdict(row.paper, ours, row.neutral, comparable=row.comparable)))
+        judged = verdict(row.paper, ours, row.neutral, comparable=row.comparable)
+        whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
+        found.append(Result(row.what, row.paper, ours, judged, whole, settings))
     return found
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
-           pictures: Mapping[str, Path] | None = None, commands: Mapping[str, str] | None = None) -> str:
+           pictures: Mapping[str, Path] | None = None, *, with_data: bool = True) -> str:
     """The whole page as Markdown.
 
     Args:
         cells: name → measured cell.
         failed: name → reason of cells that could not be measured.
         pictures: table's name → picture, as the page addresses it.
-        commands: paper's name → the command that measures its tables.
+        with_data: whether the run had a folder with the papers' data sets.
     """
-    parts = [opening(scale, cells)]
+    parts = [opening(scale, cells, with_data)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
-    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS))]
+    parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS)), DATA_WORDS]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
-        if commands and paper.name in commands:
-            parts.append(f"Made by `{commands[paper.name]}`.\n")
+        parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
-                                 (pictures or {}).get(table.name)))
+                                 pictures or {}))
         parts.append(closing(paper))
     return "\n".join(parts)
 
 
-def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
-    """What the page is, how to run it, where it was measured, and the rule."""
-    machines = sorted({f"{file.report.machine.cpu}, {file.report.machine.cores} cores, {file.report.machine.dtype}, commit "
-                       f"{(file.report.machine.commit or 'unknown')[:9]}" for file in cells.values()})
-    where = "; ".join(machines) or "nothing is measured yet"
+def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile]) -> str:
+    """The command that measures a paper's tables, as those that are there were measured."""
+    machine = next((cells[table.cell.name].report.machine for table in paper.tables(scale) if table.cell.name in cells), None)
+    quick = " --quick" if scale.name == QUICK.name else ""
+    device = (machine.device or "cpu").partition(":")[0] if machine else ""
+    options = f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
+    return f"draftwell papers{quick} --only {paper.name} --data data{options}"
+
+
+def opening(scale: Scale, cells: Mapping[str, CellFile], with_data: bool) -> str:
+    """What the page is, how to run it, and the rule."""
     minutes = sum(file.seconds for file in cells.values()) / 60
     remark = f"{scale.remark}\n\n" if scale.remark else ""
-    return ("# The papers' tables, run here\n\nMade by `draftwell papers`; run `make papers` (sized for six hours on two cores, resumable "
-            "cell by cell) or `make papers FLAGS=--quick` (sized for 20 minutes). "
-            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. Measured on: {where}.\n\n{remark}"
+    stand_in = "" if with_data else f"{NO_DATA}\n\n"
+    return ("# The papers' tables, run here\n\n"
+            "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
+            "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. "
+            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
+            "(`components/papers/measured`); a run of your own takes their place, cell by cell.\n\n"
+            f"{remark}{stand_in}"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
-            "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has "
-            "all. Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, "
-            "5 % left out at each end. "
+            "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
+            "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
+            f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
+            "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
+            "behind the first token, so its reading counts. The column \"whole request\" has both. CSD's paper calls its speeds "
+            "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
+            "**Settings** are those of the fastest contender of each role; what else was tried stands under each table.\n\n"
             f"The rule of verdicts: {RULE} {OTHERS}\n")
+
+
+def reading_share(cells: Mapping[str, CellFile]) -> str:
+    """The part of whole requests in which the target reads the prompt, least to most, in brackets; empty where nothing was measured."""
+    entries = [entry.per_prompt for file in cells.values() if not file.cell.get("replay") for entry in file.report.strategies.values()]
+    shares = [sum(row.ttft_ms for row in rows) / 1e3 / sum(row.seconds for row in rows) for rows in entries if rows]
+    return f" ({min(shares):.0%} to {max(shares):.0%} of a request here)" if shares else ""
 
 
 def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
@@ -109,22 +138,27 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
             for name, point in measured_points(papers, scale, cells).items()]
     if not rows:
         return ""
-    text = ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token on all cores; all targets are "
-            f"padded (`--pad-target`).\n\n{markdown(('cell', 'pair', 'c', 'acceptance of SD', 'fastest SD over plain'), rows)}")
+    text = ("## Where our pairs are\n\nA draft's cost c is its pass over the target's, both over one token and, like SD here, with all "
+            f"cores. All targets are padded (`--pad-target`).\n\n{markdown(POINT_COLUMNS, rows)}")
     return text + (f"\n![Acceptance against cost]({picture.as_posix()})\n" if picture else "")
 
 
-def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None, picture: Path | None) -> str:
+def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
+            pictures: Mapping[str, Path]) -> str:
     """One table with the formulas of its cell."""
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {file.source}" if file else ""
     words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
+    words += f"\n\n{asides(file)}" if file else ""
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = prediction_rows(file) if file and table.formulas else []
     if rows and file:
         text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, rows)}"
-    return text + (f"\n![{table.title}]({picture.as_posix()})\n" if picture else "")
+    text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
+    for key, title in ((table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")):
+        text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
+    return text
 
 
 def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
@@ -137,8 +171,11 @@ def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
 
 
 def closing(paper: Paper) -> str:
-    """Deviations, what cannot be tested, what is open."""
+    """Deviations, what follows from the paper's own figures, what was found by other means, what cannot be tested, what is open."""
     lines = [f"- {text}" for text in paper.deviations]
     text = "### Deviations\n\n" + "\n".join(lines) + "\n" if lines else ""
+    text += f"\n{paper.appendix}" if paper.appendix else ""
+    lines = [f"- {what}: {result}." for what, result in paper.elsewhere]
+    text += "\n### Measured by other means\n\n" + "\n".join(lines) + "\n" if lines else ""
     lines = [f"- {what}: not testable here: {why}." for what, why in paper.untestable] + [f"- {what}: open." for what in paper.open]
     return text + ("\n### Not in the tables\n\n" + "\n".join(lines) + "\n" if lines else "")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from components.papers.asides import Curve
 from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.tables import PaperTable
@@ -26,6 +27,20 @@ def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path
         axes.axhline(1.0, color=FAINT, linestyle="--")
         axes.set_xticks(places, [what for what, _, _ in known], rotation=30, ha="right", fontsize=7)
         axes.legend(frameon=False)
+    return path
+
+
+def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Path | None:
+    """Speed and target calls over SD's by τ, as SPIDE's Figures 6 and 7; None where no thresholds were tried."""
+    if not found:
+        return None
+    with drawing(path, f"{table.title}, by τ", "τ", "over SD's fastest") as axes:
+        for (role, curve), line in zip(found.items(), ("-", "--", ":"), strict=False):
+            axes.plot(curve.taus, curve.speeds, color=INK, linestyle=line, marker="o", label=f"{role}: decoding speed")
+            axes.plot(curve.taus, curve.calls, color=SECOND, linestyle=line, marker="s", label=f"{role}: target calls")
+        axes.axhline(1.0, color=FAINT, linestyle="--")
+        axes.set(ylim=(0, None))
+        axes.legend(frameon=False, fontsize=7)
     return path
 
 

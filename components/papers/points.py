@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from components.papers import spide
-from components.papers.cells import Scale
-from components.papers.runner import CellFile
-from components.papers.tables import Paper
+from components.papers import duodecoding, spide
+from components.papers.cell_file import CellFile
+from components.papers.cells import PLAIN, Scale
+from components.papers.tables import Paper, Row
+
+SD_ROLES = (spide.ALL_CORES, duodecoding.ALL_CORES, "SD")
+"""Roles of vanilla SD, those with all cores first; "SD" has them where nothing else of its cell is on equal cores."""
 
 
 class Point(NamedTuple):
@@ -18,7 +21,7 @@ class Point(NamedTuple):
         data: a name of `prompts.SETS`.
         c: seconds of a draft pass over those of a target pass, both over one token.
         acceptance: chance that SD accepts a token.
-        speed: SD's over plain decoding; None where it is not measured.
+        speed: the fastest SD's over plain decoding, of decoding alone, with all cores where that was measured; None where none was.
     """
 
     pair: str
@@ -29,16 +32,17 @@ class Point(NamedTuple):
 
 
 def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> dict[str, Point]:
-    """Cell's name → its point, of the cells that measured SD; c with all cores for each pass, the fastest SD of the cell."""
+    """Cell's name → its point, of the cells that measured SD: with all cores for each pass, as c is."""
     found = {}
     for table in [table for paper in papers for table in paper.tables(scale)]:
-        file = cells.get(table.cell.name)
-        if file is None or file.costs is None or "SD" not in table.cell.contenders:
+        file, role = cells.get(table.cell.name), next((role for role in SD_ROLES if role in table.cell.contenders), None)
+        if file is None or file.costs is None or role is None:
             continue
-        entry = file.measured().entry("SD")
-        if entry.acceptance_rate is not None and entry.speedup is not None:
+        measured = file.measured()
+        entry, speed = measured.entry(role), measured.estimate(Row("", None, "speed", role, PLAIN))
+        if entry.acceptance_rate is not None and speed is not None:
             c = file.costs.t_draft / file.costs.t_verify[1]
-            found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, entry.speedup)
+            found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, speed.value)
     return found
 
 

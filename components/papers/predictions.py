@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from components.bench.schema import BenchEntry
 from components.papers import formulas
+from components.papers.cell_file import CellFile, Costs
 from components.papers.cells import PLAIN
-from components.papers.runner import CellFile, Costs
 
 
 def prediction_rows(file: CellFile) -> list[list[str]]:
     """Rows of text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured, share reached.
 
+    All speeds are over plain decoding with all cores, also those of engines whose models have a share of them each.
     The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's prediction, from SD's acceptance.
     """
     costs = file.costs
@@ -42,7 +43,8 @@ def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> li
     if alpha is None or measured is None:
         return None
     draft, verify = times(entry, costs)
-    ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1])
+    share = costs.t_verify[1] / verify[1]  # the formula is over the same target pass, which on a share of the cores is slower than plain's
+    ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1]) * share
     predicted = formulas.sd_speedup(alpha, gamma, costs.t_verify[1], draft, verify, costs.t_rest)
     return row_of(label, alpha, str(gamma), draft / verify[1], ideal, predicted, measured)
 

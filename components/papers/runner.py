@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError
-
 from components.bench.bench import run_bench
 from components.bench.metrics import REFERENCE
-from components.bench.runner import core_plan
-from components.bench.schema import BenchReport, Frozen
+from components.bench.runner import Progress, core_plan
+from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
-from components.papers.cells import FORMAT, Cell
-from components.papers.estimates import Measured
+from components.papers.cell_file import CellFile, Costs, read_cell
+from components.papers.cells import Cell
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
+from components.papers.replays import replayed
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.files import write_json
@@ -34,48 +33,6 @@ DRIFT = 0.15
 """Share by which plain decoding may differ from the time that its passes were measured to take."""
 Say = Callable[[str], None]
 After = Callable[[Cell, Mapping[str, str]], object]
-
-
-class Costs(Frozen):
-    """Seconds of single forward passes, as the cell's hardware profile has them.
-
-    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once. (t_draft, tokens → t_verify).
-    """
-
-    t_draft: float
-    t_verify: dict[int, float]
-    t_rest: float
-    alone: tuple[float, dict[int, float]] | None = None
-    busy: tuple[float, dict[int, float]] | None = None
-
-    @classmethod
-    def of(cls, profile: HardwareProfile) -> Costs:
-        """Those of a profile."""
-        return cls(t_draft=profile.draft_seconds, t_verify=profile.t_verify, t_rest=profile.t_rest, busy=profile.split,
-                   alone=None if profile.details is None else profile.details.split_alone)
-
-
-class CellFile(Frozen):
-    """A cell that was measured."""
-
-    version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
-    cell: dict[str, Any]
-    source: str = Field(description="of the prompts, in words")
-    made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
-    seconds: float = Field(description="that the cell took, loading included")
-    costs: Costs | None = None
-    notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
-    report: BenchReport
-
-    def measured(self) -> Measured:
-        """Its entries by role."""
-        return Measured(cell_of(self.cell), self.report.strategies)
-
-
-def cell_of(settings: dict[str, Any]) -> Cell:
-    """A cell from its JSON, which has lists for tuples."""
-    contenders = {role: tuple(specs) for role, specs in settings["contenders"].items()}
-    return Cell.model_validate({**settings, "contenders": contenders})
 
 
 @dataclass(frozen=True)
@@ -116,14 +73,6 @@ class Planned(NamedTuple):
     made: MadeOf
 
 
-def read_cell(path: Path) -> CellFile | None:
-    """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
-    try:
-        return CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, ValidationError):
-        return None
-
-
 def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
     """Name → file of the cells that are there; of those that have no file under any key not even the pair is looked at."""
     found = {}
@@ -153,7 +102,7 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
     run.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
-    ordered = sorted(cells, key=needs)
+    ordered = by_pair(cells)
     for i, cell in enumerate(ordered, 1):
         name = f"[{i}/{len(ordered)}] {cell.name}"
         start = time.monotonic()
@@ -165,7 +114,7 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
             if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
                 opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
-            file = measure(cell, planned, *opened[1], start)
+            file = measure(cell, planned, *opened[1], start, Pace(name, say))
             write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
             say(f"{name}: {file.seconds:.0f} s")
         except Exception as error:
@@ -175,6 +124,35 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
                 opened = None  # nobody knows what it left behind in the loaded pair
         after(cell, failed)
     return failed
+
+
+def by_pair(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of one pair behind each other; pairs, and the cells of each, in the order that they have here: the most telling first.
+
+    Before all of them those that are replayed, which take minutes each.
+    """
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.replay is None):
+        groups.setdefault(needs(cell), []).append(cell)
+    return [cell for group in groups.values() for cell in group]
+
+
+class Pace:
+    """Says now and then how far a cell is, and how long the rest of it takes at this pace.
+
+    Args:
+        name: of the cell, in front of the line.
+    """
+
+    def __init__(self, name: str, say: Say, every: float = 60.0):
+        self.name, self.say, self.every = name, say, every
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        now = time.monotonic()
+        if done and now - self.last >= self.every:
+            self.last, left = now, (now - self.start) / done * (total - done)
+            self.say(f"{self.name}: {done} of {total} texts, about {max(1, round(left / 60))} min left")
 
 
 def reason_of(error: Exception) -> str:
@@ -192,16 +170,22 @@ def reason_of(error: Exception) -> str:
 def needs(cell: Cell) -> tuple[Any, ...]:
     """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the strategies that prefer one stay apart."""
     onnx = any(find_strategy(core_plan(choice.name)[0]).prefers_onnx for choice in cell.choices())
-    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx
+    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None
 
 
-def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float) -> CellFile:
+def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
+            progress: Progress | None = None) -> CellFile:
     """One cell, measured now."""
+    if cell.replay is not None:
+        trace = planned.path.parent / "traces" / planned.path.stem
+        report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
+        return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
+                        report=report)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
-    report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings)
+    report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
-    return CellFile(cell=cell.model_dump(mode="json"), source=planned.chosen.source, made_of=planned.made.digests,
+    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests,
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "accuracy", "rouge", "ttft"]
-"""Of `estimates.METRICS`."""
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "accuracy", "ttft"]
+"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Row:
         what: in words.
         paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
-        role: of the cell's contenders.
-        against: the role that it is divided by (or subtracted from it, `argmax`, `accuracy` and `rouge`); None: the metric by itself.
+        role: of the cell's contenders; or the spec of one of them, where a setting is the paper's and not the fastest.
+        against: the role that it is divided by (or subtracted from it, `argmax` and `accuracy`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
     """
@@ -87,6 +87,8 @@ class Paper:
         untestable: (what, reason) of what cannot be tested here.
         open: what could be run here and is not yet.
         deviations: what is done otherwise than in the paper.
+        elsewhere: (what, result) of what was measured or counted here by other means than this command.
+        appendix: Markdown under its tables: what follows from the paper's own figures.
     """
 
     name: str
@@ -95,3 +97,5 @@ class Paper:
     untestable: tuple[tuple[str, str], ...] = ()
     open: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
+    elsewhere: tuple[tuple[str, str], ...] = ()
+    appendix: str = ""

@@ -12,12 +12,17 @@ WIDEST = 0.5
 """Width of an interval, over its value, from which it decides nothing."""
 NO_EFFECT = 0.05
 """A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
-RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and "
-        f"our value is within {CLOSE:.0%} of the paper's or the paper's value is inside our interval; "
-        "**direction only**: the first of these alone; **not reproduced**: neither. "
+UNIT = 0.2
+"""What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
+RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within "
+        f"{CLOSE:.0%} of the paper's; **direction only**: the first of these alone; "
+        "**undecided**: our interval holds both \"no effect\" and the paper's value; **not reproduced**: none of these. "
         f"An interval wider than {WIDEST:.0%} of our value decides nothing (**too few prompts**). "
-        f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: ours is reproduced within {NO_EFFECT:.0%} of it, or where "
-        "it is inside our interval; a value that has no \"no effect\", such as an acceptance rate, has no side either.")
+        f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: it is reproduced where ours is within {NO_EFFECT:.0%} of it "
+        f"and our whole interval within {CLOSE:.0%}, undecided where that fails and our interval holds it. A value that has no "
+        f"\"no effect\", such as an acceptance rate, is reproduced within {CLOSE:.0%}, undecided where that fails and our interval holds "
+        f"it. Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: "
+        f"{100 * CLOSE * UNIT:.0f}, {100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.")
 OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. "
           "**not testable here**: the models, the data or the judge are not available, with the reason. "
           "**open**: it could be run here and has not been.")
@@ -26,6 +31,7 @@ OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured ot
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     DIRECTION = "direction only"
+    UNDECIDED = "undecided"
     NOT_REPRODUCED = "not reproduced"
     TOO_FEW = "too few prompts"
     NOT_COMPARABLE = "not comparable"
@@ -45,8 +51,8 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
 
     >>> [str(verdict(1.4, Estimate(*ours))) for ours in ((1.3, 1.2, 1.35), (1.1, 1.05, 1.2), (1.1, 0.9, 1.2), (1.4, 0.9, 1.9))]
     ['reproduced', 'direction only', 'not reproduced', 'too few prompts']
-    >>> str(verdict(1.12, Estimate(1.02, 0.99, 1.05)))  # within 15 %, and no effect
-    'not reproduced'
+    >>> [str(verdict(1.12, Estimate(*ours))) for ours in ((1.02, 0.99, 1.05), (1.05, 0.95, 1.15))]
+    ['not reproduced', 'undecided']
     """
     if ours is None:
         return Verdict.OPEN
@@ -54,22 +60,43 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         return Verdict.NO_VALUE
     if not comparable:
         return Verdict.NOT_COMPARABLE
-    if ours.high - ours.low > WIDEST * abs(ours.value):
+    if ours.high - ours.low > WIDEST * unit(ours.value, neutral):
         return Verdict.TOO_FEW
-    inside = ours.low <= paper <= ours.high
+    holds = ours.low <= paper <= ours.high
+    close = near(ours.value, paper, CLOSE * unit(paper, neutral))
     if neutral is None:
-        return Verdict.REPRODUCED if inside or near(ours.value, paper, CLOSE) else Verdict.NOT_REPRODUCED
-    if near(paper, neutral, NO_EFFECT):
-        return Verdict.REPRODUCED if inside or near(ours.value, paper, NO_EFFECT) else Verdict.NOT_REPRODUCED
+        return without_side(close, holds)
+    if near(paper, neutral, NO_EFFECT * unit(neutral, neutral)):
+        ends_are_close = all(near(end, paper, CLOSE * unit(paper, neutral)) for end in (ours.low, ours.high))
+        return without_side(near(ours.value, paper, NO_EFFECT * unit(paper, neutral)) and ends_are_close, holds)
     if not (ours.low > neutral if paper > neutral else ours.high < neutral):
-        return Verdict.NOT_REPRODUCED
-    return Verdict.REPRODUCED if inside or near(ours.value, paper, CLOSE) else Verdict.DIRECTION
+        return Verdict.UNDECIDED if holds and ours.low <= neutral <= ours.high else Verdict.NOT_REPRODUCED
+    return Verdict.REPRODUCED if close else Verdict.DIRECTION
 
 
-def near(value: float, reference: float, share: float) -> bool:
-    """Whether a value differs from a reference by no more than a share of it, the last bit aside.
+def without_side(same: bool, holds: bool) -> Verdict:
+    """The verdict on a value that has no direction.
+
+    Args:
+        same: whether ours is the paper's, as far as the rule asks.
+        holds: whether our interval holds the paper's.
+    """
+    return Verdict.REPRODUCED if same else Verdict.UNDECIDED if holds else Verdict.NOT_REPRODUCED
+
+
+def unit(value: float, neutral: float | None) -> float:
+    """What a share is taken of: a value, but `UNIT` for differences.
+
+    >>> unit(1.4, 1.0), unit(0.01, 0.0)
+    (1.4, 0.2)
+    """
+    return UNIT if neutral == 0 else abs(value)
+
+
+def near(value: float, reference: float, tolerance: float) -> bool:
+    """Whether a value differs from a reference by no more than a tolerance, the last bit aside.
 
     >>> near(1.05, 1.0, 0.05), near(1.06, 1.0, 0.05)
     (True, False)
     """
-    return abs(value - reference) <= share * abs(reference) + 1e-9
+    return abs(value - reference) <= tolerance + 1e-9

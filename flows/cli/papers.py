@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, 
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.papers.cell_file import CellFile
     from components.papers.cells import Cell
 
 
@@ -24,11 +25,13 @@ def add_to(app: typer.Typer) -> None:
 def papers(
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts and few tokens: sized for 20 minutes on two cores.")] = False,
     only: Annotated[str | None, typer.Option("--only", help="Measure one paper: spide, sprinter, csd, pyramidsd or duodecoding.")] = None,
+    cell: Annotated[str | None, typer.Option(
+        "--cell", help="Measure the cells of this name only, such as csd-code or 'spide-counts-*'.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
     page: Annotated[Path | None, typer.Option(
-        "--page", help="Markdown file to write, with pictures in images/ next to it. Default: papers.md or papers-quick.md in the folder."
-    )] = None,
+        "--page", help="Markdown file to write, with pictures in images/ next to it. Default, in the folder: papers.md; papers-shipped.md "
+        "without --data; papers-quick.md.")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
@@ -46,6 +49,7 @@ def papers(
 
     from components.papers.catalogue import papers_named
     from components.papers.cells import FULL, QUICK
+    from components.papers.committed import with_committed
     from components.papers.runner import Run, measured_cells, run_cells
     from components.report.drawing import check_drawing
     from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
@@ -56,7 +60,8 @@ def papers(
     if out is not None:
         check_folder(out)
     if data is not None and not data.is_dir():
-        raise DraftwellError(f"--data: there is no folder {data}", code="no_data")
+        raise DraftwellError(f"--data: there is no folder {data}: docs/papers.md says what to download into it, or leave --data out to "
+                             "take the shipped prompts", code="no_data")
     check_drawing()
     on = pick_device(device)
     number_format = dtype.value if dtype else own_format(on)
@@ -64,34 +69,41 @@ def papers(
     folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
               lambda cell: made_of(cell, number_format, on, say))
-    options = {"--data": data, "--out": out, "--dtype": number_format, "--device": on, "--threads": count}
     everything = papers_named(None)  # what was measured of the other papers stays on the page
-    shown = Page(page or folder / f"papers{'-quick' if quick else ''}.md", everything, scale,
-                 {paper.name: command_of(paper.name, quick, options) for paper in everything})
+    shown = Page(page or folder / f"papers{'-quick' if quick else '' if data else '-shipped'}.md", everything, scale,
+                 with_data=render or data is not None)
+
+    def found() -> dict[str, CellFile]:
+        """What this run has, and what the project keeps where it has nothing."""
+        return with_committed(measured_cells(shown.cells, run), shown.cells)
+
     failed: dict[str, str] = {}
 
     def show(fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
         failed.update(failures)
-        return shown.write(measured_cells(shown.cells, run), failed, fresh)
+        return shown.write(found(), failed, fresh)
 
     try:
         if not render:
-            cells = list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values())
+            cells = cells_named(list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values()), cell)
             run_cells(cells, run, lambda together: open_cells(together, number_format, on, say), say=say, after=show)
     finally:
         pictures = show(None, {})
     if publish and (kept := log_page(shown, pictures)):
         say(f"the page and its pictures are in MLflow: {kept}")
-    say(f"{counts_of(shown.cells, measured_cells(shown.cells, run))}; the page is {shown.path}")
+    say(f"{counts_of(shown.cells, found())}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)
 
 
-def command_of(only: str, quick: bool, options: Mapping[str, object]) -> str:
-    """The command that measures one paper's tables with these options; those that are None are left out.
+def cells_named(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
+    """The cells whose names match a pattern, all of them without one.
 
-    >>> command_of("csd", True, {"--data": None, "--threads": 2})
-    'draftwell papers --quick --only csd --threads 2'
+    Raises:
+        DraftwellError: none does.
     """
-    given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-    return shlex.join(["draftwell", "papers", *(["--quick"] if quick else []), "--only", only, *given])
+    found = [cell for cell in cells if pattern is None or fnmatch(cell.name, pattern)]
+    if not found:
+        names = ", ".join(cell.name for cell in cells)
+        raise DraftwellError(f"--cell: no cell is named {pattern}: choose from {names}", code="unknown_cell")
+    return found

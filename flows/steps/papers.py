@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.papers.asides import curves
+from components.papers.cell_file import CellFile
 from components.papers.cells import Cell, Scale
 from components.papers.made_of import MadeOf
-from components.papers.page import POINTS, render, results
-from components.papers.plots import draw_points, draw_table
+from components.papers.page import CURVES, POINTS, render, results
+from components.papers.plots import draw_curves, draw_points, draw_table
 from components.papers.points import measured_points, published_points
-from components.papers.runner import CellFile, Opened
+from components.papers.replays import SLOTS
+from components.papers.runner import Opened
 from components.papers.tables import Paper
 from components.prompts.overlap import TrainingPrompts
 from flows.context import distilled_draft, made_from_prompts
@@ -43,13 +46,13 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Open
     names = list(dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices()))
     cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
-    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names)
+    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names, slots=1 if cell.replay is None else SLOTS)
     kinds = kinds_of(cells)
     found: dict[str, Artifact | None] = {kind: find_kind(kind).load_class().load(folder, fingerprint=pair.fingerprint)
                                          for kind, folder in shipped_folders(workspace, kinds).items()}
     if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
-    found["hardware_profile"] = measured_profile(pair, cell.repeats, say)
+    found["hardware_profile"] = measured_profile(pair, cell.repeats, say) if cell.replay is None else None
     return pair, StrategyResources({kind: artifact for kind, artifact in found.items() if artifact is not None}, pair.special_tokens)
 
 
@@ -105,13 +108,13 @@ class Page:
     Args:
         path: of the Markdown file; pictures are in `images/` next to it.
         papers: all of it, also those that this run does not measure.
-        commands: paper's name → the command that measures its tables.
+        with_data: whether the run had a folder with the papers' data sets.
     """
 
     path: Path
     papers: Sequence[Paper]
     scale: Scale
-    commands: Mapping[str, str]
+    with_data: bool = True
 
     @property
     def cells(self) -> list[Cell]:
@@ -128,16 +131,20 @@ class Page:
         """
         pictures = {}
         for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
-            path = self.path.parent / "images" / f"papers-{table.name}.png"
-            file = cells.get(table.cell.name)
-            drawn = file is not None and fresh is not None and table.cell.name != fresh.name and path.is_file()
-            if drawn or draw_table(table, results(table, file), path):
-                pictures[table.name] = path
+            file, keys = cells.get(table.cell.name), (table.name, table.name + CURVES)
+            paths = {key: self.path.parent / "images" / f"papers-{key}.png" for key in keys}
+            if file is None:
+                continue
+            if fresh is None or table.cell.name == fresh.name or not paths[table.name].is_file():
+                drawn = (draw_table(table, results(table, file), paths[keys[0]]), draw_curves(table, curves(file), paths[keys[1]]))
+            else:
+                drawn = (paths[keys[0]], paths[keys[1]] if curves(file) else None)
+            pictures |= {key: path for key, path in zip(keys, drawn, strict=True) if path is not None}
         points = self.path.parent / "images" / "papers-operating-points.png"
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
             pictures[POINTS] = points
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
-        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, self.commands).encode())
+        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, with_data=self.with_data).encode())
         return list(pictures.values())
 
 

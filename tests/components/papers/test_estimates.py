@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import argmax_difference, efficiency
+from components.papers.estimates import argmax_difference, efficiency, pace, speed
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -30,3 +30,21 @@ def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None
     assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])  # three times one prompt is rarer than 5 %
     unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
     assert argmax_difference(unknown, entry(8)) is None
+
+
+def test_speeds_leave_the_prompts_reading_out() -> None:
+    """Twice as fast behind the first token, which took the same second: 1.5 times with it, 2 without."""
+    def entry(*rows: tuple[float, int]) -> BenchEntry:
+        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), seconds=seconds, tokens=tokens, ttft_ms=1000.0)
+                                           for i, (seconds, tokens) in enumerate(rows)))
+
+    plain, fast = entry((3.0, 11), (3.0, 11)), entry((2.0, 11), (2.0, 11))
+    found = speed(fast, plain)
+    assert found is not None
+    assert [*found] == pytest.approx([2.0, 2.0, 2.0])
+    cut = speed(entry((2.0, 11), (1.0, 1)), plain)
+    assert cut is not None
+    assert cut.value == pytest.approx(2.0), "a prompt that ends with its first token decodes nothing"
+    ended = entry((1.0, 1), (1.0, 1))
+    assert speed(ended, plain) is None
+    assert pace(ended.per_prompt) == 1.0

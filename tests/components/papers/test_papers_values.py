@@ -16,6 +16,7 @@ from components.papers.page import closing
 from components.papers.tables import UNEQUAL
 from registry.pairs import find_pair
 from serving.runtime.strategies import find_strategy
+from tests.support.paths import REPO
 
 
 def test_spides_acceptance_is_the_inverse_of_its_mean_accepted_tokens() -> None:
@@ -32,6 +33,46 @@ def test_our_pairs_stand_next_to_those_of_nearest_acceptance() -> None:
                      "smollm2-135m-near-copy-int8": "TinyLlama 1.1B & CodeLlama 34B"}
     for table in spide.tables(FULL):
         assert table.theirs.startswith(found[table.cell.pair])
+
+
+@pytest.mark.parametrize("pair", [pair for pair in spide.OURS if "near-copy" in pair])
+def test_the_pairs_file_names_the_papers_pair_that_it_stands_next_to(pair: str) -> None:
+    assert spide.THEIR_PAIRS[spide.nearest(spide.OURS[pair])] in (find_pair(pair).paper or "")
+
+
+def test_csds_rows_have_the_values_of_a_universal_memory_as_ours_is_one() -> None:
+    rows = {(table.cell.data, row.what): row.paper for table in csd.tables(FULL) for row in table.rows if row.role == "CSD"}
+    assert rows["code", "CSD: speed over plain"] == 2.45
+    assert rows["code", "CSD: accepted / drafted tokens"] == 0.711
+    assert rows["maths", "CSD: speed over plain"] == 1.80
+
+
+def test_how_rejections_concentrate_is_counted_in_the_shipped_memory() -> None:
+    """Figure 2(a): the share of the most frequent fifth of the pairs; pairs that were seen once do not ship, and are below that fifth."""
+    import json
+
+    import pyarrow as pa
+
+    folder = REPO / "registry" / "pairs" / "smollm2_135m" / "artifacts" / "bfloat16" / "correction_memory"
+    counted = json.loads((folder / "artifact.json").read_text())["provenance"]["metrics"]
+    counts = pa.ipc.open_file(str(folder / "memory.arrow")).read_all().column("count").to_pylist()
+    fifth = round(counted["patterns"] / 5)
+    share = (sum(counts) + fifth - len(counts)) / counted["rejections"]
+    assert f"{share:.0%}" == "57%"
+    assert len(counts) <= fifth
+    assert "57 % of the 62,481 rejections" in closing(PAPERS["csd"])
+
+
+def test_spides_own_baseline_is_below_leviathans_formula() -> None:
+    shares = [[spide.own_formula(values, theirs) for theirs in range(6)] for values in (spide.TABLE_1, spide.TABLE_2)]
+    assert [[round(min(one), 2), round(max(one), 2)] for one in shares] == [[0.67, 0.87], [0.63, 0.78]]
+    assert "| DeepSeek 1.3B & 33B | 0.78 | 0.78 |" in closing(PAPERS["spide"])
+
+
+def test_a_time_to_the_first_token_before_which_nobody_drafts_is_not_the_papers() -> None:
+    rows = [row for table in duodecoding.tables(FULL) for row in table.rows if row.metric == "ttft"]
+    assert [row.comparable for row in rows] == [False, False]
+    assert all(duodecoding.FIRST_TOKEN in table.notes for table in duodecoding.tables(FULL))
 
 
 @pytest.mark.parametrize("pair", [pair for pair in spide.OURS if "near-copy" in pair])
@@ -56,7 +97,7 @@ def test_csds_rate_is_of_drafted_tokens() -> None:
 def test_speed_over_plain_is_judged_only_where_the_target_has_all_cores() -> None:
     """On equal cores the engine's target has one of two, plain decoding's both: such a row says nothing of the paper's."""
     for paper in PAPERS.values():
-        for table in paper.tables(FULL):
+        for table in [table for table in paper.tables(FULL) if table.cell.replay is None]:
             split = {role for role, specs in table.cell.contenders.items() if any(splits(choice_of(spec).name) for spec in specs)}
             over_plain = [row for row in table.rows if row.against == PLAIN and row.metric == "speed"]
             assert {row.role for row in over_plain if not row.comparable} == {row.role for row in over_plain} & split, table.name
@@ -85,7 +126,8 @@ def test_every_contender_of_a_cell_has_a_row() -> None:
     """What is measured is shown: fuzzy SD was once measured for nothing."""
     for paper in PAPERS.values():
         for table in paper.tables(FULL):
-            assert set(table.cell.contenders) == {row.role for row in table.rows} | {row.against for row in table.rows} - {None, PLAIN}
+            shown = {row.role for row in table.rows if ":" not in row.role} | {row.against for row in table.rows} - {None, PLAIN}
+            assert set(table.cell.contenders) == shown, table.name
 
 
 def test_pyramids_speeds_are_of_table_2() -> None:
@@ -100,7 +142,7 @@ def test_at_most_n_sequences_are_not_the_papers_static_runs() -> None:
 
 
 @pytest.mark.parametrize(("paper", "words"), [
-    ("spide", ("contradicts itself", "GSM8K half", "Qwen3 1.7B & 32B", "Tables 17 and 18", "Figures 3, 5, 6 and 7", "averages",
+    ("spide", ("contradicts itself", "GSM8K half", "Qwen3 1.7B & 32B", "Tables 17 and 18", "Figures 3 and 5", "averages",
                "64 tokens")),
     ("sprinter", ("GPT2-Small & GPT2-XL", "λ .4", "LM1B")),
     ("csd", ("MATH500", "Qwen-2.5", "IFEval", "64 tokens")),

@@ -6,8 +6,8 @@ import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
 from components.papers import formulas
+from components.papers.cell_file import Costs
 from components.papers.predictions import decoding_speed, sd_row
-from components.papers.runner import Costs
 
 VERIFY = {1: 0.1, 8: 0.1}
 COSTS = Costs(t_draft=0.01, t_verify=VERIFY, t_rest=0.0)
@@ -30,6 +30,16 @@ def test_measured_over_predicted_leaves_the_prompts_reading_out() -> None:
     assert row is not None
     assert row[-1] == "100%"
     assert row[-2] == f"{predicted:.2f}"
+
+
+def test_leviathans_formula_is_over_plain_decoding_with_all_cores() -> None:
+    """As the measured speed next to it is: on one of two cores the target's pass takes longer, and so does the best that SD can do."""
+    alpha, gamma = 0.8, 4
+    costs = Costs(t_draft=0.01, t_verify=VERIFY, t_rest=0.0, alone=(0.02, {1: 0.2, 8: 0.2}))
+    ideal = formulas.leviathan_speedup(alpha, gamma, 0.1)
+    values = {"acceptance_rate": alpha, "parameters": {"num_speculative_tokens": gamma}, "strategy": "vanilla_sd"}
+    rows = [sd_row("vanilla_sd", entry(5.0, 0.05, split_cores=split, **values), entry(5.0, 0.1), costs) for split in (False, True)]
+    assert [row and row[4] for row in rows] == [f"{ideal:.2f}", f"{ideal / 2:.2f}"]
 
 
 def test_speed_of_decoding_is_unknown_where_nothing_was_decoded() -> None:

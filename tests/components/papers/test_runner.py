@@ -12,7 +12,8 @@ import pytest
 
 from components.bench.bench import run_bench
 from components.papers import runner
-from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, sized
+from components.papers.cell_file import CellFile, cell_of
+from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, choice_of, sized
 from components.papers.made_of import MadeOf
 from components.papers.page import POINTS, render, results
 from components.papers.plots import draw_points, draw_table
@@ -56,7 +57,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, runner.CellFile]:
+def measured(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> tuple[Path, CellFile]:
     folder = tmp_path_factory.mktemp("cells")
     run = runner.Run(folder, data=sets)
     assert runner.run_cells([CELL], run, opened) == {}
@@ -71,7 +72,7 @@ def refuse(cells: Sequence[Cell]) -> Any:
     raise AssertionError("nothing was to be measured")
 
 
-def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+def test_a_second_run_measures_nothing(measured: tuple[Path, CellFile], sets: Path) -> None:
     folder, _ = measured
     said: list[str] = []
     assert runner.run_cells([CELL], runner.Run(folder, data=sets), refuse, say=said.append) == {}
@@ -79,19 +80,19 @@ def test_a_second_run_measures_nothing(measured: tuple[Path, runner.CellFile], s
 
 
 @pytest.mark.parametrize("changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}])
-def test_other_settings_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path,
+def test_other_settings_are_another_cell(measured: tuple[Path, CellFile], sets: Path,
                                             changed: dict[str, Any]) -> None:
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
     assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
 
 
-def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, CellFile], sets: Path) -> None:
     folder, _ = measured
     assert runner.measured_cells([CELL], runner.Run(folder, "float32 on cuda", sets)) == {}
 
 
-def test_other_weights_or_artifacts_are_another_cell(measured: tuple[Path, runner.CellFile], sets: Path) -> None:
+def test_other_weights_or_artifacts_are_another_cell(measured: tuple[Path, CellFile], sets: Path) -> None:
     """The file says what was read, and a file of other artifacts, or of another pair's weights, is not taken for it."""
     folder, _ = measured
     one, two = MadeOf("f0", {"verifier": "d1"}), MadeOf("f0", {"verifier": "d2"})
@@ -108,7 +109,7 @@ def test_a_cell_without_any_file_asks_for_no_pair(tmp_path: Path, sets: Path) ->
     assert runner.measured_cells([CELL], runner.Run(tmp_path, data=sets, made_of=fetch)) == {}
 
 
-def test_a_broken_file_is_measured_again(measured: tuple[Path, runner.CellFile], tmp_path: Path, sets: Path) -> None:
+def test_a_broken_file_is_measured_again(measured: tuple[Path, CellFile], tmp_path: Path, sets: Path) -> None:
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
@@ -171,14 +172,37 @@ def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None
     assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
 
-def test_estimates_are_the_reports_own(measured: tuple[Path, runner.CellFile]) -> None:
+def test_the_most_telling_pair_is_measured_first() -> None:
+    """Whatever its name is: a run that ends early has what the page is read for."""
+    cells = [CELL.model_copy(update={"name": f"{pair}-{data}", "pair": pair}) for pair, data in (("z", "a"), ("a", "a"), ("z", "b"))]
+    assert [cell.name for cell in runner.by_pair(cells)] == ["z-a", "z-b", "a-a"]
+
+
+def test_a_cell_says_how_far_it_is() -> None:
+    said: list[str] = []
+    pace = runner.Pace("[1/2] tiny", said.append, every=0.0)
+    pace.start -= 120.0
+    pace(20, 60, "spide")
+    assert said == ["[1/2] tiny: 20 of 60 texts, about 4 min left"]
+    quiet = runner.Pace("[1/2] tiny", said.append)
+    quiet(20, 60, "spide")
+    assert len(said) == 1, "not at every text"
+
+
+def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     """What the page takes from prompts is what the bench counted in total."""
     _, file = measured
     found, rows = file.measured(), table_of(CELL).rows
     speed, calls, mat, acceptance = (found.estimate(row) for row in rows)
     base, mine = found.entry("SD"), found.entry("SPIDE")
     assert speed is not None
-    assert speed[:1] == pytest.approx((base.speedup,))
+    assert base.decode_tokens_per_second is not None
+    plain = found.entry(PLAIN)
+    assert plain.decode_tokens_per_second is not None
+    assert speed.value == pytest.approx(base.decode_tokens_per_second / plain.decode_tokens_per_second), "of decoding alone"
+    assert found.whole(rows[0]) == pytest.approx(base.speedup), "with the prompt's reading"
+    assert found.whole(rows[1]) is None, "not a speed"
+    assert found.settings(rows[1]).endswith(f"SD: γ {base.parameters['num_speculative_tokens']}")
     assert speed.low <= speed.value <= speed.high
     assert calls is not None
     assert calls.value == pytest.approx((mine.target_calls / mine.emitted) / (base.target_calls / base.emitted))
@@ -190,15 +214,17 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, runner.CellFile]) -
     assert acceptance.value == pytest.approx(base.acceptance_rate)
 
 
-def test_the_fastest_plays_a_role(measured: tuple[Path, runner.CellFile]) -> None:
+def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     found = file.measured()
-    others = [file.report.strategies[label].tokens_per_second or 0.0 for label in found.labels["SD"]]
+    others = [file.report.strategies[label].decode_tokens_per_second or 0.0 for label in found.labels["SD"]]
     assert len(others) == 2
-    assert found.entry("SD").tokens_per_second == pytest.approx(max(others), rel=1e-6)
+    assert found.entry("SD").decode_tokens_per_second == pytest.approx(max(others), rel=1e-6)
+    named = found.entry("vanilla_sd@1+1:num_speculative_tokens=1")
+    assert named.parameters == {"num_speculative_tokens": "1"}, "a row may name one contender, whether or not it is the fastest"
 
 
-def test_the_page_has_values_formulas_and_verdicts(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+def test_the_page_has_values_formulas_and_verdicts(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
     _, file = measured
     table = table_of(CELL)
     paper = Paper("tiny", "Tiny paper", lambda scale: (table,), untestable=(("Table 9", "no judge"),), open=("Figure 3",))
@@ -217,11 +243,11 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
-    assert "nothing is measured yet" in text
+    assert "Run: tiny, 0 cells, 0 minutes" in text
 
 
 @pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])
-def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path, runner.CellFile], share: float, word: str) -> None:
+def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path, CellFile], share: float, word: str) -> None:
     """Plain decoding at `share` times the seconds of the profile; the sentence is in the file and next to the predictions."""
     _, file = measured
     assert file.costs is not None
@@ -237,14 +263,14 @@ def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path,
     assert ("while the cell was measured" in text) == bool(word)
 
 
-def test_the_cells_file_has_the_notes(measured: tuple[Path, runner.CellFile]) -> None:
+def test_the_cells_file_has_the_notes(measured: tuple[Path, CellFile]) -> None:
     """The made profile of 4 ms a pass is far from this pair's."""
     folder, file = measured
     assert file.notes == runner.notes_on(file.report, file.costs)
     assert json.loads(next(folder.glob("*.json")).read_text())["notes"] == list(file.notes)
 
 
-def test_acceptance_is_drawn_against_cost(measured: tuple[Path, runner.CellFile], tmp_path: Path) -> None:
+def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
     _, file = measured
     paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
     points = measured_points([paper], TINY, {"tiny-code": file})
@@ -261,15 +287,15 @@ def test_acceptance_is_drawn_against_cost(measured: tuple[Path, runner.CellFile]
 
 def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
     paper = Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))
-    quick = render([paper], QUICK, {}, commands={"tiny": "draftwell papers --quick --only tiny"})
+    quick = render([paper], QUICK, {})
     assert "its verdicts decide little" in quick
-    assert "Made by `draftwell papers --quick --only tiny`." in quick
+    assert "Made by `draftwell papers --quick --only tiny --data data`." in quick
     assert "decide little" not in render([paper], FULL, {})
 
 
-def test_cells_survive_their_file(measured: tuple[Path, runner.CellFile]) -> None:
+def test_cells_survive_their_file(measured: tuple[Path, CellFile]) -> None:
     folder, file = measured
-    assert runner.cell_of(file.cell) == CELL
+    assert cell_of(file.cell) == CELL
     assert json.loads(next(folder.glob("*.json")).read_text())["cell"]["name"] == "tiny-code"
 
 
@@ -287,10 +313,12 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
         for table in tables:
             assert cells.setdefault(table.cell.name, table.cell) == table.cell
             roles = table.cell.labels()
-            assert {row.role for row in table.rows} | {row.against for row in table.rows if row.against} <= roles.keys(), table.name
+            named = {row.role for row in table.rows} | {row.against for row in table.rows if row.against}
+            assert {choice_of(spec) for spec in named - roles.keys()} <= set(table.cell.choices()), table.name
             for choice in table.cell.choices():
                 build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
         assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
             (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
         if scale is QUICK:
-            assert max(len(table.cell.choices()) for table in tables) <= 10, "20 minutes for 16 cells"
+            measured = [table.cell for table in tables if table.cell.replay is None]
+            assert max(len(cell.choices()) for cell in measured) <= 10, "20 minutes for 16 cells"

@@ -10,28 +10,40 @@ from components.papers.verdicts import Verdict, verdict
 
 @pytest.mark.parametrize(("paper", "ours", "neutral", "wanted"), [
     (1.40, (1.22, 1.21, 1.23), 1.0, Verdict.REPRODUCED),  # within 15 %, though not inside
-    (1.40, (1.18, 1.01, 1.45), 1.0, Verdict.REPRODUCED),  # inside a narrow interval, though 16 % away
+    (1.40, (1.18, 1.01, 1.45), 1.0, Verdict.DIRECTION),  # 16 % away: an interval that is wide enough to hold the paper's does not help
     (1.40, (1.10, 1.05, 1.15), 1.0, Verdict.DIRECTION),
-    (1.40, (1.10, 0.99, 1.15), 1.0, Verdict.NOT_REPRODUCED),  # the interval has the other side, too
     (0.60, (0.90, 0.85, 0.95), 1.0, Verdict.DIRECTION),
     (1.40, (0.90, 0.85, 0.95), 1.0, Verdict.NOT_REPRODUCED),
     # An effect that is absent, or the opposite of the paper's, is not reproduced however near its value is:
+    (1.40, (1.10, 0.99, 1.15), 1.0, Verdict.NOT_REPRODUCED),
     (1.12, (1.01, 0.98, 1.04), 1.0, Verdict.NOT_REPRODUCED),
-    (1.12, (0.98, 0.93, 1.14), 1.0, Verdict.NOT_REPRODUCED),
     (0.90, (1.01, 0.97, 1.05), 1.0, Verdict.NOT_REPRODUCED),
-    (0.90, (1.00, 0.90, 1.10), 1.0, Verdict.NOT_REPRODUCED),
+    # An interval that holds both no effect and the paper's value speaks for neither:
+    (1.12, (0.98, 0.93, 1.14), 1.0, Verdict.UNDECIDED),
+    (0.90, (1.00, 0.90, 1.10), 1.0, Verdict.UNDECIDED),
+    (0.91, (0.95, 0.85, 1.06), 1.0, Verdict.UNDECIDED),
     # An interval wider than half of the value decides nothing, neither for the paper nor against it:
     (1.40, (1.40, 1.00, 1.80), 1.0, Verdict.TOO_FEW),
     (1.40, (0.50, 0.30, 0.70), 1.0, Verdict.TOO_FEW),
     (8.00, (8.00, 4.00, 12.0), None, Verdict.TOO_FEW),
-    # Where the paper claims no effect, ours must be as near:
+    # Where the paper claims no effect, ours must be as near, and surely so:
     (1.02, (1.00, 0.98, 1.03), 1.0, Verdict.REPRODUCED),
     (1.02, (0.98, 0.97, 0.99), 1.0, Verdict.REPRODUCED),
-    (1.02, (0.90, 0.85, 1.05), 1.0, Verdict.REPRODUCED),  # inside
+    (1.02, (0.90, 0.85, 1.05), 1.0, Verdict.UNDECIDED),
+    (1.00, (1.30, 0.95, 1.55), 1.0, Verdict.UNDECIDED),
+    (1.00, (1.01, 0.80, 1.25), 1.0, Verdict.UNDECIDED),
     (1.02, (1.10, 1.08, 1.12), 1.0, Verdict.NOT_REPRODUCED),
     (0.96, (0.88, 0.86, 0.90), 1.0, Verdict.NOT_REPRODUCED),
     (8.00, (4.00, 3.90, 4.10), None, Verdict.NOT_REPRODUCED),  # no direction where there is no "no effect"
     (0.60, (0.65, 0.60, 0.70), None, Verdict.REPRODUCED),
+    (0.60, (0.48, 0.40, 0.61), None, Verdict.UNDECIDED),
+    # Differences of shares, whose no effect is 0, are compared in points: a share of nothing is nothing.
+    (0.000, (0.005, -0.01, 0.02), 0.0, Verdict.REPRODUCED),
+    (0.000, (0.000, -0.04, 0.04), 0.0, Verdict.UNDECIDED),
+    (0.000, (-0.07, -0.09, -0.05), 0.0, Verdict.NOT_REPRODUCED),
+    (0.025, (0.030, 0.01, 0.05), 0.0, Verdict.REPRODUCED),
+    (0.100, (0.030, 0.01, 0.05), 0.0, Verdict.DIRECTION),
+    (0.025, (0.000, -0.08, 0.08), 0.0, Verdict.TOO_FEW),
     (None, (-0.1, -0.2, 0.1), 0.0, Verdict.NO_VALUE),
     (None, None, 0.0, Verdict.OPEN),
     (1.40, None, 1.0, Verdict.OPEN)])

@@ -12,6 +12,7 @@ import pytest
 from components.papers import catalogue
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
+from tests.support.paths import REPO
 
 TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
 
@@ -51,8 +52,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert text == (tmp_path / "run" / "papers-quick.md").read_text()
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
-    command = f"draftwell papers --quick --only spide --data {prompts} --out {tmp_path / 'run'} --dtype float32 --device cpu --threads 1"
-    assert f"Made by `{command}`." in text
+    assert "Made by `draftwell papers --quick --only spide --data data --dtype float32 --device cpu --threads 1`." in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
@@ -91,7 +91,7 @@ def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: P
 def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
     from flows.steps.papers import Page
 
-    page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY, {})
+    page = Page(tmp_path / "page.md", list(catalogue.PAPERS.values()), TINY)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "papers-tiny-1.png").write_bytes(b"of another run")
     assert page.write({}, {}, page.cells[0].model_copy(update={"name": "another"})) == []
@@ -168,3 +168,35 @@ def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("papers", "--out", tmp_path / "file")
     assert done.exit_code == 2
     assert "name another folder" in done.stderr
+
+
+def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[..., Any], own_stores: Path) -> None:
+    """Nothing is measured or fetched for it, on whatever machine: values do not turn into "open"."""
+    done = run("papers", "--render", "--dtype", "float32", "--threads", 1)
+    assert done.exit_code == 0, (done.output, done.exception)
+    page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
+    text = page.read_text()
+    assert "SPIDE: speed over SD | 1.62 | 0.82 |" in text
+    assert "CSD: speed over SD | 1.29 | 1.32 |" in text
+    assert text == (REPO / "docs" / "papers.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_without_the_papers_data_sets_the_page_says_so(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.steps import papers as steps
+
+    def refuse(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "open_cells", refuse)
+    run("papers", "--out", tmp_path / "run", "--dtype", "float32")
+    assert "This run had no folder with the papers' data sets" in (tmp_path / "run" / "papers-shipped.md").read_text()
+    run("papers", "--out", tmp_path / "run", "--dtype", "float32", "--data", tmp_path)
+    assert "This run had no folder" not in (tmp_path / "run" / "papers.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_one_cell_can_be_named(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("papers", "--quick", "--cell", "other-*", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "no cell is named other-*: choose from tiny-code" in done.stderr

@@ -1,0 +1,118 @@
+"""What stands under a table besides its rows: where it was measured, whose texts differ, what overlapping costs, what was tried."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from components.bench.schema import BenchEntry
+from components.papers.cell_file import CellFile
+from components.papers.cells import PLAIN
+from components.papers.estimates import calls, settings_of, speed, sums_of
+from components.papers.points import SD_ROLES
+from components.report.tables import markdown, number
+from serving.artifacts.forward_costs import seconds_at
+
+OVERLAPPING = ("spide", "pearl", "duo_decoding")
+"""Strategies in which both models compute at once."""
+CONTENTION_TOKENS = 8
+"""Of the target pass that `contention_words` names."""
+TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target calls over SD's", "MAT")
+
+
+def asides(file: CellFile) -> str:
+    """All sentences on a measured cell."""
+    return " ".join(words for words in (machine_words(file), identity_words(file), contention_words(file), *file.remarks) if words)
+
+
+def machine_words(file: CellFile) -> str:
+    """Where it was measured, and on which prompts."""
+    machine, ids = file.report.machine, ", ".join(file.report.prompt_ids)
+    how = "Counted by replay" if file.cell.get("replay") else "Measured"
+    return (f"{how} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}, commit "
+            f"{(machine.commit or 'unknown')[:9]}, in {file.seconds / 60:.0f} minutes; prompts: {ids}.")
+
+
+def identity_words(file: CellFile) -> str:
+    """On how many prompts lossless contenders wrote what plain decoding did; empty where that is not counted, as of samples."""
+    prompts = file.report.prompts
+    found = [entry for entry in file.report.strategies.values() if entry.lossless and entry.greedy and entry.strategy != "autoregressive"
+             and entry.identical_outputs is not None]
+    if not found:
+        return ""
+    counts = [entry.identical_outputs or 0 for entry in found]
+    other = sum(prompts - (entry.identical_outputs or 0) - (entry.near_ties or 0) for entry in found)
+    if min(counts) == prompts:
+        return "All lossless contenders write the same texts as plain decoding."
+    span = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
+    rest = f"{other} differ elsewhere than at a near-tie" if other else "all others differ first at a near-tie of the target's best two"
+    return (f"Lossless contenders write plain decoding's text on {span} of {prompts} prompts; {rest} "
+            f"(passes over several tokens round differently in {file.report.machine.dtype}).")
+
+
+def contention_words(file: CellFile) -> str:
+    """What a pass takes with all cores, on its own share of them, and with both models at work; empty where nothing overlaps."""
+    costs = file.costs
+    if costs is None or costs.alone is None or costs.busy is None:
+        return ""
+    if not any(entry.split_cores and entry.strategy in OVERLAPPING for entry in file.report.strategies.values()):
+        return ""
+    drafts, passes = zip(*((draft * 1e3, seconds_at(verify, CONTENTION_TOKENS) * 1e3)
+                           for draft, verify in ((costs.t_draft, costs.t_verify), costs.alone, costs.busy)), strict=True)
+    return ("What overlapping costs here: a draft pass takes {:.0f} ms with all cores, {:.0f} ms on its share of them while the target is "
+            "idle, and {:.0f} ms while both compute; a target pass over {} tokens {:.0f}, {:.0f} and {:.0f} ms. The two models share "
+            "one memory's bandwidth; the papers' run on several GPUs.").format(
+                *drafts, CONTENTION_TOKENS, *passes)
+
+
+def tried(file: CellFile) -> str:
+    """Every setting of the roles that have several, as Markdown: SPIDE's thresholds against speed and target calls, SD's draft lengths."""
+    measured = file.measured()
+    roles = [role for role, specs in measured.cell.contenders.items() if len(specs) > 1]
+    base = measured.entry("SD") if "SD" in measured.labels else None
+    rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
+            for role in roles for label in measured.labels[role]]
+    return f"Every setting that was tried; rows above have the fastest:\n\n{markdown(TRIED, rows)}" if rows else ""
+
+
+class Curve(NamedTuple):
+    """A role's settings along one threshold.
+
+    Args:
+        taus: ascending.
+        speeds, calls: over SD's fastest, of decoding alone, and target calls a token.
+    """
+
+    taus: list[float]
+    speeds: list[float]
+    calls: list[float]
+
+
+def curves(file: CellFile) -> dict[str, Curve]:
+    """Role → speed and target calls by τ, of the roles that several were tried of (SPIDE's Figures 6 and 7)."""
+    measured, found = file.measured(), dict[str, Curve]()
+    if "SD" not in measured.labels:
+        return {}
+    base = measured.entry("SD")
+    for role, specs in measured.cell.contenders.items():
+        entries = [measured.entries[label] for label in measured.labels[role]]
+        if len(specs) > 1 and all("tau" in entry.parameters for entry in entries):
+            points = sorted((float(entry.parameters["tau"]), found_speed.value, calls_over(entry, base)) for entry in entries
+                            if (found_speed := speed(entry, base)) is not None)
+            if points:
+                found[role] = Curve(*(list(column) for column in zip(*points, strict=True)))
+    return found
+
+
+def calls_over(entry: BenchEntry, base: BenchEntry) -> float:
+    """Target calls a token over another contender's."""
+    return float(calls(sums_of(entry.per_prompt).sum(0)) / calls(sums_of(base.per_prompt).sum(0)))
+
+
+def tried_row(role: str, entry: BenchEntry, plain: BenchEntry, base: BenchEntry | None) -> list[str]:
+    """A row of text."""
+    speeds = [None if other is None else speed(entry, other) for other in (plain, base)]
+    cost = None if base is None else calls_over(entry, base)
+    accepted = sum(row.accepted for row in entry.per_prompt)
+    sampled = sum(row.tokens for row in entry.per_prompt) - accepted
+    return [role, settings_of(entry), *("–" if found is None else f"{found.value:.2f}" for found in speeds),
+            number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]

@@ -1,0 +1,65 @@
+"""The file of a measured cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from components.bench.schema import BenchReport, Frozen
+from components.papers.cells import FORMAT, Cell
+from components.papers.estimates import Measured
+from serving.artifacts.hardware_profile import HardwareProfile
+
+
+class Costs(Frozen):
+    """Seconds of single forward passes, as the cell's hardware profile has them.
+
+    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once. (t_draft, tokens → t_verify).
+    """
+
+    t_draft: float
+    t_verify: dict[int, float]
+    t_rest: float
+    alone: tuple[float, dict[int, float]] | None = None
+    busy: tuple[float, dict[int, float]] | None = None
+
+    @classmethod
+    def of(cls, profile: HardwareProfile) -> Costs:
+        """Those of a profile."""
+        return cls(t_draft=profile.draft_seconds, t_verify=profile.t_verify, t_rest=profile.t_rest, busy=profile.split,
+                   alone=None if profile.details is None else profile.details.split_alone)
+
+
+class CellFile(Frozen):
+    """A cell that was measured."""
+
+    version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
+    cell: dict[str, Any]
+    source: str = Field(description="of the prompts, in words")
+    made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
+    seconds: float = Field(description="that the cell took, loading included")
+    costs: Costs | None = None
+    notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
+    remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
+    report: BenchReport
+
+    def measured(self) -> Measured:
+        """Its entries by role."""
+        return Measured(cell_of(self.cell), self.report.strategies)
+
+
+def cell_of(settings: dict[str, Any]) -> Cell:
+    """A cell from its JSON, which has lists for tuples."""
+    contenders = {role: tuple(specs) for role, specs in settings["contenders"].items()}
+    return Cell.model_validate({**settings, "contenders": contenders})
+
+
+def read_cell(path: Path) -> CellFile | None:
+    """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
+    try:
+        return CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ValidationError):
+        return None

@@ -1,0 +1,109 @@
+"""The papers' data sets from the files that their makers publish: the rows that are measured, in the form that `--data` reads.
+
+    python -m components.papers.public data
+
+Not all rows of a set are used: some are set aside, to judge on later, so a folder made otherwise has other prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.prompts.prompt import numbered_lines
+from serving.errors import DraftwellError
+from serving.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Public:
+    """A published file.
+
+    Args:
+        file: as it is published, under a name that says what it is.
+        address: where it is, at a commit.
+        made: the file that is made of it, of `prompts.SETS`.
+        rows: numbers of the rows that are taken, counted from 0: more than a full run takes.
+        convert: (number, row) → row with `id` and `prompt`.
+    """
+
+    file: str
+    address: str
+    made: str
+    rows: tuple[int, ...]
+    convert: Callable[[int, dict[str, Any]], dict[str, Any]]
+
+
+PUBLIC = (
+    Public("HumanEval.jsonl.gz", "https://github.com/openai/human-eval/raw/6d43fb980f9fee3c892a914eda09951f772ad10d/data/HumanEval.jsonl.gz",
+           "humaneval.jsonl", (0, 2, 4, *range(6, 18), *range(19, 30), *range(31, 37), 38, 40, 42, *range(45, 50)),
+           lambda number, row: {"id": f"humaneval/{number}", "task": "code_humaneval", "prompt": row["prompt"], "test": row["test"],
+                                "reference": row["canonical_solution"], "entry_point": row["entry_point"]}),
+    Public("gsm8k_test_published.jsonl", "https://raw.githubusercontent.com/openai/grade-school-math/"
+           "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl",
+           "gsm8k_test.jsonl.gz", (*range(9), *range(10, 14), 16, 17, *range(19, 30), *range(31, 36), *range(37, 46)),
+           lambda number, row: {"id": f"gsm8k_test/{number:04d}", "task": "math_gsm8k", "prompt": row["question"],
+                                "reference": row["answer"], "answer": row["answer"].rpartition("####")[2].strip().replace(",", "")}),
+)
+DOWNLOADS = "\n".join(f"curl -L -o data/{one.file} {one.address}" for one in PUBLIC)
+DATA_WORDS = f"""## The prompts
+
+`data` is a folder with the papers' data sets. HumanEval and GSM8K come from their makers:
+
+```
+mkdir -p data
+{DOWNLOADS}
+python -m components.papers.public data
+```
+
+The last line takes the rows that are measured here: some of each set are set aside. A set that the folder lacks, such as CommonsenseQA and
+the continuations of WikiText-2, which our copies were prepared of by hand, is replaced by shipped prompts of the same kind; each table
+names what it was measured on. Without `DATA=` all are, and the page is `papers-shipped.md` in the folder of the run, never this one.
+"""
+NO_DATA = ("This run had no folder with the papers' data sets: what it measured itself, it measured on shipped prompts of the same kinds, "
+           "which are others than the papers'. Each table names its prompts.")
+
+
+def make(folder: Path) -> list[Path]:
+    """Write the sets whose published files are in a folder, next to these.
+
+    Raises:
+        DraftwellError: none of the published files is there, or one is not what it was.
+    """
+    made = []
+    for one in PUBLIC:
+        source = folder / one.file
+        if not source.is_file():
+            continue
+        rows = [json.loads(line) for _, line in numbered_lines(source)]
+        try:
+            taken = [one.convert(number, rows[number]) for number in one.rows]
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            raise DraftwellError(f"{source} is not the file of {one.address}: download it again", code="other_data") from error
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken).encode()
+        write_atomically(folder / one.made, gzip.compress(text, mtime=0) if one.made.endswith(".gz") else text)
+        made.append(folder / one.made)
+    if not made:
+        names = " and ".join(f"{one.file} ({one.address})" for one in PUBLIC)
+        raise DraftwellError(f"{folder} holds no published file: download {names} into it", code="no_data")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the sets of a folder."""
+    parser = argparse.ArgumentParser(description="Take the rows of published data sets that `draftwell papers` is measured on.")
+    parser.add_argument("folder", type=Path, help="with the published files")
+    try:
+        for path in make(parser.parse_args(arguments).folder):
+            print(f"{path}: made")
+    except DraftwellError as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The cells that the project keeps: every page has them, and docs/papers.md is made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.papers import committed
+from components.papers.asides import contention_words, curves, identity_words, tried
+from components.papers.catalogue import PAPERS
+from components.papers.cell_file import CellFile
+from components.papers.cells import FULL, Cell
+from components.papers.page import CURVES, POINTS, render, results
+from components.papers.verdicts import Verdict
+from tests.support.paths import REPO
+
+CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
+KEPT = committed.committed_cells(list(CELLS.values()))
+
+
+def test_every_kept_file_is_a_cell_of_now() -> None:
+    """A cell whose settings change loses its values on the page: measure it again, or leave its settings."""
+    assert sorted(KEPT) == sorted(path.stem for path in committed.FOLDER.glob("*.json"))
+    assert {"csd-code", "spide-code-smollm2-135m-near-copy-29"} <= KEPT.keys()
+
+
+def test_the_page_is_what_the_command_makes_of_them() -> None:
+    """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
+    names = [table.name for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT]
+    names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
+              if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
+    pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
+    assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
+    made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
+    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), "run `draftwell papers --render --page docs/papers.md`"
+
+
+def test_measured_rows_have_values() -> None:
+    for paper in PAPERS.values():
+        for table in paper.tables(FULL):
+            if table.cell.name in KEPT:
+                found = results(table, KEPT[table.cell.name])
+                assert [row.what for row in found if row.verdict == Verdict.OPEN] == [], table.name
+
+
+@pytest.fixture
+def spide() -> CellFile:
+    return KEPT["spide-code-smollm2-135m-near-copy-29"]
+
+
+def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(spide: CellFile) -> None:
+    cell = CELLS[spide.cell["name"]]
+    longer = spide.model_copy(update={"seconds": spide.seconds + 1, "remarks": ()})
+    again = spide.model_copy(update={"remarks": ()})
+    assert committed.with_committed({cell.name: longer}, [cell])[cell.name] == longer
+    assert committed.with_committed({cell.name: again}, [cell])[cell.name].remarks != (), "it has the remarks"
+    assert committed.with_committed({}, [cell])[cell.name] == spide
+    other = Cell.model_validate({**cell.model_dump(), "max_tokens": 65})
+    assert committed.with_committed({}, [other]) == {}, "another cell of that name"
+
+
+def test_what_is_kept_of_a_cell_is_all_that_the_page_needs(spide: CellFile, tmp_path: Path) -> None:
+    """Reading what was written changes nothing: no row, no word under it."""
+    (tmp_path / "a.json").write_text(committed.compact(spide, ["Tests ran beside it."]))
+    again = committed.read_kept(tmp_path / "a.json")
+    assert again is not None
+    assert again.remarks == (*spide.remarks, "Tests ran beside it.")
+    assert again.model_copy(update={"remarks": spide.remarks}) == spide
+
+
+def test_what_stands_under_a_table(spide: CellFile) -> None:
+    """Whose texts differ, what overlapping costs, and every setting that was tried."""
+    assert "write plain decoding's text on 9 to 12 of 12 prompts" in identity_words(spide)
+    assert "16 ms on its share of them while the target is idle, and 31 ms while both compute" in contention_words(spide)
+    assert contention_words(spide.model_copy(update={"costs": None})) == ""
+    assert contention_words(KEPT["csd-code"]) == "", "nothing overlaps there"
+    rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
+    assert [row.split("|")[5].strip() for row in rows] == ["0.57", "0.69", "0.90", "1.11", "1.28"]
+    assert tried(KEPT["csd-code"]) == "", "each role has one setting"
+    found = curves(spide)
+    assert list(found) == ["SPIDE", "without parallel verification"]
+    assert [round(share, 2) for share in found["SPIDE"].speeds] == [0.70, 0.82, 0.82, 0.79, 0.76]
+    assert [round(share, 2) for share in found["SPIDE"].calls] == [0.57, 0.69, 0.90, 1.11, 1.28]
