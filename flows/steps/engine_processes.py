@@ -88,9 +88,10 @@ def replica_of(place: Path, bundle: Path) -> Replica | None:
     pairs = (one.partition("=") for one in os.fsdecode((place / "environ").read_bytes()).split("\0") if one)
     variables = {name: value for name, _, value in pairs}
     count, port = int(variables["DRAFTWELL_OPTIONS"]), int(option_of(words, "--port") or "")
-    if variables.get(TRIAL) or (port not in listening(pid) and (SERVER not in words or ignores(place, signal.SIGTERM))):
+    started = started_at(pid)
+    if started is None or variables.get(TRIAL) or (port not in listening(pid) and (SERVER not in words or ignores(place, signal.SIGTERM))):
         return None
-    return Replica(pid, bundle, port, tuple(words[len(words) - count :]), given(variables, bundle), started_at(pid),
+    return Replica(pid, bundle, port, tuple(words[len(words) - count :]), given(variables, bundle), started,
                    frozenset(os.sched_getaffinity(pid)), float(option_of(words, "--shutdown-timeout") or 0))
 
 
@@ -113,10 +114,10 @@ def parent_of(pid: int) -> int:
     return int((stat_of(pid) or ["", "0"])[1])
 
 
-def started_at(pid: int) -> int:
-    """When a process was started, in clock ticks since the machine's start; -1 where it has ended."""
+def started_at(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the machine's start; None where it has ended."""
     found = stat_of(pid)
-    return -1 if found is None or found[0] in "ZX" else int(found[19])
+    return None if found is None or found[0] in "ZX" else int(found[19])
 
 
 def stat_of(pid: int) -> list[str] | None:

@@ -61,6 +61,7 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.leave, sockets or [])
 
         def leave(self, sockets: Sequence[socket.socket]) -> None:
+            """Stop listening; the process ends when what it has begun is answered."""
             loop = asyncio.get_running_loop()
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
