@@ -65,7 +65,7 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
             loop = asyncio.get_running_loop()
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            waiting = []
+            waiting: list[socket.socket] = []
             for one in sockets:
                 waiting += accepted(one)  # else the kernel would reset them
                 with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
 
 def accepted(listener: socket.socket) -> list[socket.socket]:
     """The connections that wait to be accepted."""
-    found = []
+    found: list[socket.socket] = []
     listener.setblocking(False)
     while True:
         try:
