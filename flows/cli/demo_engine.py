@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +11,7 @@ import typer
 from flows.cli.engine import open_engine
 from flows.cli.options import check_folder, say, set_threads, wide_console
 from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
+from flows.cli.signals import ends_what_it_started
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,19 +49,6 @@ def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     for line in outcome(report):
         typer.echo(line)
     raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result_of(report["record"])])
-
-
-@contextmanager
-def ends_what_it_started() -> Iterator[None]:
-    """Asked to end (SIGTERM, or SIGHUP of a closed terminal unless `nohup` has it ignored), this process leaves through its `finally`
-    blocks, which end engines and servers."""
-    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in asked}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def figures_table(report: Mapping[str, Any]) -> Table:

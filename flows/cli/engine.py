@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from flows.cli.options import EngineName, check_output, pick_device, progress, say, wide_console, write_json
+from flows.cli.signals import ends_what_it_started
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str], replica: in
         DraftwellError: the port is taken (`engine_port_taken`).
     """
     from components.engines.ports import refuse_taken
+    from flows.steps.engine_processes import option_of
     from flows.steps.engine_serve import server_environment
 
     variables = server_environment(pair)
@@ -227,26 +229,19 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
                              "leave it out", code="engine_option")
     if bundle is not None and (bundle.name != "current" or bundle.parent.name != pair):
         raise DraftwellError(f"--restart follows a link `current`, as in dist/vllm/{pair}/current, not {bundle}", code="engine_option")
-    rolling_restart(Path("dist") if bundle is None else bundle.absolute().parents[2], pair, say)
+    with ends_what_it_started():
+        rolling_restart(Path("dist") if bundle is None else bundle.absolute().parents[2], pair, say)
 
 
 def port_of(bundle: Path, options: Sequence[str]) -> int | None:
     """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then what is wrong."""
+    from flows.steps.engine_processes import option_of
+
     try:
         named = option_of(options, "--port") or os.environ.get("PORT")
         return int(named or json.loads((bundle / "manifest.json").read_text())["settings"]["port"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def option_of(options: Sequence[str], name: str) -> str | None:
-    """The value of an option of a command line, the last one.
-
-    >>> option_of(["--port", "1", "--host=::", "--port=2"], "--port"), option_of(["--port"], "--port")
-    ('2', None)
-    """
-    pairs = [(one.partition("=")[0], one.partition("=")[2] or after) for one, after in zip(options, [*options[1:], ""], strict=True)]
-    return next((value for key, value in reversed(pairs) if key == name and value), None)
 
 
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.cli.demo_engine import ends_what_it_started
 from flows.cli.engine import numbers, open_engine
 from flows.cli.options import check_folder, say, set_threads
+from flows.cli.signals import ends_what_it_started
 
 
 def recalibrate_elsewhere(pair: str, dtype: str | None, device: str | None, *, limits: Path | None, methods: str | None, levels: str,

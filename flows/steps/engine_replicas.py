@@ -1,7 +1,8 @@
 """A rolling restart of what serves a pair on this machine: each process is followed by one of the bundle that `current` leads to.
 
-The new process listens on the old one's port, which both share (`listen.py` of the bundle), and only when it does is the old one asked to
-end. What is served is found by asking Linux who listens, and from which bundle: nothing is noted that could be out of date.
+Where other processes listen on the old one's port, these answer while it is ended and the new one starts in its place. A single process is
+ended only when the new one listens beside it; both share the port (`listen.py` of the bundle). What is served is found by asking Linux
+(`engine_processes`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,108 +23,47 @@ from components.engines.failures import last_line, why_ended
 from components.engines.ports import listening
 from components.engines.process import START_SECONDS
 from components.engines.vllm import NAME, file_name
+from flows.steps.engine_processes import Replica, replicas_of
 from registry.bundles.vllm.build import bundles_of
-from registry.bundles.vllm.render import DRAIN
 from serving.errors import DraftwellError
+from serving.files import file_lock
 
 POLL_SECONDS = 0.2
-END_SECONDS = 2.0 * DRAIN
-"""That an old process has to answer what it has begun, and to end."""
+END_SECONDS = 30.0
+"""That an old process has to end, besides what its requests and its engine have (`--shutdown-timeout` each)."""
+LOCK = ".restart"
+"""File beside the bundles of a pair, which a restart locks."""
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Replica:
-    """A process that serves a bundle.
-
-    Args:
-        bundle: its folder.
-        port: that it listens on.
-        options: those that a user gave `serve.sh`.
-        environment: as a user started `serve.sh`, without what that has set itself.
-    """
-
-    pid: int
-    bundle: Path
-    port: int
-    options: tuple[str, ...]
-    environment: Mapping[str, str]
-
-    @property
-    def number(self) -> str:
-        """Of the replica, which on CPUs decides about its cores."""
-        return self.environment.get("DRAFTWELL_REPLICA") or "1"
-
-
-def replicas_of(out: Path, pair: str) -> list[Replica]:
-    """The processes of this user and machine that serve a bundle of a pair, in the order of their start; empty where there is no /proc.
-
-    Args:
-        out: folder of bundles.
-    """
-    home = bundles_of(out, pair).resolve()
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # it is another user's, has ended, or serves nothing
-            bundle = Path(os.readlink(place / "cwd"))
-            if bundle.parent == home and (ports := listening(int(place.name))):
-                found[int(place.name)] = replica_of(place, bundle, min(ports))
-    return [replica for pid, replica in sorted(found.items()) if parent_of(pid) not in found]  # an engine's process may hold the socket too
-
-
-def replica_of(place: Path, bundle: Path, port: int) -> Replica:
-    """What a process was started with.
-
-    Args:
-        place: its folder in /proc.
-    Raises:
-        OSError, KeyError, ValueError: it has ended, or was not started by `serve.sh`.
-    """
-    words = os.fsdecode((place / "cmdline").read_bytes()).split("\0")[:-1]
-    pairs = (one.partition("=") for one in os.fsdecode((place / "environ").read_bytes()).split("\0") if one)
-    variables = {name: value for name, _, value in pairs}
-    count, own = int(variables["DRAFTWELL_OPTIONS"]), set(variables["DRAFTWELL_SET"].split())
-    return Replica(int(place.name), bundle, port, tuple(words[len(words) - count :]),
-                   {name: value for name, value in variables.items() if name not in own})
-
-
-def parent_of(pid: int) -> int:
-    """Process id of its parent; 0 where it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def rolling_restart(out: Path, pair: str, say: Callable[[str], None], *, start_seconds: float = START_SECONDS,
-                    end_seconds: float = END_SECONDS) -> int:
+def rolling_restart(out: Path, pair: str, say: Say, *, start_seconds: float = START_SECONDS, end_seconds: float = END_SECONDS) -> int:
     """Let every process that serves another bundle of a pair than the one that `current` leads to be followed by one that serves that.
 
-    One after the other: it starts on the same port with the same options and variables, and the old one is asked to end when the new one
-    listens. Killed in between, it is called again; a process that has started already stays.
+    One after the other, on the same port with the same options, variables and cores. Another restart of the pair is waited for. Killed in
+    between, it is called again: a process that it has started already stays.
 
     Args:
         out: folder of bundles.
         start_seconds: within which a new one must listen.
-        end_seconds: within which an old one must have ended.
+        end_seconds: within which an old one must have ended, besides twice its `--shutdown-timeout`.
     Returns:
         how many were followed by another; 0 where all serve that bundle, or none serves.
     Raises:
         DraftwellError: there is no bundle (`no_bundle`); a new process did not start (as `why_ended` says, or `server_failed`), then the
-            old one serves on; or an old one does not end (`server_not_ended`), while the new one serves.
+            old one serves on, or one of its bundle was started in its place; or an old one does not end (`server_not_ended`).
     """
     current = bundles_of(out, pair) / "current"
-    bundle = current.resolve()
-    if not (bundle / "serve.sh").is_file():
+    if not (current / "serve.sh").is_file():
         raise DraftwellError(f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`", code="no_bundle")
-    running = replicas_of(out, pair)
-    done = {(one.port, one.number) for one in running if one.bundle == bundle}
-    others = [one for one in running if one.bundle != bundle]
-    for old in others:
-        if (old.port, old.number) not in done:  # else an earlier restart was stopped after the new one listened
-            say(f"starting {bundle.name} on port {old.port} beside {old.bundle.name} (process {old.pid})")
-            start_beside(old, bundle, pair, start_seconds)
-        say(f"{bundle.name} listens on port {old.port}: process {old.pid} answers what it has begun, and ends")
-        end_process(old.pid, end_seconds)
+    with alone(current.parent / LOCK, say):
+        bundle = current.resolve()
+        running = replicas_of(out, pair)
+        # those that an earlier restart, which was killed, has started
+        done = {(one.port, one.number) for one in running if one.bundle == bundle and comes(one, start_seconds, say)}
+        others = [one for one in running if one.bundle != bundle]
+        restart = Restart(out, pair, bundle, say, start_seconds, end_seconds)
+        for old in others:
+            restart.follow(old, done=(old.port, old.number) in done)
     if not running:
         say(f"nothing of {pair} is served by this user here: start it with `draftwell serve --engine {NAME} --pair {pair}`")
     elif not others:
@@ -130,22 +71,110 @@ def rolling_restart(out: Path, pair: str, say: Callable[[str], None], *, start_s
     return len(others)
 
 
-def start_beside(old: Replica, bundle: Path, pair: str, seconds: float) -> int:
-    """Start a process that serves a bundle as another one serves its own, and wait until it listens; returns its process id.
+@contextmanager
+def alone(lock: Path, say: Say) -> Iterator[None]:
+    """Hold a restart's lock; wait, after a line, while another restart holds it."""
+    with file_lock(lock, wait=False) as free:
+        if free:
+            yield
+            return
+    say(f"another restart is under way: waiting for it ({lock})")
+    with file_lock(lock):
+        yield
 
-    It belongs to no terminal. Its log is beside those of the engines.
+
+def comes(new: Replica, seconds: float, say: Say) -> bool:
+    """Whether a process listens, which is waited for; False where it ends instead.
+
+    Raises:
+        DraftwellError: it does neither in time (`server_failed`).
+    """
+    if not new.is_ready:
+        say(f"process {new.pid} is loading {new.bundle.name} for port {new.port}: waiting for it")
+    end = time.monotonic() + seconds
+    while new.runs and not new.is_ready:
+        if time.monotonic() >= end:
+            raise DraftwellError(f"process {new.pid}, which loads {new.bundle.name}, did not listen on port {new.port} within {seconds:g} "
+                                 "s, and what was served before is served on: end it by hand, then restart again", code="server_failed")
+        time.sleep(POLL_SECONDS)
+    return new.runs
+
+
+@dataclass(frozen=True)
+class Restart:
+    """How processes are followed by others.
+
+    Args:
+        bundle: that the new ones serve.
+        start_seconds, end_seconds: as `rolling_restart` takes them.
+    """
+
+    out: Path
+    pair: str
+    bundle: Path
+    say: Say
+    start_seconds: float
+    end_seconds: float
+
+    def follow(self, old: Replica, *, done: bool) -> None:
+        """Let a process be followed by one that serves the bundle.
+
+        Args:
+            done: whether that one listens already.
+        Raises:
+            DraftwellError: as `rolling_restart` says.
+        """
+        others = (one for one in replicas_of(self.out, self.pair) if one.port == old.port and one.pid != old.pid)
+        if done:
+            self.end(old)
+        elif any(one.is_ready for one in others) or not old.is_ready:
+            self.in_place(old)
+        else:
+            self.beside(old)
+
+    def beside(self, old: Replica) -> None:
+        """Start the new process first: no other one would answer."""
+        self.say(f"starting {self.bundle.name} on port {old.port} beside {old.bundle.name} (process {old.pid})")
+        try:
+            start(old, self.bundle, self.pair, self.start_seconds)
+        except DraftwellError as error:
+            raise DraftwellError(f"{error}; {old.bundle.name} is served on", code=error.code) from error
+        self.say(f"{self.bundle.name} listens on port {old.port}")
+        self.end(old)
+
+    def in_place(self, old: Replica) -> None:
+        """End the old process first, so that both never share the device; if the new one does not start, start the earlier bundle again."""
+        try:
+            self.end(old)
+            self.say(f"starting {self.bundle.name} on port {old.port} in its place")
+            start(old, self.bundle, self.pair, self.start_seconds)
+        except DraftwellError as error:
+            if old.runs:
+                raise
+            self.say(f"{self.bundle.name} did not start: starting {old.bundle.name} again")
+            try:
+                start(old, old.bundle, self.pair, self.start_seconds)
+            except DraftwellError as again:
+                raise DraftwellError(f"{error}; nor did {old.bundle.name} start again: {again}", code=error.code) from error
+            raise DraftwellError(f"{error}; {old.bundle.name} was started again", code=error.code) from error
+        except BaseException:  # asked to end
+            self.say(f"stopped: starting {old.bundle.name} on port {old.port} again")
+            spawn(old, old.bundle, self.pair)
+            raise
+
+    def end(self, old: Replica) -> None:
+        """Ask a process to end, and wait until it has."""
+        self.say(f"process {old.pid} of {old.bundle.name} on port {old.port} answers what it has begun, and ends")
+        end_process(old, self.end_seconds)
+
+
+def start(old: Replica, bundle: Path, pair: str, seconds: float) -> None:
+    """Start a process that serves a bundle as another one serves its own, and wait until it listens.
 
     Raises:
         DraftwellError: it ended, or did not listen in time; it is gone then.
     """
-    log = peers_root() / "logs" / f"{file_name(f'{NAME}/{pair}-{old.port}-{old.number}-{bundle.name}')}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    variables = {**old.environment, "DRAFTWELL_REPLICA": old.number}
-    script = str(bundle / "serve.sh")
-    # no Popen, whose object warns where it is dropped and its process serves on
-    pid = os.posix_spawn(script, [script, *old.options], variables, setsid=True, file_actions=[
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)])
+    pid, log = spawn(old, bundle, pair)
     try:
         wait_until_it_listens(pid, old.port, log, seconds)
     except BaseException:
@@ -154,7 +183,24 @@ def start_beside(old: Replica, bundle: Path, pair: str, seconds: float) -> int:
         with contextlib.suppress(ChildProcessError):  # it was waited for
             os.waitpid(pid, 0)
         raise
-    return pid
+
+
+def spawn(old: Replica, bundle: Path, pair: str) -> tuple[int, Path]:
+    """A new process that serves a bundle as another one serves its own, on that one's port and cores: its process id, and its log.
+
+    It belongs to no terminal. Its log is beside those of the engines.
+    """
+    log = peers_root() / "logs" / f"{file_name(f'{NAME}/{pair}-{old.port}-{old.number}-{bundle.name}')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {**old.environment, "DRAFTWELL_REPLICA": old.number, "PORT": str(old.port)}  # another bundle may have another port
+    script = str(bundle / "serve.sh")
+    # no Popen, whose object warns where it is dropped and its process serves on
+    pid = os.posix_spawn(script, [script, *old.options], variables, setsid=True, file_actions=[
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)])
+    with contextlib.suppress(OSError):  # where this process may not use them
+        os.sched_setaffinity(pid, old.cores)  # serve.sh reads its own after it has checked the bundle
+    return pid, log
 
 
 def wait_until_it_listens(pid: int, port: int, log: Path, seconds: float) -> None:
@@ -169,27 +215,30 @@ def wait_until_it_listens(pid: int, port: int, log: Path, seconds: float) -> Non
         if ended:
             code = os.waitstatus_to_exitcode(status)
             error = why_ended(label, log, code)
-            if error.code != "engine_failed":
-                raise error
-            raise DraftwellError(f"{label} ended with exit code {code} ({last_line(log)}), and what was served before is served on: see "
-                                 f"{log}", code="server_failed")
+            if error.code in ("engine_failed", "engine_port_taken"):  # their advice is for what tunes
+                raise DraftwellError(f"{label} ended with exit code {code} ({last_line(log)}): see {log}", code="server_failed")
+            raise error
         if time.monotonic() >= end:
-            raise DraftwellError(f"{label} did not listen within {seconds:g} s, and what was served before is served on: see {log}",
-                                 code="server_failed")
+            raise DraftwellError(f"{label} did not listen within {seconds:g} s: see {log}", code="server_failed")
         time.sleep(POLL_SECONDS)
 
 
-def end_process(pid: int, seconds: float) -> None:
+def end_process(old: Replica, seconds: float) -> None:
     """Ask a process to end, and wait until it has.
 
+    Args:
+        seconds: that it has, besides twice what its requests have (`drain`): its engine may take as long again.
     Raises:
         DraftwellError: it has not in time (`server_not_ended`).
     """
+    seconds += 2 * old.drain
     try:
-        handle = os.pidfd_open(pid)  # a number may be given again, this may not
+        handle = os.pidfd_open(old.pid)
     except ProcessLookupError:
         return
     try:
+        if not old.runs:  # its number is another process's by now
+            return
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         ready, _, _ = select.select([handle], [], [], seconds)
     except ProcessLookupError:
@@ -197,11 +246,11 @@ def end_process(pid: int, seconds: float) -> None:
     finally:
         os.close(handle)
     if not ready:
-        raise DraftwellError(f"process {pid} of the bundle before has not ended within {seconds:g} s; the new one serves: end it by hand",
-                             code="server_not_ended")
+        raise DraftwellError(f"process {old.pid} of {old.bundle.name} has not ended within {seconds:g} s: end it by hand, then restart "
+                             "again", code="server_not_ended")
 
 
-def restart_hook(command: str | None, out: Path, pair: str, say: Callable[[str], None]) -> Callable[[], None]:
+def restart_hook(command: str | None, out: Path, pair: str, say: Say) -> Callable[[], None]:
     """What restarts the servers of a pair after `current` has moved.
 
     Args:

@@ -19,6 +19,7 @@ from components.engines.environments import interpreter, peers_root
 from components.engines.failures import one_line
 from components.engines.process import FOREIGN
 from components.engines.vllm import NAME, file_name
+from flows.steps.engine_processes import TRIAL
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
 
@@ -55,6 +56,13 @@ def server_environment(pair: str) -> dict[str, str]:
     return {**variables, "PYTHON": str(interpreter(NAME))}
 
 
+def trial_environment(pair: str, spool: Path | None) -> dict[str, str]:
+    """Variables of a server that is tried: it asks for no key, since only this process asks it, and no restart takes it for users'."""
+    variables = {"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair), TRIAL: "1"}
+    variables.pop("VLLM_API_KEY", None)
+    return variables if spool is None else {**variables, "DRAFTWELL_SPOOL": str(spool)}
+
+
 def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, max_tokens: int, seconds: float, clients: int = 4,
                   port: int | None = None, spool: Path | None = None) -> Served:
     """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those of the engines.
@@ -73,8 +81,7 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     server = Server(f"{NAME} of {bundle}", [str(bundle / "serve.sh")], log, port=port, end_seconds=END_SECONDS,
-                    env={"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair),
-                         **({} if spool is None else {"DRAFTWELL_SPOOL": str(spool)})})
+                    env=trial_environment(pair, spool))
     try:
         started = time.monotonic()
         with server.running():

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 from components.engines.environments import GROUP_OF_PARENT
@@ -56,11 +58,23 @@ class Server:
         self._signal(signal.SIGSTOP)
 
     def _wait(self, end: float) -> str:
-        """Name of the model that it serves, as soon as it answers."""
+        """Name of the model that it serves, as soon as it answers.
+
+        Raises:
+            DraftwellError: it ended, refuses the question, or does not answer in time (`server_failed`).
+        """
         while time.monotonic() < end:
             self.refuse_ended()
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
-                return str(json.load(answer)["data"][0]["id"])
+            try:
+                with urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
+                    return str(json.load(answer)["data"][0]["id"])
+            except urllib.error.HTTPError as refusal:
+                with refusal:
+                    if refusal.code != HTTPStatus.SERVICE_UNAVAILABLE:  # with which some servers answer while they load
+                        raise DraftwellError(f"the server {self.label} answers /v1/models with HTTP {refusal.code} ({refusal.reason}): see "
+                                             f"{self.log}", code="server_failed") from None
+            except OSError:  # it does not listen yet
+                pass
             time.sleep(POLL_SECONDS)
         raise DraftwellError(f"the server {self.label} does not answer: see {self.log}", code="server_failed")
 

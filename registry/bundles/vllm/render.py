@@ -50,10 +50,14 @@ set -eu
 case "$${DRAFTWELL_SPOOL:-}" in ""|/*) ;; *) export DRAFTWELL_SPOOL="$$PWD/$$DRAFTWELL_SPOOL";; esac # not a folder in the bundle
 cd -P "$$(dirname "$$0")" # -P: the link `current` may move while this bundle is served
 PYTHON="$${PYTHON:-python3}"
+case "$${DRAFTWELL_REPLICA:-1}" in 0*|*[!0-9]*)
+  echo "draftwell: DRAFTWELL_REPLICA is '$$DRAFTWELL_REPLICA': write a number from 1" >&2
+  exit 2
+esac
 DIGEST=$$("$$PYTHON" -P check.py --digest)
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 # for a rolling restart: what is set here and not by you, and how many options are yours
-DRAFTWELL_SET="DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE PYTHONPATH$names"
+DRAFTWELL_SET="DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE$names"
 if [ -z "$${VLLM_CACHE_ROOT:-}" ]; then
   # a folder for each bundle: vLLM does not read what it compiled with other settings
   export VLLM_CACHE_ROOT="$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST"
@@ -110,6 +114,10 @@ CADDYFILE = Template("""\
 		health_timeout 5s
 		fail_duration 5s
 		flush_interval -1
+		# a replica that ends closes idle connections; a request that is being sent on one of them would be lost
+		transport http {
+			keepalive off
+		}
 	}
 }
 """)

@@ -368,7 +368,7 @@ def test_asked_to_end_it_leaves_no_engine_behind(asked: signal.Signals, words: t
 
 
 def test_a_closed_terminal_is_ignored_where_nohup_says_so() -> None:
-    from flows.cli.demo_engine import ends_what_it_started
+    from flows.cli.signals import ends_what_it_started
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

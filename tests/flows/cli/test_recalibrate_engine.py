@@ -16,8 +16,8 @@ import pytest
 
 from components.engines.ports import free_port, listening
 from flows.steps.engine import engine_space
+from flows.steps.engine_processes import replicas_of
 from flows.steps.engine_recalibrate import EngineDriftSettings, recalibrate_engine
-from flows.steps.engine_replicas import replicas_of
 from flows.steps.engine_serve import server_environment
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server

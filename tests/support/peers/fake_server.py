@@ -12,6 +12,9 @@ if "--fail" in sys.argv:
 
 class Models(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if "--refuse" in sys.argv:
+            self.send_error(401)
+            return
         body = json.dumps({"data": [{"id": "tiny"}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

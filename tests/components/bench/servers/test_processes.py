@@ -65,3 +65,9 @@ def test_closed_it_leaves_nothing_and_why_it_ended_is_told(tmp_path: Path) -> No
         server.refuse_ended(10)
     server.close()
     assert in_group(group) == []
+
+
+def test_a_server_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
+    """One with a key was asked without for half an hour."""
+    with raises_code("server_failed", "HTTP 401"):
+        Server("fake", [*COMMAND, "--refuse"], tmp_path / "log", start_seconds=20)

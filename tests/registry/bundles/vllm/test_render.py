@@ -200,9 +200,9 @@ def test_compose_has_two_replicas_with_gpus_of_their_own_behind_one_port() -> No
     assert set(services["proxy"]["depends_on"]) == {"vllm-1", "vllm-2"}
     assert [services[name]["environment"]["DRAFTWELL_REPLICA"] for name in ("vllm-1", "vllm-2")] == ["1", "2"]
     caddyfile = rendered(serving())["Caddyfile"]
-    for words in ("reverse_proxy vllm-1:8000 vllm-2:8000 {", "lb_try_duration", "health_uri /health", "flush_interval -1"):
+    for words in ("reverse_proxy vllm-1:8000 vllm-2:8000 {", "lb_try_duration", "health_uri /health", "flush_interval -1", "keepalive off"):
         assert words in caddyfile
-    assert caddyfile.count("{") == caddyfile.count("}") == 3
+    assert caddyfile.count("{") == caddyfile.count("}") == 4
     assert "up -d --build --wait --no-deps $one" in rendered(serving())["README.md"]
     assert "$one" not in rendered(serving(replicas=1))["README.md"]
 
@@ -220,15 +220,14 @@ def test_replicas_have_cores_of_their_own_while_there_are_any(replica: int, thre
     assert ("shares cores with replica 1" in capsys.readouterr().err) == shares
 
 
-def test_a_replica_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from registry.bundles.vllm.files import cpu
-
-    for named, number in (("", 1), ("2", 2)):
-        monkeypatch.setenv("DRAFTWELL_REPLICA", named)
-        assert cpu.replica() == number
-    monkeypatch.setenv("DRAFTWELL_REPLICA", "second")
-    with pytest.raises(SystemExit, match="DRAFTWELL_REPLICA is 'second'"):
-        cpu.replica()
+def test_a_replica_has_a_number(bundle: Path, tmp_path: Path) -> None:
+    """On CPUs it was another exit code, and on GPUs nobody looked."""
+    for named in ("second", "0", "-1", "1 2"):
+        done = run_bundle(bundle, tmp_path, DRAFTWELL_REPLICA=named)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"draftwell: DRAFTWELL_REPLICA is '{named}': write a number from 1\n"
+    for named in ("", "2", "10"):
+        assert run_bundle(bundle, tmp_path, DRAFTWELL_REPLICA=named).returncode == 0
 
 
 def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
@@ -470,7 +469,7 @@ def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) ->
         said = variables_of(done)
         assert {name: value for name, value in said.items() if name.startswith("DRAFTWELL_")} == {
             "DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda", "DRAFTWELL_OPTIONS": "2",
-            "DRAFTWELL_SET": "DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE PYTHONPATH VLLM_CACHE_ROOT"}
+            "DRAFTWELL_SET": "DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE VLLM_CACHE_ROOT"}
 
 
 def test_what_a_user_named_is_not_what_serve_sh_has_set(tmp_path: Path) -> None:
