@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,10 +57,19 @@ def recorded_prompts(place: Path, *, window: int, fewest: int) -> list[Prompt]:
     Raises:
         DraftwellError: there is no such place (`no_prompts`), or too few prompts in it (`too_few_prompts`).
     """
-    if not place.exists():
-        raise DraftwellError(f"there is no {place}: name the file or folder of recorded requests", code="no_prompts")
+    refuse_missing(place)
     found, wrong = readable_requests(jsonl_files(place) if place.is_dir() else [place])
     return in_random_order(place, found, window=window, fewest=fewest, notes=unreadable(wrong))
+
+
+def refuse_missing(place: Path) -> None:
+    """Refuse a place of recorded requests that is not there.
+
+    Raises:
+        DraftwellError: it is not (`no_prompts`).
+    """
+    if not place.exists():
+        raise DraftwellError(f"there is no {place}: name the file or folder of recorded requests", code="no_prompts")
 
 
 def unreadable(wrong: Sequence[DraftwellError]) -> list[str]:
@@ -71,10 +80,15 @@ def unreadable(wrong: Sequence[DraftwellError]) -> list[str]:
 def in_random_order(place: Path, found: Sequence[Prompt], *, window: int, fewest: int, notes: Sequence[str]) -> list[Prompt]:
     """The newest different ones, in an order that is the same for the same prompts; their ids are new.
 
+    A prompt that was asked again is as new as it was asked last.
+
     Raises:
         DraftwellError: too few (`too_few_prompts`).
     """
-    different = list({(tuple(p.turns), json.dumps(p.messages), p.raw): p for p in found}.values())[-window:]
+    newest: dict[tuple[Any, ...], Prompt] = {}
+    for p in reversed(found):
+        newest.setdefault((tuple(p.turns), json.dumps(p.messages), p.raw), p)
+    different = list(newest.values())[:window][::-1]
     if len(different) < fewest:
         odd = f" ({'; '.join(notes)})" if notes else ""
         raise DraftwellError(f"{place} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "

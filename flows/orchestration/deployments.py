@@ -135,6 +135,8 @@ def read_deployments(file: Path) -> dict[str, Any]:
 def for_pair(contents: Mapping[str, Any], given: Mapping[str, Any], class_of: Callable[[str], type[BaseModel]]) -> dict[str, Any]:
     """The same deployments, with these settings in the parameters of each, as far as its flow has them.
 
+    A flow whose setting means something else than that of the other flows names it in `OWN`: such a one is set in the file alone.
+
     Args:
         class_of: entrypoint → settings of that flow.
     Raises:
@@ -147,7 +149,8 @@ def for_pair(contents: Mapping[str, Any], given: Mapping[str, Any], class_of: Ca
     deployments = []
     for deployment, each in zip(contents["deployments"], classes, strict=True):
         parameters = deployment.get("parameters") or {}
-        mine = checked(each, {name: value for name, value in given.items() if name in each.model_fields})
+        shared = set(each.model_fields) - getattr(each, "OWN", frozenset())
+        mine = checked(each, {name: value for name, value in given.items() if name in shared})
         deployments.append({**deployment, "parameters": {**parameters, "settings": {**(parameters.get("settings") or {}), **mine}}})
     return {**contents, "deployments": deployments}
 

@@ -31,7 +31,9 @@ from flows.steps.engine import (
 )
 from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record
 from flows.steps.engine_serve import serve_and_ask
+from flows.steps.engine_served import Deployment
 from registry.bundles.vllm.build import activate_vllm_bundle
+from registry.bundles.vllm.edits import keep_edits
 from serving.errors import DraftwellError
 from serving.files import write_json
 
@@ -69,6 +71,7 @@ class LoopSettings:
         out: folder of bundles.
         fresh: begin again instead of with what an earlier run has finished.
         grid: at last measure every setting again on all prompts of the tuning, for its regret; this takes further time.
+        deployment: what a person decided about the bundle, such as its port, and at which temperature it is tuned and judged.
     """
 
     minutes: float = 45.0
@@ -84,11 +87,12 @@ class LoopSettings:
     out: Path = Path("dist")
     fresh: bool = False
     grid: bool = False
+    deployment: Deployment = field(default_factory=Deployment)
 
     def tuning(self) -> EngineTuneSettings:
         """Settings of the tuning."""
         named: dict[str, Any] = {} if self.methods is None else {"methods": self.methods}
-        return EngineTuneSettings(levels=self.levels, max_tokens=self.max_tokens, **named)
+        return EngineTuneSettings(levels=self.levels, max_tokens=self.max_tokens, temperature=self.deployment.temperature, **named)
 
 
 @dataclass
@@ -243,7 +247,8 @@ class EngineLoop:
             refuse_if_nothing_is_left(self.space, settings)
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
-        before = self.space.choice() if self.space.tuned().get("subject") == tuning_subject(store, settings, texts) else None
+        same = self.space.tuned(settings.temperature).get("subject") == tuning_subject(store, settings, texts)
+        before = self.space.choice(settings.temperature) if same else None
         left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
         unfinished = before is not None and NO_TIME in before.left_out.values() and left >= LEAST_SECONDS
         if wanted.fresh or before is None or unfinished:
@@ -255,7 +260,7 @@ class EngineLoop:
             tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
-        choice = self.space.choice()
+        choice = self.space.choice(settings.temperature)
         assert choice is not None
         self.report["choice"] = choice.model_dump(mode="json")
         self.report["regret"] = regret_of(choice).model_dump(mode="json")
@@ -277,24 +282,33 @@ class EngineLoop:
 
     def gate(self, choice: EngineChoice) -> EngineGateRecord:
         """The gate's record; one that passed this choice here stays."""
-        record = None if self.wanted.fresh else read_record(self.space, 0.0)
-        rows = untouched(self.space, self.prompts[::-1], self.wanted.judged)
+        temperature = self.wanted.deployment.temperature
+        record = None if self.wanted.fresh else read_record(self.space, temperature)
+        rows = untouched(self.space, self.prompts[::-1], self.wanted.judged, temperature)
         expected = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged_digest(rows, self.wanted.max_tokens),
                     "settings": choice.chosen.speculative_config(self.space.files)}
         unchanged = record is not None and record.passed and record.threads in (None, self.space.threads)
         if record is not None and unchanged and all(getattr(record, name) == value for name, value in expected.items()):
             self.say("    passed in an earlier run")
         else:
-            verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens)
+            verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens, temperature=temperature)
             self.say(f"    {verdict.result}")
         self.report["record"] = record.model_dump(mode="json")
         return record
 
     def deploy(self, at_once: int) -> Path:
-        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named. `current` stays."""
+        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named. `current` stays.
+
+        What it follows is served for no fewer, and what a person decided about that stays: its options, and the files that are theirs.
+        """
+        kept = self.wanted.deployment
         if at_once < max(self.wanted.levels):
             self.say(f"    for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
-        bundle = deploy_on_engine(self.space, self.wanted.out, options={"max_num_seqs": str(at_once)}, activate=False)
+        bundle = deploy_on_engine(self.space, self.wanted.out, options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
+                                  temperature=kept.temperature, with_weights=kept.with_weights, activate=False)
+        before = kept.follows
+        if before is not None and before != bundle.resolve() and (names := keep_edits(before, bundle)):
+            self.say(f"    kept of {before.name}: {', '.join(names)}")
         self.report["bundle"] = str(bundle)
         self.say(f"    {bundle}")
         return bundle
@@ -312,16 +326,23 @@ class EngineLoop:
 
     def monitor(self) -> None:
         """Whether drafts fared as they did when they were tuned."""
+        self.report["drift"] = self.since_tuning()
+        self.say(f"    {self.report['drift']['verdict']}: {self.report['drift']['why']}")
+
+    def since_tuning(self) -> dict[str, str]:
+        """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled ones."""
+        from components.drift.schema import NOT_ENOUGH
         from flows.steps.monitor_engine import check_engine
 
+        if temperature := self.wanted.deployment.temperature:
+            return {"verdict": NOT_ENOUGH, "why": f"it is tuned for temperature {temperature:g}, and the trial's requests were greedy"}
         try:
             found = check_engine(self.space, spool=self.trial_spool, out=self.wanted.out, limits=self.limits)
-            self.report["drift"] = {"verdict": found.verdict, "why": found.why}
+            return {"verdict": found.verdict, "why": found.why}
         except DraftwellError as error:
             if error.code != "spool_empty":
                 raise
-            self.report["drift"] = {"verdict": "not enough yet", "why": str(error)}
-        self.say(f"    {self.report['drift']['verdict']}: {self.report['drift']['why']}")
+            return {"verdict": NOT_ENOUGH, "why": str(error)}
 
     def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
         """The regret of the choice, by all settings measured again on all prompts that it was tuned on."""

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.drift.schema import NOT_ENOUGH
 from components.gate.verdict import FAILED, PASSED, UNDECIDED
 from flows.steps.engine_loop import EngineLoop, LoopSettings
-from flows.steps.monitor_engine import check_engine
+from flows.steps.engine_served import Deployment, served_deployment
+from flows.steps.monitor_engine import check_engine, served_settings
 from flows.steps.verdict import result_of, sentence
 from registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
+from registry.bundles.vllm.render import MANIFEST
 from serving.errors import DraftwellError
 from serving.files import file_lock, json_digest, write_json
 
@@ -45,6 +47,9 @@ class EngineDriftSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    OWN: ClassVar[frozenset[str]] = frozenset({"prompts", "collect_prompts", "tune_prompts", "bench_prompts"})
+    """Settings of the other flows have these names, too, and mean other prompts: `draftwell schedule --set` leaves them out here."""
+
     pair: str = Field("default", description="name, alias or YAML file of a pair")
     dtype: str | None = Field(None, pattern="^(float32|bfloat16)$", description="None takes the pair's own")
     device: str | None = Field(None, pattern="^(cpu|cuda)$", description="None takes the device that the installed engine is built for")
@@ -64,11 +69,11 @@ class EngineDriftSettings(BaseModel):
     serve_seconds: float = Field(90.0, gt=0, description="of the trial of the new bundle's server")
     fresh: bool = Field(False, description="tune and judge again, also on prompts of an earlier recalibration")
 
-    def loop(self) -> LoopSettings:
-        """Settings of the loop."""
+    def loop(self, deployment: Deployment) -> LoopSettings:
+        """Settings of the loop, which keeps what a person decided about the bundle that is served."""
         return LoopSettings(minutes=self.minutes, collected=self.collect_prompts, tuned=self.tune_prompts, judged=self.bench_prompts,
                             max_tokens=self.max_tokens, methods=self.methods, levels=self.levels, serve_seconds=self.serve_seconds,
-                            out=self.out, fresh=self.fresh)
+                            out=self.out, fresh=self.fresh, deployment=deployment)
 
 
 class Begun(BaseModel):
@@ -82,6 +87,7 @@ class Begun(BaseModel):
     place: str = Field(description="where its prompts come from")
     prompts: str = Field(description="digest of its prompts")
     made: str | None = Field(None, description="folder of the bundle that it made")
+    active: bool = Field(False, description="whether `current` has led to that bundle")
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,9 @@ class EngineRecalibration:
         space: the pair on the engine.
         place: file or folder of recorded requests.
         spool: folder of counts.
-        restart: restarts what serves, after `current` has moved; called again where it failed or was stopped.
+        restart: restarts what serves, after `current` has moved, and says whether there was anything; called again where it failed or
+            was stopped.
+        spool_named: a person named the folder of counts, so that one without any is a mistake.
         clock: seconds, ascending.
     """
 
@@ -103,7 +111,8 @@ class EngineRecalibration:
     say: Callable[[str], None]
     place: Path
     spool: Path
-    restart: Callable[[], None]
+    restart: Callable[[], bool]
+    spool_named: bool = False
     clock: Callable[[], float] = time.monotonic
 
     def run(self) -> dict[str, Any]:
@@ -111,9 +120,10 @@ class EngineRecalibration:
 
         Returns:
             plain JSON: `state` (steady, not enough yet; deployed; refused or undecided by the gate, then what is served stays; answered:
-            these prompts were tuned on already; busy: another run is at it), `why`, and where there was a loop its `report`.
+            there is nothing to do about the drift yet; busy: another run is at it), `why`, and where there was a loop its `report`.
         Raises:
-            DraftwellError: what the check, the loop and the restart raise; the next run resumes.
+            DraftwellError: what the check, the loop and the restart raise, or nothing was restarted (`nothing_restarted`); the next run
+                resumes.
         """
         with file_lock(self.space.folder / ".recalibration", wait=False) as free:
             if not free:
@@ -123,30 +133,59 @@ class EngineRecalibration:
                 self.say(f"{last.made} was deployed by an earlier run, which did not restart what serves")
                 return self.deployed(last)
             found = self.check()
-            if found is None or not found.drifted:
-                return {"state": NOT_ENOUGH, "why": "nothing was counted yet"} if found is None else {
-                    "state": found.verdict, "why": found.why}
-            self.say(f"{found.verdict}: {found.why}")
-            return self.answer(found, last)
+            why = "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
+            if found is not None and found.drifted:
+                self.say(f"{found.verdict}: {why}")
+                return self.answer(why, last)
+            if self.plain():
+                return self.answer_plain(last)
+            return {"state": NOT_ENOUGH if found is None else found.verdict, "why": why}
 
     def current(self) -> Path:
         """The bundle that `current` leads to."""
         return (bundles_of(self.wanted.out, self.space.workspace.spec.name) / "current").resolve()
 
+    def plain(self) -> bool:
+        """Whether plain decoding is served, of which no drafts are counted."""
+        return not served_settings(self.wanted.out, self.space.workspace.spec.name)["speculative"]
+
     def check(self) -> AcceptanceReport | None:
-        """What the counts say; None where there are none."""
+        """What the counts say; None where there are none in the folder that nobody named."""
         try:
             return check_engine(self.space, spool=self.spool, out=self.wanted.out, limits=self.limits)
         except DraftwellError as error:
-            if error.code != "spool_empty":
+            if error.code != "spool_empty" or self.spool_named:
                 raise
             return None
 
-    def answer(self, found: AcceptanceReport, last: Begun | None) -> dict[str, Any]:
+    def answer_plain(self, last: Begun | None) -> dict[str, Any]:
+        """Tune again where plain decoding has been served for a while: newer prompts are reason enough, because no count can be one."""
+        manifest = self.current() / MANIFEST
+        again = datetime.fromtimestamp(manifest.stat().st_mtime, UTC) + self.pause
+        if datetime.now(UTC) < again and not self.wanted.fresh:
+            return {"state": NOT_ENOUGH, "why": "plain decoding is served, of which no drafts are counted: tuned again on newer prompts "
+                                                f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"}
+        try:
+            return self.answer("plain decoding is served, and other prompts may be worth drafts", last)
+        except DraftwellError as error:
+            if error.code not in ("no_prompts", "too_few_prompts"):
+                raise
+            return {"state": NOT_ENOUGH, "why": f"plain decoding is served, and there is nothing to tune it on: {error}"}
+
+    @property
+    def pause(self) -> timedelta:
+        """Between two recalibrations of the same bundle."""
+        return timedelta(hours=self.limits.repeat_after_hours)
+
+    def answer(self, reason: str, last: Begun | None) -> dict[str, Any]:
         """Tune again, unless that was done already."""
+        former = None if self.wanted.fresh else last
+        if former is not None and (why := self.waits(former)):
+            return {"state": ANSWERED, "why": why, "drift": reason}
         job, prompts = self.begin(last)
-        if last is not None and not self.wanted.fresh and (why := self.answered(job, last)):
-            return {"state": ANSWERED, "why": why, "drift": found.why}
+        if former is not None and self.same_prompts(job, former):
+            return {"state": ANSWERED, "drift": reason, "why": f"{self.place} has no other prompts than those that were tuned on already: "
+                                                               "record newer ones, or name --fresh"}
         self.note(job)
         report = self.loop(job, prompts).run()
         record = report["record"]
@@ -154,9 +193,9 @@ class EngineRecalibration:
         if state == DEPLOYED:
             made = self.last()
             assert made is not None
-            return {**self.deployed(made), "drift": found.why, "report": report}
+            return {**self.deployed(made), "drift": reason, "report": report}
         self.note(job.model_copy(update={"state": state, "at": datetime.now(UTC)}))
-        return {"state": state, "why": f"{sentence(record)}; what is served stays", "drift": found.why, "report": report}
+        return {"state": state, "why": f"{sentence(record)}; what is served stays", "drift": reason, "report": report}
 
     def begin(self, last: Begun | None) -> tuple[Begun, list[Prompt]]:
         """The recalibration that was begun for what is served, or a new one with the prompts of today."""
@@ -174,31 +213,60 @@ class EngineRecalibration:
         return Begun(state="begun", at=datetime.now(UTC), served=served, place=str(self.place),
                      prompts=json_digest(sorted(hashes_of(prompts)))), prompts
 
-    def answered(self, job: Begun, last: Begun) -> str | None:
-        """Why a drift is left at what came of the last recalibration; None where there is something to do."""
-        if last.state in (REFUSED, UNDECIDED_STATE) and last.served == job.served:
-            again = last.at + timedelta(hours=self.limits.repeat_after_hours)
-            if datetime.now(UTC) < again:
-                return (f"the gate did not pass what was tuned last ({last.state}); tried again after {again:%Y-%m-%d %H:%M} UTC, or with "
-                        "--fresh")
-        same = last.prompts == job.prompts and job.served == (last.made if last.state == DEPLOYED else last.served)
-        if same and last.state in (DEPLOYED, REFUSED):
-            return f"{self.place} has no other prompts than those that were tuned on already: record newer ones, or name --fresh"
+    def waits(self, last: Begun) -> str | None:
+        """Why a drift is left for now at what came of the last recalibration, whatever was recorded since; None where it is not."""
+        served, again = str(self.current()), last.at + self.pause
+        if (last.state == DEPLOYED or last.active) and last.made != served and last.served == served:
+            return f"{named(last.made)} was taken back by hand, and {named(served)} is served again: --fresh tunes again"
+        later = f"tried again after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"
+        if datetime.now(UTC) >= again:
+            return None
+        if last.state == DEPLOYED and last.made == served:
+            return f"{named(served)} was deployed as the answer to a drift; {later}"
+        if last.state in (REFUSED, UNDECIDED_STATE) and last.served == served:
+            return f"the gate did not pass what was tuned last ({last.state}); {later}"
         return None
+
+    @staticmethod
+    def same_prompts(job: Begun, last: Begun) -> bool:
+        """Whether the last recalibration came to its end with the same prompts, and what is served came of it."""
+        if last.state not in (DEPLOYED, REFUSED) or last.prompts != job.prompts:
+            return False
+        return job.served == (last.made if last.state == DEPLOYED else last.served)
 
     def loop(self, job: Begun, prompts: list[Prompt]) -> EngineLoop:
         """The loop on the prompts; before `current` moves it is noted that a restart is due."""
         def activate(bundle: Path) -> None:
-            self.note(job.model_copy(update={"state": "deploying", "at": datetime.now(UTC), "made": str(bundle.resolve())}))
+            due = job.model_copy(update={"state": "deploying", "at": datetime.now(UTC), "made": str(bundle.resolve())})
+            self.note(due)
             activate_vllm_bundle(bundle)
+            self.note(due.model_copy(update={"active": True}))  # from now on a person who moves `current` back has decided so
 
         return EngineLoop(self.space, prompts, self.wanted, self.thresholds, self.limits, self.say, self.clock, activate=activate)
 
     def deployed(self, job: Begun) -> dict[str, Any]:
-        """Restart what serves; afterwards the bundle that was made is what the next check compares with."""
-        self.restart()
+        """Restart what serves; afterwards the bundle that was made is what the next check compares with.
+
+        Raises:
+            DraftwellError: what the restart raises, or it found nothing while the bundle before is served somewhere (`nothing_restarted`).
+        """
+        if job.made != job.served and not self.restart() and self.counted(job.served):
+            raise DraftwellError(
+                f"{named(job.made)} is ready, but no process of this user here serves {self.space.workspace.spec.name}, and counts of "
+                f"{named(job.served)} are less than {self.limits.stale_after_hours:g} hours old: name what restarts its servers, as in "
+                "--restart \"systemctl restart my-vllm\", or --restart true where none is running any more", code="nothing_restarted")
         self.note(job.model_copy(update={"state": DEPLOYED, "at": datetime.now(UTC)}))
         return {"state": DEPLOYED, "why": f"{job.made} is deployed", "bundle": job.made}
+
+    def counted(self, bundle: str) -> bool:
+        """Whether a bundle was served a short while ago, as far as the counts know."""
+        from components.drift.acceptance import read_lines
+
+        name, least = f"{self.space.workspace.spec.name}/{named(bundle)}", time.time() - 3600 * self.limits.stale_after_hours
+        try:
+            return any(line.bundle == name and line.begun >= least for line in read_lines(self.spool))
+        except DraftwellError:  # no counts at all
+            return False
 
     def last(self) -> Begun | None:
         """The last recalibration; None where there is none, or nothing that can be read."""
@@ -224,13 +292,45 @@ def recalibrate_engine(space: EngineSpace, settings: EngineDriftSettings, say: C
     from flows.steps.monitor import load_limits, spool_of
     from registry.gates import load_gates
 
-    spool = spool_of(space.workspace, settings.spool)
-    wanted = settings.loop()
-    wanted.tuning()  # a mistake in methods or levels is refused now, and not when traffic has drifted
+    limits = limits or load_limits(None)
+    refuse_mistakes(settings, limits)
+    pair, spool = space.workspace.spec.name, spool_of(space.workspace, settings.spool)
+    deployment = served_deployment(settings.out, pair)
+    wanted = settings.loop(deployment)
+    wanted.tuning()  # a mistake in methods or levels is refused now, too
+    if settings.threads is None and deployment.threads is not None:
+        space = replace(space, threads=min(deployment.threads, space.threads))
     return EngineRecalibration(
-        space, wanted, Thresholds.of(load_gates().model_dump()), limits or load_limits(None), say,
-        place=(settings.prompts or spool).absolute(), spool=spool,
-        restart=restart_hook(settings.restart, settings.out, space.workspace.spec.name, say)).run()
+        space, wanted, Thresholds.of(load_gates().model_dump()), limits, say, place=(settings.prompts or spool).absolute(), spool=spool,
+        restart=restart_hook(settings.restart, settings.out, pair, say), spool_named=settings.spool is not None).run()
+
+
+def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
+    """Refuse now what would be noticed only when traffic has drifted.
+
+    Raises:
+        DraftwellError: the place of prompts is not there (`no_prompts`); more prompts are asked for than are looked at, or the command of
+            a restart is empty (`bad_setting`).
+    """
+    from components.drift.prompts import refuse_missing
+
+    if settings.prompts is not None:
+        refuse_missing(settings.prompts)
+    needed = settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
+    if needed > limits.window:
+        raise DraftwellError(f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only the newest {limits.window} "
+                             "prompts are looked at: ask for fewer, or for a larger window in the limits of drift", code="bad_setting")
+    if settings.restart is not None and not settings.restart.strip():
+        raise DraftwellError("the command of --restart is empty: name one, or leave --restart out", code="bad_setting")
+
+
+def named(bundle: str | None) -> str:
+    """Name of a bundle's folder.
+
+    >>> named("/srv/dist/vllm/tiny/2-cpu")
+    '2-cpu'
+    """
+    return Path(bundle or "").name
 
 
 def said_of(outcome: dict[str, Any]) -> str:

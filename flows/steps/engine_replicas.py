@@ -250,23 +250,25 @@ def end_process(old: Replica, seconds: float) -> None:
                              "again", code="server_not_ended")
 
 
-def restart_hook(command: str | None, out: Path, pair: str, say: Say) -> Callable[[], None]:
+def restart_hook(command: str | None, out: Path, pair: str, say: Say) -> Callable[[], bool]:
     """What restarts the servers of a pair after `current` has moved.
 
     Args:
         command: of a shell, such as `docker compose …`; None restarts what this user serves on this machine.
     Returns:
-        a call, which raises a `DraftwellError` where the command fails (`restart_failed`), or what `rolling_restart` does.
+        a call, which says whether there was anything to restart as far as can be known (a command is taken at its word), and raises a
+        `DraftwellError` where the command fails (`restart_failed`), or what `rolling_restart` does.
     """
-    def restart() -> None:
+    def restart() -> bool:
         if command is None:
             rolling_restart(out, pair, say)
-            return
+            return bool(replicas_of(out, pair))
         say(f"restarting: {command}")
         done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
             raise DraftwellError(f"what should restart the servers ended with exit code {done.returncode}: {command}",
                                  code="restart_failed")
+        return True
 
     return restart
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from components.drift.prompts import spooled_prompts, write_prompts
+from components.drift.prompts import recorded_prompts, spooled_prompts, write_prompts
 from components.drift.spool import Shard, newest, read_spool
 from components.drift.traffic import shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
@@ -137,6 +137,12 @@ def test_prompts_come_out_of_traces(tmp_path: Path) -> None:
     assert len(spooled_prompts(tmp_path, pair, traces.read(), window=2, fewest=1)) == 2
     with raises_code("too_few_prompts", "4 different prompts", "5 are needed"):
         spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=5)
+
+
+def test_a_prompt_that_is_asked_again_is_as_new_as_it_was_asked_last(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("frequent", "old", "new", "newer", "frequent")))
+    assert {prompt.prompt for prompt in recorded_prompts(file, window=3, fewest=1)} == {"frequent", "new", "newer"}
 
 
 def test_an_odd_request_does_not_keep_the_others_from_being_used(tmp_path: Path) -> None:

@@ -108,7 +108,10 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(lo
     loop.counts("tiny/1-cpu", 60, "draft_model", 2)
     loop.engine({}, fault="start")  # steady traffic starts no engine
     assert loop.run()["state"] == "steady"
-    assert loop.run(spool=tmp_path / "nothing")["state"] == "not enough yet"
+    with raises_code("spool_empty", "nothing holds no counts"):
+        loop.run(spool=tmp_path / "nothing")
+    with raises_code("no_prompts"):
+        loop.run(prompts=tmp_path / "nothing.jsonl")
 
     write_requests(loop.spool / "gateway-1.jsonl", "a")
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
@@ -123,10 +126,43 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(lo
     assert loop.run()["state"] == "steady", "the reference is the new bundle's"
     loop.counts("tiny/2-cpu", 60, "ngram", 8)
     loop.engine({}, fault="start")
+    with (loop.spool / "gateway-1.jsonl").open("a") as file:
+        file.write('{"prompt": "one more"}\n')  # as a gateway does all the time
     again = loop.run()
     assert again["state"] == "answered", again
-    assert "no other prompts" in again["why"]
+    assert "tried again after" in again["why"]
     assert served() == [(second, "2-cpu")]
+
+
+OPTIONS = {"port": 9123, "served_name": "llama", "image": "registry.example/vllm:0.32", "replicas": 1, "max_num_seqs": 64, "cpus": 2,
+           "max_model_len": 96, "cache": 1, "memory": 0.8, "gpus": 1}
+
+
+def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path) -> None:
+    """Its options, the temperature that it is tuned for, the threads that it was measured with, and the files that are the user's."""
+    before = (loop.out / "vllm" / "tiny" / "current").resolve()
+    manifest = json.loads((before / "manifest.json").read_text())
+    manifest["settings"].update(OPTIONS)
+    manifest["settings"]["tuned"]["temperature"] = 0.7
+    manifest["settings"]["gate"]["threads"] = 1
+    (before / "manifest.json").write_text(json.dumps(manifest))
+    (before / ".env").write_text("VLLM_API_KEY=secret\n")
+    (before / ".env").chmod(0o600)
+    (before / "compose.yaml").write_text("services: {vllm: {image: 'draftwell-tiny:1-cpu', mem_limit: 8g}}\n")
+    loop.counts("tiny/1-cpu", 30, "draft_model", 2)
+    loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, "[1, 0]")
+    done = loop.run(prompts=write_requests(tmp_path / "new.jsonl", "a"), restart="true")
+    assert done["state"] == "deployed", done
+    assert loop.served() == ("2-cpu", "ngram", 8)
+    after = Path(done["bundle"])
+    settings = json.loads((after / "manifest.json").read_text())["settings"]
+    assert {name: settings[name] for name in OPTIONS} == OPTIONS
+    assert (settings["tuned"]["temperature"], settings["gate"]["threads"]) == (0.7, 1)
+    assert (loop.folder / "gate-t0.7.json").is_file()
+    assert ((after / ".env").read_text(), (after / ".env").stat().st_mode & 0o777) == ("VLLM_API_KEY=secret\n", 0o600)
+    assert (after / "compose.yaml").read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
+    assert "draftwell-tiny:2-cpu" in (after / "chart" / "values.yaml").read_text()
+    assert "greedy" in done["report"]["drift"]["why"]
 
 
 def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(loop: Loop, served: Callable[[], list[tuple[int, str]]],
@@ -176,8 +212,6 @@ def test_too_few_prompts_are_one_line_and_nothing_is_begun(loop: Loop, tmp_path:
     loop.engine({}, fault="start")
     with raises_code("too_few_prompts", "39 different prompts", "40 are needed"):
         loop.run(prompts=write_requests(tmp_path / "few.jsonl", "a", 39))
-    with raises_code("no_prompts"):
-        loop.run(prompts=tmp_path / "nothing.jsonl")
     assert not (loop.folder / "recalibration.json").exists()
 
 

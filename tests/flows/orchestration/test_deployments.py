@@ -291,6 +291,18 @@ def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_
         schedules.for_pair(contents, {"pair": "tiny", "spoll": "here"}, lambda entrypoint: classes[entrypoint])
 
 
+def test_prompts_of_other_flows_are_none_of_an_engines_recalibration() -> None:
+    """`--prompts` was taken for its recorded requests, and with `collect_prompts=200` its window never held enough of them."""
+    from flows.steps.engine_recalibrate import EngineDriftSettings
+
+    contents = {"deployments": [{"entrypoint": "a", "parameters": {"settings": {"prompts": "/recorded"}}}, {"entrypoint": "b"}]}
+    given = {"pair": "tiny", "out": "/dist", "prompts": "traffic.jsonl", "collect_prompts": "200", "minutes": "9"}
+    done = schedules.for_pair(contents, given, {"a": EngineDriftSettings, "b": PipelineSettings}.__getitem__)
+    assert [d["parameters"]["settings"] for d in done["deployments"]] == [
+        {"pair": "tiny", "out": "/dist", "minutes": 9.0, "prompts": "/recorded"},
+        {"pair": "tiny", "out": "/dist", "prompts": "traffic.jsonl", "collect_prompts": 200}]
+
+
 def test_a_pair_of_ones_own_is_named_by_its_absolute_path(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker starts elsewhere."""
     monkeypatch.chdir(pair_file.parent)

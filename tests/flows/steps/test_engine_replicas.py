@@ -285,8 +285,9 @@ def test_a_process_that_does_not_end_is_named() -> None:
 
 
 def test_a_command_of_a_users_own_restarts(out: Path, tmp_path: Path) -> None:
-    restart_hook(f"touch '{tmp_path}/done'", out, "tiny", print)()
+    assert restart_hook(f"touch '{tmp_path}/done'", out, "tiny", print)()
     assert (tmp_path / "done").exists()
+    assert not restart_hook(None, out, "tiny", print)(), "nothing is served"
     with raises_code("restart_failed", "exit code 4"):
         restart_hook("exit 4", out, "tiny", print)()
 

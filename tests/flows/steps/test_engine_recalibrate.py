@@ -1,0 +1,221 @@
+"""When a recalibration of another engine begins, waits and restarts: the loop itself is a stand-in that makes the next bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.drift.schema import DRIFTED
+from flows.steps import engine_recalibrate
+from flows.steps.engine_loop import LoopSettings
+from flows.steps.engine_recalibrate import EngineDriftSettings, EngineRecalibration, recalibrate_engine
+from flows.steps.monitor import load_limits
+from registry.bundles.places import link_current
+from tests.support.errors import raises_code
+
+LIMITS = load_limits(None)
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+class Case:
+    """A pair whose bundle 1 is served, with twelve recorded prompts."""
+
+    def __init__(self, root: Path):
+        self.home, self.spool, self.prompts = root / "dist" / "vllm" / "tiny", root / "spool", root / "prompts.jsonl"
+        self.folder = root / "space"
+        self.loops: list[list[str]] = []
+        self.restarts, self.restarted = 0, True
+        self.makes: dict[str, Any] | None = DRAFTS
+        self.bundle(1, DRAFTS)
+        link_current(self.home, self.home / "1-cpu")
+        self.record(*(f"prompt {number}" for number in range(12)))
+
+    def bundle(self, number: int, speculative: dict[str, Any] | None) -> Path:
+        folder = self.home / f"{number}-cpu"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "manifest.json").exists():
+            settings = {"speculative": speculative, "release": number, "gate": {"device": "cpu"}}
+            (folder / "manifest.json").write_text(json.dumps({"settings": settings}))
+        return folder
+
+    def record(self, *texts: str) -> None:
+        with self.prompts.open("a") as file:
+            file.write("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+
+    def count(self, bundle: str, hours: float = 0.0) -> None:
+        self.spool.mkdir(exist_ok=True)
+        line = {"version": 1, "begun": time.time() - 3600 * hours, "bundle": bundle, "rounds": 9, "accepted_at": [9]}
+        (self.spool / "acceptance-1.ndjson").write_text(json.dumps(line) + "\n")
+
+    def restart(self) -> bool:
+        self.restarts += 1
+        return self.restarted
+
+    def run(self, *, drifted: bool = True, fresh: bool = False) -> dict[str, Any]:
+        space: Any = SimpleNamespace(folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny")))
+        thresholds: Any = None
+        wanted = LoopSettings(collected=4, tuned=4, judged=4, out=self.home.parents[1], fresh=fresh)
+        return Checked(space, wanted, thresholds, LIMITS, print, self.prompts, self.spool, self.restart, case=self, found=drifted).run()
+
+    def age(self, hours: float) -> None:
+        """Let the last recalibration, and the bundle, be as old."""
+        file, then = self.folder / "recalibration.json", time.time() - 3600 * hours
+        if file.exists():
+            state = engine_recalibrate.Begun.model_validate_json(file.read_text())
+            file.write_text(state.model_copy(update={"at": state.at - timedelta(hours=hours)}).model_dump_json())
+        os.utime(self.home / "current" / "manifest.json", (then, then))
+
+    def state(self) -> str:
+        return str(json.loads((self.folder / "recalibration.json").read_text())["state"])
+
+
+class Checked(EngineRecalibration):
+    """One whose check finds what it is told, and nothing at all where that is no drift."""
+
+    def __init__(self, *of: Any, case: Case, found: bool):
+        super().__init__(*of)
+        object.__setattr__(self, "case", case)
+        object.__setattr__(self, "found", found)
+
+    case: Case
+    found: bool
+
+    def check(self) -> Any:
+        drift = SimpleNamespace(drifted=True, verdict=DRIFTED, why="other traffic", notes=("two lines are left out",))
+        return drift if self.found else None
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    made = Case(tmp_path)
+
+    class Loop:
+        def __init__(self, space: Any, prompts: Any, *rest: Any, activate: Callable[[Path], None]):
+            self.prompts, self.activate = prompts, activate
+
+        def run(self) -> dict[str, Any]:
+            made.loops.append(sorted(prompt.prompt for prompt in self.prompts))
+            current = (made.home / "current").resolve()
+            same = json.loads((current / "manifest.json").read_text())["settings"]["speculative"] == made.makes is None
+            number = max(int(path.name.partition("-")[0]) for path in made.home.glob("*-cpu")) + 1
+            self.activate(current if same else made.bundle(number, made.makes))
+            return {"record": {"passed": True, "checks": []}}
+
+    monkeypatch.setattr(engine_recalibrate, "EngineLoop", Loop)
+    return made
+
+
+def test_after_a_deployment_it_waits_though_a_gateway_adds_prompts_all_the_time(case: Case) -> None:
+    done = case.run()
+    assert (done["state"], done["drift"]) == ("deployed", "other traffic; two lines are left out")
+    case.record("one more")
+    again = case.run()
+    assert (again["state"], len(case.loops), case.restarts) == ("answered", 1, 1)
+    assert "2-cpu was deployed as the answer to a drift; tried again after" in again["why"]
+    case.age(LIMITS.repeat_after_hours + 1)
+    assert (case.run()["state"], len(case.loops)) == ("deployed", 2)
+    case.age(LIMITS.repeat_after_hours + 1)
+    again = case.run()
+    assert (again["state"], len(case.loops)) == ("answered", 2)
+    assert "no other prompts" in again["why"]
+    assert (case.run(fresh=True)["state"], len(case.loops)) == ("deployed", 3)
+
+
+def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
+    assert case.run()["state"] == "deployed"
+    link_current(case.home, case.home / "1-cpu")
+    case.record("one more")
+    case.age(LIMITS.repeat_after_hours + 1)
+    again = case.run()
+    assert (again["state"], len(case.loops)) == ("answered", 1)
+    assert again["why"] == "2-cpu was taken back by hand, and 1-cpu is served again: --fresh tunes again"
+    assert case.run(fresh=True)["state"] == "deployed"
+    assert (case.home / "current").resolve().name == "3-cpu"
+
+
+def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
+    """vLLM under another user, in a container or on another machine; it served on with the bundle before, unnoticed."""
+    case.restarted = False
+    case.count("tiny/1-cpu")
+    for _ in range(2):
+        with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
+            case.run()
+        assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == ("deploying", "2-cpu", 1)
+    case.restarted = True
+    assert (case.run()["state"], case.state(), case.restarts) == ("deployed", "deployed", 3)
+
+
+def test_a_bundle_that_was_taken_back_before_it_was_restarted_stays_taken_back(case: Case) -> None:
+    case.restarted = False
+    case.count("tiny/1-cpu")
+    with raises_code("nothing_restarted"):
+        case.run()
+    link_current(case.home, case.home / "1-cpu")
+    assert "2-cpu was taken back by hand" in case.run()["why"]
+    assert (case.home / "current").resolve().name == "1-cpu"
+
+
+def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(bundle: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_recalibrate, "activate_vllm_bundle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            case.run()
+    assert (case.state(), case.run()["state"]) == ("deploying", "deployed")
+
+
+@pytest.mark.parametrize("counted", [None, "old", "of another"])
+def test_where_nothing_was_served_nothing_has_to_be_restarted(case: Case, counted: str | None) -> None:
+    case.restarted = False
+    if counted is not None:
+        case.count("tiny/1-cpu" if counted == "old" else "tiny/7-cpu", LIMITS.stale_after_hours + 1 if counted == "old" else 0.0)
+    assert case.run()["state"] == "deployed"
+
+
+def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case) -> None:
+    """It drafts nothing, so that no count can say that drafting would pay by now."""
+    link_current(case.home, case.bundle(2, None))
+    case.makes = None
+    young = case.run(drifted=False)
+    assert (young["state"], len(case.loops)) == ("not enough yet", 0)
+    assert "tuned again on newer prompts after" in young["why"]
+    case.age(LIMITS.repeat_after_hours + 1)
+    assert (case.run(drifted=False)["state"], len(case.loops)) == ("deployed", 1)
+    assert ((case.home / "current").resolve().name, case.restarts) == ("2-cpu", 0), "the same again: nothing is restarted"
+    assert (case.run(drifted=False)["state"], len(case.loops)) == ("answered", 1)
+    case.age(LIMITS.repeat_after_hours + 1)
+    assert "no other prompts" in case.run(drifted=False)["why"]
+    case.makes = DRAFTS
+    assert (case.run(drifted=False, fresh=True)["state"], len(case.loops)) == ("deployed", 2)
+    assert ((case.home / "current").resolve().name, case.restarts) == ("3-cpu", 1)
+    assert case.run(drifted=False)["state"] == "not enough yet", "drafts are counted from now on"
+
+
+def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None:
+    link_current(case.home, case.bundle(2, None))
+    case.age(LIMITS.repeat_after_hours + 1)
+    case.prompts.write_text('{"prompt": "only one"}\n')
+    few = case.run(drifted=False)
+    assert few["state"] == "not enough yet"
+    assert "1 different prompts" in few["why"]
+    case.prompts.unlink()
+    assert case.run(drifted=False)["state"] == "not enough yet"
+
+
+@pytest.mark.parametrize(("changes", "code", "words"), [
+    ({"prompts": "nowhere"}, "no_prompts", "there is no "), ({"restart": " "}, "bad_setting", "--restart is empty"),
+    ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200")])
+def test_mistakes_are_refused_before_traffic_has_drifted(case: Case, changes: dict[str, Any], code: str, words: str) -> None:
+    space: Any = None  # nothing is looked at before
+    with raises_code(code, words):
+        recalibrate_engine(space, EngineDriftSettings.model_validate({"out": case.home.parents[1], **changes}), print)
