@@ -16,7 +16,7 @@ from serving.runtime.strategies import build_strategy
 from serving.server.http.response_items import OutputItems
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import DIGIT, closed
-from tests.serving.server.http.test_tools import SCHEMAS, TOOLS
+from tests.support.server.functions import SCHEMAS, TOOLS
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
 
 FLAT: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]

@@ -15,17 +15,9 @@ from serving.runtime.grammar import guidance
 from serving.runtime.strategies import build_strategy
 from serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
 from serving.server.model.served_model import ServedModel
+from tests.support.server.functions import POINT, SCHEMAS, TOOLS
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
 
-CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}, "unit": {"enum": ["C", "F"]}},
-        "required": ["city", "unit"], "additionalProperties": False}
-POINT = {"$defs": {"axis": {"type": "integer", "minimum": 0, "maximum": 9}}, "type": "object",
-         "properties": {"x": {"$ref": "#/$defs/axis"}, "y": {"$ref": "#/$defs/axis"}}, "required": ["x", "y"],
-         "additionalProperties": False}
-SCHEMAS = {"weather": CITY, "go_to": POINT, "stop": {"type": "object", "properties": {}, "additionalProperties": False}}
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "description": "Weather of a city", "parameters": CITY}},
-                    {"type": "function", "function": {"name": "go_to", "parameters": POINT}},
-                    {"type": "function", "function": {"name": "stop"}}]
 STRICT = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "How warm?"}], "max_tokens": 900, "temperature": 0}
 NATIVE = (
