@@ -8,8 +8,9 @@ from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import StrategyResources
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
-PART = 128
-"""Prompt tokens of one forward pass: a row is as wide as the vocabulary, and rows of a whole long prompt would take a gigabyte."""
+PART = 32
+"""Prompt tokens of one forward pass: a row is as wide as the vocabulary, so that those of a whole long prompt would take a gigabyte. Where
+the engine reads the tokens in pieces, the rows of the first ones wait for the last one's."""
 
 
 class RatedPrompt(Autoregressive):

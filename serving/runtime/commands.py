@@ -39,6 +39,7 @@ class Forward:
             its depth. For models with `trees` alone; None: each token follows the one before it. `Lane.settle` then keeps one path.
         skip: sublayers that are left out: 2·i is the attention of layer i, 2·i + 1 its feed-forward. For models with `skips` alone. What is
             written of such tokens into the slot does not stand for them: they are read again in full (`Lane.skim`).
+        rates: all tokens are the prompt's and all rows are wanted, to rate it: the engine may read them in pieces, and joins the rows.
         features: `[tokens, width]` what a head reads with its tokens: the target's hidden states or the head's own; None for others.
     """
 
@@ -50,6 +51,7 @@ class Forward:
     steps: int = 1
     parents: tuple[int, ...] | None = None
     skip: frozenset[int] = frozenset()
+    rates: bool = False
     features: Tensor | None = field(default=None, compare=False)
 
 

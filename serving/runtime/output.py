@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from serving.runtime.commands import Forward, Role
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
@@ -85,6 +87,12 @@ class Output:
         if sampling.banned_token_ids or sampling.biases or sampling.penalises:  # they name tokens, of which some may have no column
             return LogitRows(self.logits, sampling, self.hidden, written)
         return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size, top=self.top)
+
+
+def joined(outputs: Sequence[Output]) -> Output:
+    """The kept positions of several forward passes of one model, one after another."""
+    first, states = outputs[0], [output.hidden for output in outputs if output.hidden is not None]
+    return Output(torch.cat([output.compact for output in outputs]), torch.cat(states) if states else None, first.support, first.vocab_size)
 
 
 def share_top(outputs: list[Output]) -> list[Output]:

@@ -99,6 +99,7 @@ class BatchInFlight:
     model: Model
     group: list[tuple[Job, Task]]
     future: Future[BatchResult] | None = None
+    prompt_tokens: int = 0
 
 
 class Engine:
@@ -131,6 +132,8 @@ class Engine:
         """Tokens that this step brought to requests that had some."""
         self._turns: Counter[int] = Counter()
         """Steps in which a model read prompts."""
+        self.reading = 0
+        """Tokens of prompts that the forward passes of the step that runs now read; may be read from any thread."""
         self.patience: int | None = None
         """Passes of other models that a pass of the target waits for at most, where models take turns; None: until all have drafted."""
         self._waited = 0
@@ -174,7 +177,9 @@ class Engine:
         if self.governor and self._workers is None:  # workers divide the threads that they found
             self.governor.check()
         draining = self._choose_workers()
-        for flight in [] if draining else self._ready():
+        ready = [] if draining else self._ready()
+        self.reading = sum(flight.prompt_tokens for flight in (*self._flights, *ready))
+        for flight in ready:
             if self._workers is None:
                 flight.group = [(job, leaf) for job, leaf in flight.group if not job.finished]
                 self._land(flight, self._fly(flight))
@@ -189,7 +194,7 @@ class Engine:
         if self._gained and self.budget:
             self.budget.end_pause(time.perf_counter())
         self.meter.end_step(self._gained, idle=not self.jobs)
-        self._gained = 0
+        self._gained = self.reading = 0
         if self.device_lost:
             for job in list(self.jobs):
                 self._end(job, self.device_lost)
@@ -277,6 +282,7 @@ class Engine:
             self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
             tokens = sum(len(leaf.piece.tokens) for job, leaf in flight.group
                          if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length))
+            flight.prompt_tokens = tokens
             if tokens:
                 self.meter.read_prompts()
             if self.budget:
@@ -336,8 +342,10 @@ class Engine:
             leaf.seconds += landed.ended - landed.started
             if isinstance(output, Exception) and leaf.waiting.model != SHADOW:  # a shadow hears of it itself
                 self._end(job, output)
-            elif isinstance(output, Exception) or leaf.land_piece():
+            elif isinstance(output, Exception):
                 self._advance(job, leaf, output)
+            elif (whole := leaf.land_piece(output)) is not None:
+                self._advance(job, leaf, whole)
 
     def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
         known = job.output_length

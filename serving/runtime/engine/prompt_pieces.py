@@ -6,7 +6,7 @@ an affair of the engine alone: a strategy is sent the rows of its forward pass o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from serving.runtime.commands import Forward
@@ -22,10 +22,15 @@ LONGEST = 1024
 """Tokens of the longest piece where there is a limit at all; longer ones are read no faster, and hold up a request that comes meanwhile."""
 
 
+MOST_ROWS = 128
+"""Rows of prompts that are rated, in one step: each is as wide as the vocabulary, and a step's are in memory together."""
+
+
 def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     """What to run of a forward pass of which `read` tokens were run before.
 
-    The rows that are wanted come from the last piece, so that one holds all of them. A tree is never cut.
+    The rows that are wanted come from the last piece, so that one holds all of them, but where a prompt is rated: there each piece has its
+    own. A tree is never cut.
 
     Args:
         room: tokens that may be run; None: all.
@@ -33,8 +38,14 @@ def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     >>> command = Forward("target", 0, (5, 6, 7, 8), keep=2)
     >>> next_piece(command, 1, 1).tokens, next_piece(command, 2, 1).tokens
     ((6,), (7, 8))
+    >>> rated = next_piece(Forward("target", 0, (5, 6, 7, 8), keep=4, rates=True), 1, 2)
+    >>> rated.tokens, rated.keep
+    ((6, 7), 2)
     """
     left = len(command.tokens) - read
+    if command.rates:
+        count = left if room is None else min(room, left)
+        return replace(part(command, read, read + count), keep=count)
     if room is None or left <= max(room, command.keep) or command.parents is not None:
         return command if read == 0 else part(command, read, len(command.tokens))
     count = min(room, left - command.keep)
@@ -50,7 +61,7 @@ def part(command: Forward, start: int, end: int) -> Forward:
 def reads_prompt(task: Task) -> bool:
     """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long draft that is verified."""
     assert task.waiting is not None
-    return tokens_left(task) > max(LEAST, task.waiting.keep)
+    return tokens_left(task) > (LEAST if task.waiting.rates else max(LEAST, task.waiting.keep))
 
 
 def tokens_left(task: Task) -> int:
@@ -63,7 +74,7 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[T
     """Set every task's next piece, and return those that have one now.
 
     Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones share
-    `room` (`split_room`).
+    `room` (`split_room`). Prompts that are rated also share `MOST_ROWS`, and take turns at it.
 
     Args:
         tasks: in their order of arrival.
@@ -74,6 +85,7 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[T
     long = [task for task in tasks if reads_prompt(task)]
     given = dict(zip(long, [None] * len(long) if room is None else split_room([tokens_left(task) for task in long], room, turn),
                      strict=True))
+    given |= share_rows([task for task in tasks if task.waiting is not None and task.waiting.rates], given, turn)
     chosen = []
     for task in tasks:
         assert task.waiting is not None
@@ -83,6 +95,23 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[T
         task.piece = next_piece(task.waiting, task.read, share)
         chosen.append(task)
     return chosen
+
+
+def share_rows(rated: Sequence[Task], given: Mapping[Task, int | None], turn: int) -> dict[Task, int]:
+    """How many tokens to read of prompts that are rated, so that a step has at most `MOST_ROWS` rows of them.
+
+    Args:
+        given: what each may read at most, None: all of it, as where it has no entry.
+        turn: as in `share_room`.
+    """
+    shares: dict[Task, int] = {}
+    first, left = turn % max(1, len(rated)), MOST_ROWS
+    for task in (*rated[first:], *rated[:first]):
+        most = given.get(task)
+        share = min(left, tokens_left(task) if most is None else most)
+        shares[task] = share if share >= min(SMALLEST, tokens_left(task)) else 0
+        left -= shares[task]
+    return shares
 
 
 def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:

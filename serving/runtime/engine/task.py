@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from serving.runtime.commands import Forward, Overlap
+from serving.runtime.output import Output, joined
 
 
 class Task:
     """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait for child tasks.
 
-    Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next (prompt_pieces.py).
+    Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next (prompt_pieces.py); `rows` are those of
+    earlier pieces that are wanted (`Forward.rates`).
     `seconds` is the time that its forward passes took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
     to its end and the seconds of its longer side's forward passes: equal if the shorter side cost nothing.
     """
@@ -24,6 +26,7 @@ class Task:
         self.flying = False
         self.piece: Forward | None = None
         self.read = 0
+        self.rows: list[Output] = []
         self.children: list[Task] = []
         self.done = False
         self.result: Any = None
@@ -33,7 +36,7 @@ class Task:
 
     def resume(self, value: Any = None) -> None:
         """Send a value and run to the next command."""
-        self.waiting, self.flying, self.piece, self.read = None, False, None, 0
+        self.waiting, self.flying, self.piece, self.read, self.rows = None, False, None, 0, []
         try:
             command = self.steps.send(value)
         except StopIteration as stop:
@@ -48,13 +51,17 @@ class Task:
         else:
             self.waiting = command
 
-    def land_piece(self) -> bool:
-        """Note that the piece has been run; True if it was the last one."""
+    def land_piece(self, output: Output) -> Output | None:
+        """Note that the piece has been run, with its output; return that of the whole forward pass if it was the last one."""
         assert self.waiting is not None
         assert self.piece is not None
         self.read += len(self.piece.tokens)
         self.flying = False
-        return self.read == len(self.waiting.tokens)
+        if self.read == len(self.waiting.tokens):
+            return joined([*self.rows, output]) if self.rows else output
+        if self.waiting.rates:
+            self.rows.append(output.at(range(len(output))))  # a copy: else all rows of its batch stay in memory
+        return None
 
     @property
     def reading(self) -> bool:

@@ -15,6 +15,9 @@ WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation. Small models that may write any amount of it
 often write nothing else any more."""
 LONGEST_MESSAGE = 300
+MOST_ITEMS = 1000
+"""Readings of a text that a grammar may leave open at one place (Earley items in a row). What a mask costs grows with their third power:
+34 to 60 ms at so many, 250 at llguidance's own limit of 2,000. Of 2,829 schemas the largest needs 803 (docs/log.md)."""
 LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
 """Characters of a definition, and rules or references in it. Compilers follow chains of rules by recursion: some thousands overflow their
 stack, which would end the process."""
@@ -29,10 +32,27 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
     compiler = matcher_class()
     try:
         text = json.dumps(schema)
-        check_size(text, text.count('"$ref"') + text.count('"$dynamicRef"'))
+        check_size(text, references(text))
         return str(compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
     except (ValueError, RecursionError) as error:
         raise refused(f"a schema that is nested too deeply: {error}") from error
+
+
+def json_rule(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
+    """The body of a rule in Lark for the JSON texts that a schema allows, unless the schema has its own options for llguidance."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options = schema.get("x-guidance")
+    options = {"whitespace_pattern": whitespace, **(options if isinstance(options, dict) else {})}
+    try:
+        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    except (ValueError, RecursionError) as error:
+        raise refused(f"a schema that is nested too deeply: {error}") from error
+
+
+def references(text: str) -> int:
+    """References in a schema, or in rules that hold some."""
+    return text.count('"$ref"') + text.count('"$dynamicRef"')
 
 
 def regex(pattern: str) -> str:
@@ -43,7 +63,12 @@ def regex(pattern: str) -> str:
 
 def choice(texts: Sequence[str]) -> str:
     """A grammar of some texts."""
-    return lark("start: " + " | ".join(json.dumps(text) for text in texts), rules=1)
+    return lark(f"start: {alternatives(texts)}", rules=1)
+
+
+def alternatives(texts: Sequence[str]) -> str:
+    """The body of a rule in Lark for one of some texts."""
+    return " | ".join(json.dumps(text) for text in texts)
 
 
 def lark(text: str, rules: int | None = None) -> str:
@@ -161,7 +186,8 @@ class GuidanceGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         self.vocab_size = tokenizer.vocab_size
-        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0,
+                                    limits=LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS))
         if not self._beginning.is_error():
             self._beginning.compute_bitmask()  # some grammars turn out to allow nothing, or to be too complex
         if self._beginning.is_error():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,6 +17,10 @@ from serving.runtime.grammar.protocols import Grammar
 
 REMEMBERED = 128
 """Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a draft has asked for before."""
+
+FREE_SECONDS, TOKEN_SECONDS = 0.5, 0.005
+"""Processor time that a request's masks may take: at first, and for each token more. All other requests wait meanwhile. Masks of a JSON
+schema take 0.04 ms a token, of the most complex of 225 schemas 0.3 (docs/log.md)."""
 
 Mask = NDArray[np.bool_]
 
@@ -28,6 +34,8 @@ class GrammarMasks:
 
     Args:
         stops: tokens that end the text.
+    Raises:
+        InvalidRequest: any method, where the grammar has taken too long by then (`invalid_grammar`).
 
     >>> from serving.runtime.grammar.finite import FiniteGrammar
     >>> masks = GrammarMasks(FiniteGrammar([{0: 1}, {1: 1, 2: -1}], vocab_size=3), frozenset({2}))
@@ -40,6 +48,7 @@ class GrammarMasks:
         self._tokens: list[int] = []  # what the masks are about
         self._read = 0  # so many of them were given to the matcher
         self._known: dict[int, Mask] = {}  # by position
+        self._seconds = 0.0
 
     def rule_out(self, logits: Tensor, written: Sequence[int], *, spare: bool = False) -> Tensor:
         """Logits `[rows, vocab]` of consecutive positions, with −∞ for tokens that may not come; the last predicts the token after all
@@ -64,21 +73,33 @@ class GrammarMasks:
 
     def masks(self, written: Sequence[int], rows: int) -> list[Mask | None]:
         """`[vocab]` masks of the same rows; None where everything is allowed."""
-        self._follow(written)
-        return [self._at(position) for position in range(len(written) - rows + 1, len(written) + 1)]
+        with self._timed(len(written)):
+            self._follow(written)
+            return [self._at(position) for position in range(len(written) - rows + 1, len(written) + 1)]
 
     def forced(self, written: Sequence[int]) -> list[int]:
         """Tokens after an output that the grammar leaves no choice about, its end included."""
-        self._follow(written)
-        if not self._move(len(written)):
-            return []
-        forced = list(self._matcher.forced())
-        taken = next((i for i, token in enumerate(forced) if not self._matcher.accept(token)), len(forced))
-        forced = forced[:taken]
-        self._tokens += forced
-        self._read += taken
-        after = self._at(self._read)  # kept: whoever reads on asks for this mask
+        with self._timed(len(written)):
+            self._follow(written)
+            if not self._move(len(written)):
+                return []
+            forced = list(self._matcher.forced())
+            taken = next((i for i, token in enumerate(forced) if not self._matcher.accept(token)), len(forced))
+            forced = forced[:taken]
+            self._tokens += forced
+            self._read += taken
+            after = self._at(self._read)  # kept: whoever reads on asks for this mask
         return [*forced, int(after.argmax())] if after is not None and after.sum() == 1 and self._only_ends(after) else forced
+
+    @contextmanager
+    def _timed(self, tokens: int) -> Iterator[None]:
+        """Count the processor time of what is done within, and refuse a grammar that needs too much for so many tokens."""
+        began = time.thread_time()
+        yield
+        self._seconds += time.thread_time() - began
+        if self._seconds > FREE_SECONDS + TOKEN_SECONDS * tokens:
+            raise InvalidRequest("the grammar is too complex: its masks take too long; write it with fewer ways to read one text",
+                                 code="invalid_grammar")
 
     def _only_ends(self, mask: Mask) -> bool:
         return int(mask.sum()) <= len(self._stops) and self._stops.issuperset(mask.nonzero()[0].tolist())

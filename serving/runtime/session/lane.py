@@ -82,7 +82,8 @@ class Lane:
         kept = keep
         if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
-        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, features=features)
+        rates = 1 < kept == len(unseen) and len(sequence) <= self.prompt_length
+        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, rates=rates, features=features)
         self.length = len(sequence) + steps - 1
         if sure and self.text.owner is not None:  # else nobody asks which tokens a chain chose
             self.text.extend(start, unseen if steps == 1 else (*unseen, *output.top()[: steps - 1]))

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError
+from serving.server.http.generation import Generation
 from serving.server.http.responses import ChatShape, Logprobs, RatedToken, Shape, Speculation, Usage, trace_of
-from serving.server.http.schemas import Generation
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta, End

@@ -167,7 +167,7 @@ class Conversation:
         if isinstance(error, ContextTooLong):
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
-            return APIError(400, without_paths(error))
+            return APIError(400, without_paths(error), code=None if error.code == InvalidRequest.code else error.code)
         if isinstance(error, DeviceLost):
             internal_error(error)  # into the log
             return APIError(503, "the server's device has failed: it stops, to be started again", code="device_lost",

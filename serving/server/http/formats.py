@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
+from serving.server.http.bounds import few_values
 from serving.server.http.characters import whole_characters, whole_values
 
 MOST_TEXTS = 1000
 Definition = Annotated[str, StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION), AfterValidator(whole_characters)]
-JsonObject = Annotated[dict[str, JsonValue], AfterValidator(whole_values)]
+JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(few_values), AfterValidator(whole_values)]
 Schema = JsonObject | bool | Definition
 ShortName = Annotated[str, StringConstraints(max_length=256)]
 ChoiceText = Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)]
@@ -30,10 +31,13 @@ class Format:
         field: the request field that asks for it.
         define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text whether it is a token of its own, which
             is written as text.
+        rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can allow it beside other things; None: there
+            is none.
     """
 
     field: str
     define: Callable[[Callable[[str], bool]], str]
+    rule: Callable[[], str] | None = None
 
 
 class NamedSchema(BaseModel):
@@ -123,7 +127,7 @@ class StructuredOutputs(BaseModel):
             return Format(place, lambda _: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            return Format(place, lambda _: guidance.choice(texts))
+            return Format(place, lambda _: guidance.choice(texts), lambda: guidance.alternatives(texts))
         assert self.grammar is not None
         rules = self.grammar
         return Format(place, lambda _: guidance.context_free(rules))
@@ -131,8 +135,8 @@ class StructuredOutputs(BaseModel):
 
 def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) -> Format:
     """JSON by a schema, as an object or as text; None: any JSON object."""
-    def define(_: object) -> str:
-        wanted = {"type": "object"} if schema is None else schema
+    def wanted() -> dict[str, Any] | bool:
+        wanted: Any = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
             try:
                 wanted = json.loads(wanted)
@@ -140,6 +144,6 @@ def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) 
                 raise guidance.refused(f"the schema is no JSON: {error}") from error
         if not isinstance(wanted, dict | bool):
             raise guidance.refused("a JSON schema is an object")
-        return guidance.json_schema(wanted, whitespace)
+        return wanted
 
-    return Format(field, define)
+    return Format(field, lambda _: guidance.json_schema(wanted(), whitespace), lambda: guidance.json_rule(wanted(), whitespace))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -12,10 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError
 
 from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
+from serving.server.http.calling import Calling, Choice
 from serving.server.http.errors import APIError
+from serving.server.http.fields import Text, contradiction
 from serving.server.http.formats import Format, TextFormat
+from serving.server.http.messages import TemplateValues
+from serving.server.http.response_input import FunctionChoice, FunctionTools, Input, tools_of, turns_of
+from serving.server.http.response_items import Event, OutputItems
 from serving.server.http.responses import ChatShape
-from serving.server.http.schemas import Generation, TemplateValues, Text, contradiction
+from serving.server.http.tools import Tool
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta
 
@@ -28,42 +32,6 @@ Included = Literal[
 Short = Annotated[str, StringConstraints(max_length=512)]
 
 
-class InputPart(BaseModel):
-    """A piece of a message's content; pieces of an earlier response are accepted as they came."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["input_text", "output_text", "refusal"]
-    text: Text | None = None
-    refusal: Text | None = None
-
-    @model_validator(mode="after")
-    def check_text(self) -> Self:
-        if self.plain is None:
-            raise PydanticCustomError("missing", "Field required: {name}", {"name": "refusal" if self.type == "refusal" else "text"})
-        return self
-
-    @property
-    def plain(self) -> str | None:
-        """What it says."""
-        return self.refusal if self.type == "refusal" else self.text
-
-
-class InputMessage(BaseModel):
-    """One turn of a conversation; an item of an earlier response's output is one too."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputPart], Field(max_length=1024, fail_fast=True)]
-
-    def plain(self) -> dict[str, str]:
-        """Role and text, as chat templates take them."""
-        text = self.content if isinstance(self.content, str) else "".join(part.plain or "" for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class TextOptions(BaseModel):
     """`text` of a request: its format, and how long-winded it is, which is not for this server to set."""
 
@@ -73,11 +41,10 @@ class TextOptions(BaseModel):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(Generation):
+class ResponsesRequest(Calling):
     """Body of `POST /v1/responses`."""
 
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=2048, fail_fast=True)] = Field(
-        description="text of a user, or messages")
+    input: Input = Field(description="text of a user, or messages, calls of earlier responses and their results")
     instructions: Text | None = Field(None, description="system message before the input")
     max_output_tokens: int | None = Field(None, ge=1, description="most tokens to generate; default: what the context leaves")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="report this many of the most likely tokens at each position")
@@ -90,9 +57,11 @@ class ResponsesRequest(Generation):
     previous_response_id: str | None = None
     conversation: Any = None
 
-    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "tools": ([],), "tool_choice": ("none", "auto"), "truncation": ("disabled",), "background": (False,), "prompt": (),
-    }
+    tools: FunctionTools | None = Field(None, description="functions that the answer may call")
+    tool_choice: FunctionChoice | None = Field(
+        None, description="auto, the default: the model decides whether to call; required: it calls some; a function: that one; none")
+
+    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Calling.OFF | {"truncation": ("disabled",), "background": (False,), "prompt": ()}
 
     @model_validator(mode="after")
     def refuse_state(self) -> Self:
@@ -113,9 +82,17 @@ class ResponsesRequest(Generation):
         return self
 
     @property
-    def format(self) -> Format | None:
+    def functions(self) -> list[Tool]:
+        return tools_of(self.tools or ())
+
+    @property
+    def choice(self) -> Choice:
+        return self.tool_choice
+
+    @property
+    def asked_format(self) -> Format | None:
         own = self.text.format.format("text.format") if self.text is not None and self.text.format is not None else None
-        return own or super().format
+        return own or super().asked_format
 
     @property
     def token_limit(self) -> int | None:
@@ -128,12 +105,12 @@ class ResponsesRequest(Generation):
     @property
     def template_options(self) -> dict[str, Any]:
         """Keyword arguments for `ServedModel.encode_chat`."""
-        return {"values": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+        return self.tool_options | ({"values": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it; instructions and a system message that begins the input are one."""
-        turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.plain() for m in self.input]
+        turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else turns_of(self.input)
         if not self.instructions:
             return turns
         if turns[0]["role"] == "system":
@@ -153,7 +130,14 @@ class ResponseAnswer(Answer):
     body: ResponsesRequest
 
     def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
-        return self._ended(texts[0], self._listed(tokens[0]))
+        items = self._items
+        if self.rated:
+            for token in tokens[0]:
+                items.push(token.text, self._listed([token]))
+        else:
+            items.push(texts[0], [])
+        items.finish(self._status)
+        return self._ended(items)
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
         """Server-sent events as OpenAI's clients read them, each with its number; a comment wherever there is none for `PING_SECONDS`."""
@@ -165,34 +149,28 @@ class ResponseAnswer(Answer):
             number += 1
             return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
-        begun = self._response("in_progress", [])
-        item = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        def written(found: Sequence[Event]) -> str:
+            return "".join(event(kind, **fields) for kind, fields in found)
+
+        begun, items = self._response("in_progress", []), self._items
         yield event("response.created", response=begun)
         yield event("response.in_progress", response=begun)
-        yield event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield event("response.content_part.added", **item, part=part_of("", []))
-        texts, listed = list[str](), list[dict[str, Any]]()
+        yield written(items.begin())
 
-        def written(delta: Delta) -> str:
-            more = self._listed(delta.tokens)
-            texts.append(delta.text)
-            listed.extend(more)
-            return event("response.output_text.delta", **item, delta=delta.text, logprobs=more) if delta.text or more else ""
+        def told(delta: Delta) -> str:
+            return written(items.push(delta.text, self._listed(delta.tokens)))
 
         def ending() -> str:
-            text = "".join(texts)
-            ended = self._ended(text, listed)
-            return (event("response.output_text.done", **item, text=text, logprobs=listed)
-                    + event("response.content_part.done", **item, part=part_of(text, listed))
-                    + event("response.output_item.done", output_index=0, item=ended["output"][0])
-                    + event(f"response.{ended['status']}", response=ended))
+            last = written(items.finish(self._status))
+            ended = self._ended(items)
+            return last + event(f"response.{ended['status']}", response=ended)
 
         found = first
         try:
             while True:
                 if found is None:
                     yield PING
-                elif isinstance(found[1], Delta) and (piece := await self.apart(partial(written, found[1]))):
+                elif isinstance(found[1], Delta) and (piece := await self.apart(partial(told, found[1]))):
                     yield piece
                 if self.conversation.over:
                     break
@@ -213,8 +191,16 @@ class ResponseAnswer(Answer):
         return {"type": asked.type, "name": asked.name, "schema": asked.json_schema or {}, "strict": asked.strict}
 
     @property
-    def _item_id(self) -> str:
-        return f"msg_{uuid.uuid5(uuid.NAMESPACE_OID, self.shape.id).hex}"
+    def _items(self) -> OutputItems:
+        """What makes items of the answer's text."""
+        return OutputItems(self.shape.id, {tool.function.name for tool in self.body.offered})
+
+    @property
+    def _status(self) -> Literal["completed", "incomplete"]:
+        """Of the complete response and its last item."""
+        end = self.conversation.choices[0].end
+        assert end is not None
+        return "incomplete" if end.finish_reason == "length" else "completed"
 
     def _listed(self, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
         """Log-probs of tokens, if they were asked for; unlike in a chat, bytes are always a list."""
@@ -226,31 +212,28 @@ class ResponseAnswer(Answer):
                 one["bytes"] = one["bytes"] or []
         return list(entries)
 
-    def _ended(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _ended(self, items: OutputItems) -> dict[str, Any]:
         """The complete response."""
-        end = self.conversation.choices[0].end
-        assert end is not None
-        status = "incomplete" if end.finish_reason == "length" else "completed"
+        status = self._status
         usage = self._usage()
         cached = usage.prompt_tokens_details.cached_tokens
         counts = {"input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                   "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": usage.total_tokens}
         why = {"incomplete_details": {"reason": "max_output_tokens"}} if status == "incomplete" else {}
-        output = [self._item(status, [part_of(text, logprobs)])]
-        return self._response(status, output) | why | {"usage": counts} | self._extension(self._stats())
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        return self._response(status, items.items) | why | {"usage": counts} | self._extension(self._stats())
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
+        tools = [{"type": "function"} | tool.model_dump() for tool in body.tools or ()]
+        choice = body.tool_choice or ("auto" if tools else "none")
+        calls = {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+                 "parallel_tool_calls": bool(tools) and body.parallel_tool_calls is not False}
         return {"id": self.shape.id, "object": "response", "created_at": self.shape.created, "status": status, "error": None,
                 "incomplete_details": None, "instructions": body.instructions, "metadata": body.metadata or {}, "model": self.shape.model,
-                "output": output, "parallel_tool_calls": False, "temperature": body.used_temperature,
-                "top_p": 1.0 if body.top_p is None else body.top_p, "tool_choice": "none", "tools": [],
+                "output": output, "temperature": body.used_temperature, "top_p": 1.0 if body.top_p is None else body.top_p,
                 "max_output_tokens": body.max_output_tokens, "previous_response_id": None, "store": False, "background": False,
-                "text": {"format": self._format}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None}
+                "text": {"format": self._format}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None} | calls
 
 
 def failure_code(error: APIError) -> str:
@@ -258,8 +241,3 @@ def failure_code(error: APIError) -> str:
     if error.status == 429:
         return "rate_limit_exceeded"
     return "server_error" if error.status >= 500 else str(error.body["error"]["code"] or "invalid_prompt")
-
-
-def part_of(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A message's content."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

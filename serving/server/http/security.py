@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import os
 import socket
 from collections import Counter
@@ -25,7 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
-from serving.server.http.errors import APIError, retry_after
+from serving.server.http.errors import NO_RETRY, APIError, retry_after
 from serving.server.http.guards import BUSY_SECONDS, OWN_NAMES, REQUEST_ID, HostCheck, without_port
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
@@ -193,7 +194,7 @@ class BodyLimit:
                 async with asyncio.timeout_at(until if arriving else None):  # afterwards only a disconnect is waited for
                     message = await receive()
             except TimeoutError as error:
-                raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s: send it faster") from error
+                raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", NO_RETRY) from error
             arriving = arriving and message.get("more_body", False)
             more = len(message.get("body", b""))
             seen += more
@@ -230,9 +231,22 @@ def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...
     >>> "localhost" in hosts_of("127.0.0.1", [], keys=False), hosts_of("0.0.0.0", [], keys=False), hosts_of("::1", ["*"], keys=False)
     (True, (), ())
     """
-    if "*" in allowed or (not allowed and (keys or host not in ("127.0.0.1", "localhost", "::1"))):
+    if "*" in allowed or (not allowed and (keys or not is_loopback(host))):
         return ()
     return (*OWN_NAMES, socket.gethostname().lower(), *(without_port(name) for name in allowed))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that is bound to a name or an address can be reached from this machine alone.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "10.0.0.7", "host.example")]
+    [True, True, True, False, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f".{without_port(host)}".endswith(".localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def origins(values: Sequence[str]) -> tuple[str, ...]:

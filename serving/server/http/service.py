@@ -26,10 +26,11 @@ from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.deadline import Deadline
 from serving.server.http.errors import APIError, queue_full, shutting_down, without_paths
 from serving.server.http.formats import Format
+from serving.server.http.generation import MOST_CHOICES, Generation
 from serving.server.http.prompts import Prompt, Prompts
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
 from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
-from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
+from serving.server.http.schemas import ChatRequest, CompletionRequest
 from serving.server.http.security import client_of, tenant_of
 from serving.server.http.tool_answer import ToolAnswer
 from serving.server.model.grammar_cache import Owner
@@ -157,7 +158,7 @@ class Service:
                 budget = max(1, min(budget, listed // (rated + traced)))
             for number in range(count):
                 sampling = replace(self._sampling(body, budget, derived_seed(seed, number), ends=given["grammar"] is not None), **given)
-                text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)
+                text = TextStream(decode, body.stops(), prompt.ids, sampling.min_tokens)
                 choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
         listed = sum((rated + traced) * choice.sampling.max_tokens + (rated * len(choice.prompt) if choice.before else 0)
                      for choice in choices)

@@ -8,8 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from serving.server.http.schemas import Messages, Name, OpenAIFields, Text, Tokens
+from serving.server.http.deadline import Deadline
+from serving.server.http.fields import Name, OpenAIFields, Text, Tokens
+from serving.server.http.messages import Messages
 from serving.server.http.service import Service
+from serving.server.http.tools import Tools
 
 
 class TokenizeText(OpenAIFields):
@@ -27,7 +30,13 @@ class TokenizeMessages(Messages):
     model: Name | None = None
     return_token_strs: bool | None = Field(None, description="also return each token's name in the vocabulary")
 
-    OFF = {"add_special_tokens": (False,), "tools": ([],), "chat_template": ()}  # noqa: RUF012  # declared by the base class
+    tools: Tools | None = Field(None, description="functions that the answer may call, which the template writes into the prompt")
+
+    OFF = {"add_special_tokens": (False,), "chat_template": ()}  # noqa: RUF012  # declared by the base class
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return super().template_options | ({"tools": [tool.plain() for tool in self.tools]} if self.tools else {})
 
 
 class DetokenizeRequest(OpenAIFields):
@@ -73,12 +82,13 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         """Tokens of a text, or of the prompt that the chat template makes of a conversation."""
         service = current()
         check_model(service, body.model)
-        if isinstance(body, TokenizeMessages):
-            ids = (await service.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)).ids
-        else:
-            ids = await service.prompts.apart(request, service.prompts.encode, body.prompt, special=body.add_special_tokens)
-        spell = service.served.pair.tokenizer.convert_ids_to_tokens
-        names = await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
+        async with limit_of(request).enforced():
+            if isinstance(body, TokenizeMessages):
+                ids = (await service.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)).ids
+            else:
+                ids = await service.prompts.apart(request, service.prompts.encode, body.prompt, special=body.add_special_tokens)
+            spell = service.served.pair.tokenizer.convert_ids_to_tokens
+            names = await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
         return TokenizeAnswer(count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names)
 
     @router.post("/detokenize")
@@ -88,9 +98,15 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         check_model(service, body.model)
         service.prompts.check_tokens(body.tokens, "tokens")
         decode = service.served.pair.tokenizer.decode
-        return DetokenizeAnswer(prompt=await service.prompts.apart(request, decode, body.tokens))
+        async with limit_of(request).enforced():
+            return DetokenizeAnswer(prompt=await service.prompts.apart(request, decode, body.tokens))
 
     return router
+
+
+def limit_of(request: Request) -> Deadline:
+    """When a request has to be answered at the latest: the server's limit alone."""
+    return Deadline.of(None, getattr(request.app.state, "request_timeout", None))
 
 
 def check_model(service: Service, name: str | None) -> None:

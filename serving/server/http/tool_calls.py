@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serving.server.http.tools import BEGIN, END
+from serving.server.scheduling.detokenize import StopStrings
 
 CLOSED = re.compile(r"\s*\}")
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+NO_CALL = re.compile(r"\s*[^\s{\[]")
+"""How a text begins that is neither a call nor a list of calls."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class ToolCallParser:
     """Takes the text of one answer in pieces.
 
     What begins like a call and is none (no JSON, or a function that is not offered) is text, as it was written. White space around calls is
-    dropped.
+    dropped. Arguments may also be named "parameters", as Llama's are.
 
     Args:
         names: the functions that are offered.
@@ -129,6 +132,10 @@ class ToolCallParser:
             self._depth, self._quoted, self._escaped = 0, False, False
             self._step = self._in_arguments
             return True
+        if NO_CALL.match(body):  # the mark in a text: what follows may be shown
+            found.append(Text(self._gap + BEGIN))
+            self._after_call, self._held, self._step = False, body, self._in_text
+            return True
         end = body.find(END)
         if end < 0:
             return False
@@ -200,11 +207,47 @@ class ToolCallParser:
             read = json.loads(body)
             calls = read if isinstance(read, list) else [read]
             if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names
-                       and isinstance(call.get("arguments", {}), dict) for call in calls):
+                       and isinstance(arguments_of(call), dict) for call in calls):
                 return []
-            return [(call["name"], json.dumps(call.get("arguments", {}), allow_nan=False)) for call in calls]
+            return [(call["name"], json.dumps(arguments_of(call), allow_nan=False)) for call in calls]
         except (ValueError, RecursionError):
             return []
+
+
+class FirstCall(StopStrings):
+    """Ends an answer once the first call's arguments are closed, as no other call is wanted; strings end it as ever.
+
+    The mark of a call's end is no sign of it: arguments may hold the same letters.
+
+    Args:
+        names: the functions that are offered.
+        strings: as in `StopStrings`.
+
+    >>> stop = FirstCall({"say"}, [])
+    >>> stop.push('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"'), stop.stopped, stop.push("}}"), stop.stopped
+    ('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"', False, '}}', True)
+    """
+
+    def __init__(self, names: Collection[str], strings: Sequence[str] = ()):
+        super().__init__(strings)
+        self._parser = ToolCallParser(names)
+
+    def push(self, text: str) -> str:
+        return self.let_pass(super().push(text))
+
+    def let_pass(self, text: str) -> str:
+        self._parser.push(text)
+        self.stopped = self.stopped or (self._parser.calls > 0 and not self._parser.within_arguments)
+        return text
+
+
+def arguments_of(call: Mapping[str, Any]) -> Any:
+    """Arguments of a call as a model writes it; None where they are missing and something else is there.
+
+    >>> arguments_of({"name": "add", "parameters": {"a": 1}}), arguments_of({"name": "stop"}), arguments_of({"name": "add", "a": 1})
+    ({'a': 1}, {}, None)
+    """
+    return call.get("arguments", call.get("parameters", None if call.keys() - {"name", "id", "type"} else {}))
 
 
 def name_of(text: str) -> str | None:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
+from serving.server.http.bounds import few_values
 from serving.server.http.characters import whole_characters, whole_values
 from serving.server.http.formats import JsonObject
 
@@ -103,11 +104,12 @@ class PastCall(BaseModel):
                                                                 "arguments": read if isinstance(read, dict) else arguments}}
 
 
-Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), BeforeValidator(few_values)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
-def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, most: int = MOST_CALLS, text: bool = False) -> str:
+def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, most: int = MOST_CALLS, text: bool = False,
+                  answer: str | None = None) -> str:
     """The grammar of one or more calls.
 
     Args:
@@ -115,6 +117,7 @@ def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, mos
         most: calls at most.
         text: any text may come before, between and after calls, or instead of them; a call that has begun follows its schema, whichever
             tokens its mark is spelt with.
+        answer: the body of a rule: what may come instead of calls.
     Raises:
         InvalidRequest: it is too large.
     """
@@ -127,14 +130,11 @@ def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, mos
                   [f"tagged: head ({bodies})", f"head[lazy]: TEXT {begin}", r"TEXT: /(.|\n)*/"])
     else:
         further = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
-        rules = [f"start: call{further}", f"call: {begin} ({bodies})"]
-    references = 0
+        rules = [f"start: call{further}" + (" | answer" if answer else ""), f"call: {begin} ({bodies})"]
+        rules += [f"answer: {answer}"] if answer else []
     for i, tool in enumerate(tools):
         schema: dict[str, Any] = {"type": "object", **(tool.function.parameters or NO_PARAMETERS)}
-        options = schema.get("x-guidance")
-        schema["x-guidance"] = {"whitespace_pattern": guidance.WHITESPACE, **(options if isinstance(options, dict) else {})}
-        written = json.dumps(schema)
-        references += written.count('"$ref"')
         opening, closing = json.dumps(f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '), json.dumps("}\n")
-        rules += [f"body_{i}: {opening} args_{i} {closing} {end}", f"args_{i}: %json {written}"]
-    return guidance.lark("\n".join(rules) + "\n", rules=len(rules) + references)
+        rules += [f"body_{i}: {opening} args_{i} {closing} {end}", f"args_{i}: {guidance.json_rule(schema)}"]
+    written = "\n".join(rules) + "\n"
+    return guidance.lark(written, rules=len(rules) + guidance.references(written))

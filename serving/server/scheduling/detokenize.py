@@ -123,6 +123,10 @@ class StopStrings:
             return self._take(min(found)[1])
         return self._take(len(self._held) - self._pending())
 
+    def let_pass(self, text: str) -> str:
+        """A text that is shown in any case: no stop string is looked for in it."""
+        return text
+
     def flush(self) -> str:
         """The text that was held back, when no text follows."""
         return self._take(0 if self.stopped else len(self._held))
@@ -160,17 +164,17 @@ class TextStream:
 
     Args:
         decode: token ids → text, special tokens left out.
-        stop: strings that end the answer and are not part of it.
+        stop: strings that end the answer and are not part of it, or what looks for its end.
         prompt: ids that the answer continues.
         min_tokens: tokens in whose text no stop string is looked for.
 
     `tokens` counts those up to the one that completes a stop string, `accepted` those of them that came from the draft.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), prompt: Sequence[int] = (), min_tokens: int = 0):
+    def __init__(self, decode: Decode, stop: Sequence[str] | StopStrings = (), prompt: Sequence[int] = (), min_tokens: int = 0):
         self._detokenizer = Detokenizer(decode, prompt)
         self._min_tokens = min_tokens
-        self._stop = StopStrings(stop)
+        self._stop = stop if isinstance(stop, StopStrings) else StopStrings(stop)
         self._held: list[tuple[str, Emitted]] = []  # tokens whose text is not shown yet, or not all of it
         self._blank = 0  # how many of the first of them are known to have none
         self._credit = 0  # characters of theirs that are
@@ -193,7 +197,7 @@ class TextStream:
             self.accepted += token.origin in ("accepted", "rescued")
             text = self._detokenizer.push(token.id)
             self._held.append((text, token))
-            shown.append(self._show(text if self.tokens <= self._min_tokens else self._stop.push(text)))
+            shown.append(self._show(self._stop.let_pass(text) if self.tokens <= self._min_tokens else self._stop.push(text)))
         return "".join(shown)
 
     def flush(self) -> str:

@@ -17,7 +17,6 @@ import torch
 
 from serving.errors import DeviceLost
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import MOST_TOKENS
 from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
@@ -29,9 +28,9 @@ from serving.server.settings import QUEUE, PromptSharing
 log = logging.getLogger(__name__)
 
 HUNG_SECONDS = 300.0
-"""Longest step, without prompts, also on a machine that others keep busy."""
+"""Longest round, without prompts, also on a machine that others keep busy."""
 TOKEN_SECONDS = 0.5
-"""What each token of a prompt that a step may read adds to that: a large model on few cores reads a few tokens a second."""
+"""What each token of a prompt that its step reads adds to that: a large model on few cores reads a few tokens a second."""
 
 
 class Scheduler:
@@ -60,8 +59,7 @@ class Scheduler:
         self._running: list[Ticket] = []
         self._closing = False
         self._aborting = False
-        self._step_began: float | None = None
-        self._reading = 0  # tokens of prompts that the step may read
+        self._round_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="draftwell-scheduler", daemon=True)
 
     @property
@@ -86,9 +84,9 @@ class Scheduler:
 
     @property
     def hung(self) -> bool:
-        """Whether a step has taken so long that it will hardly end: a device or a lock that does not answer."""
-        began = self._step_began
-        return began is not None and time.monotonic() - began > HUNG_SECONDS + TOKEN_SECONDS * self._reading
+        """Whether a round has taken so long that it will hardly end: a device or a lock that does not answer."""
+        began = self._round_began
+        return began is not None and time.monotonic() - began > HUNG_SECONDS + TOKEN_SECONDS * self.engine.reading
 
     @property
     def accepts(self) -> bool:
@@ -180,6 +178,13 @@ class Scheduler:
         if block:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._running or self._queue or self._displaced)
+        self._round_began = time.monotonic()
+        try:
+            self._round()
+        finally:
+            self._round_began = None
+
+    def _round(self) -> None:
         self._drop()
         self._admit()
         if not self._running:
@@ -188,12 +193,7 @@ class Scheduler:
         if self.load:
             self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
         started = time.perf_counter()
-        self._reading = min(MOST_TOKENS, sum(len(ticket.prompt) for ticket in running if ticket.first_token_at is None))
-        self._step_began = time.monotonic()
-        try:
-            self.engine.step()
-        finally:
-            self._step_began = None
+        self.engine.step()
         self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
         for ticket in running:
             self._publish(ticket)

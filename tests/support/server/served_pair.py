@@ -92,6 +92,11 @@ def served_pair(
     return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, resources), slots)
 
 
+def roomy_pair() -> ServedModel:
+    """With a context in which tools have room."""
+    return ServedModel("tiny", tiny_pair(3, context=1024), build_strategy("vanilla_sd", {"num_speculative_tokens": 4}), 3)
+
+
 @contextmanager
 def serving(served: ServedModel, **settings: Any) -> Iterator[tuple[str, Any]]:
     """A running server: its address and its scheduler; `settings` as `create_app` takes them."""

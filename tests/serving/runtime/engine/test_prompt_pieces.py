@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import LEAST, SMALLEST
+from serving.runtime.engine.prompt_pieces import LEAST, MOST_ROWS, SMALLEST
+from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import NEEDED, table_pair, table_resources
@@ -144,6 +146,35 @@ def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
             engine.step()
         read = [next(job.task.leaves()).read for job in waiting]
         assert min(read) >= SMALLEST, read
+
+
+def test_prompts_that_are_rated_are_read_in_pieces_too() -> None:
+    """Beside a request that is being answered they share the room, and their ratings are those of whole parts."""
+    sampling = Sampling(max_tokens=3, logprobs=2)
+    alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, RatedPrompt())
+    models = table_pair(vocab=8)
+    engine = Engine(models, budget=PromptBudget(ROOM))
+    busy = begun(engine, "autoregressive")
+    batches = recorded(models)
+    jobs = [engine.submit(LONG, sampling, RatedPrompt()) for _ in range(7)]
+    engine.run([busy, *jobs])
+    assert all(sum(len(row.tokens) for row in rows if len(row.tokens) > LEAST) <= ROOM for _, rows in batches)
+    assert [job.session.prompt_ratings for job in jobs] == [alone.session.prompt_ratings] * 7
+    assert [job.output for job in jobs] == [alone.output] * 7
+
+
+@pytest.mark.parametrize("length", [LEAST, 20, 200])
+def test_a_step_has_a_bounded_number_of_rows_of_prompts_that_are_rated(length: int) -> None:
+    """Though nobody waits for a next token, so that there is room for thousands of tokens of prompts. None waits for ever."""
+    models = {"target": TableModel.random(vocab_size=8, seed=0, slots=24)}
+    engine = Engine(models, budget=PromptBudget())
+    batches = recorded(models)
+    jobs = [engine.submit([1 + number % 7, *LONG[: length - 1]], Sampling(max_tokens=1, logprobs=0), RatedPrompt()) for number in range(24)]
+    engine.run(jobs)
+    kept = [sum(row.keep for row in rows) for _, rows in batches]
+    assert max(kept) <= MOST_ROWS
+    assert sum(kept) == 24 * length
+    assert len(batches) <= -(-24 * length // MOST_ROWS) + 4
 
 
 def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:

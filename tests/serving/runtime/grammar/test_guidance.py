@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +134,20 @@ def test_the_name_of_a_special_token_is_spelt_as_text(pair: LoadedPair, compiled
         assert reason == "stop"
     token = pair.tokenizer.convert_tokens_to_ids("<|start|>")
     assert compiled(guidance.lark('start: <|start|> "x"')).matcher().allowed().nonzero()[0].tolist() == [token]
+
+
+def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(pair: LoadedPair, compiled: Any) -> None:
+    """Its masks cost the third power of them, and all other requests wait for a mask."""
+    matcher = compiled(guidance.context_free('start: s\ns: x s | s x | x x\nx: "a" | "a" x | x "a"')).matcher()
+    letter, began = pair.encode("a")[0], time.thread_time()
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            assert matcher.allowed()[letter]
+            assert matcher.accept(letter)
+
+    write(30)
+    with pytest.raises(InvalidRequest) as error:
+        write(90)
+    assert error.value.code == "invalid_grammar"
+    assert time.thread_time() - began < 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,32 @@ def test_an_error_of_the_matcher_ends_its_own_request_only(monkeypatch: pytest.M
     engine.run(jobs[1:])
     assert len(jobs[1].output) == 12
     assert np.all(np.array(jobs[1].output) < 2)
+
+
+class Slow(FiniteMatcher):
+    """Takes a hundredth of a second for each mask."""
+
+    def allowed(self) -> Any:
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+        return super().allowed()
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what it takes of the processor: a machine that others keep busy ends nothing."""
+    class Costly(FiniteGrammar):
+        def matcher(self) -> Any:
+            return Slow(self)
+
+    monkeypatch.setattr(module, "FREE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "TOKEN_SECONDS", 0.002)
+    engine = Engine(table_pair())
+    costly, cheap = (engine.submit([1], Sampling(max_tokens=40, grammar=grammar), build_strategy("vanilla_sd"))
+                     for grammar in (Costly([{0: 0, 1: 0}], vocab_size=3), FiniteGrammar([{0: 0, 1: 0}], vocab_size=3)))
+    while engine.jobs:
+        engine.step()
+    assert isinstance(costly.error, InvalidRequest)
+    assert costly.error.code == "invalid_grammar"
+    assert len(costly.output) < 20
+    assert (cheap.error, len(cheap.output)) == (None, 40)

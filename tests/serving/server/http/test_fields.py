@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +16,8 @@ from serving.server.http import answer as answer_module
 from serving.server.http import service as service_module
 from serving.server.http.answer import PING
 from serving.server.http.conversation import Conversation
-from serving.server.http.schemas import VLLM_OFF, ChatRequest, CompletionRequest
+from serving.server.http.generation import VLLM_OFF
+from serving.server.http.schemas import ChatRequest, CompletionRequest
 from serving.server.model.loading import log_defaults
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
@@ -138,7 +140,8 @@ def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client) -> None:
 def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
     harmless = {name: values[0] if values else None for name, values in VLLM_OFF.items()}
     more = {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "top_k": -1, "stop_token_ids": [],
-            "add_special_tokens": True, "cache_salt": "s", "request_id": "r"}
+            "add_special_tokens": True, "cache_salt": "s", "request_id": "r", "session_id": "s", "stream_interval": 2,
+            "truncation_side": "left"}
     assert text_of(http, **harmless, **more) == text_of(http)
     chat = CHAT | harmless | more | {"add_special_tokens": False, "echo": False, "add_generation_prompt": True,
                                      "continue_final_message": False, "chat_template_kwargs": {}}
@@ -214,10 +217,11 @@ def test_template_values_reach_the_template_and_nothing_else(served: ServedModel
     try:
         tokenizer.chat_template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
         assert served.encode_chat([USER], values={"mood": "ok"}) == served.encode("okhi")
+        tokenizer.chat_template = "{% for one in papers %}{{ one.title }}{% endfor %}"
+        body = ChatRequest(**CHAT, chat_template_kwargs={"papers": [{"title": "a"}, {"title": "b"}], "mood": True})
+        assert served.encode_chat([USER], **body.template_options) == served.encode("ab")
     finally:
         tokenizer.chat_template = before
-    body = ChatRequest(**CHAT, chat_template_kwargs={"mood": True})
-    assert body.template_options == {"values": {"mood": True}}
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "conversation", "add_generation_prompt"])
@@ -237,6 +241,45 @@ def test_tokens_of_a_text_and_back(http: httpx.Client, served: ServedModel) -> N
 def test_tokens_of_a_conversation(http: httpx.Client, served: ServedModel) -> None:
     found = http.post("/tokenize", json={"model": "tiny", "messages": [USER]}).json()
     assert found == {"tokens": served.encode_chat([USER]), "count": found["count"], "max_model_len": MAX_CONTEXT}
+
+
+def test_tokens_of_a_conversation_with_tools(http: httpx.Client, served: ServedModel) -> None:
+    tool = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
+    found = http.post("/tokenize", json={"messages": [USER], "tools": [tool]}).json()
+    assert found["tokens"] == served.encode_chat([USER], tools=[tool]) != served.encode_chat([USER])
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_tokens_have_the_servers_deadline(served: ServedModel, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(served, "encode", lambda *given, **options: go_on.wait(60))
+    monkeypatch.setattr(served.pair.tokenizer, "decode", lambda *given, **options: go_on.wait(60))
+    with serving(served, request_timeout=0.2) as (url, _):
+        try:
+            response = httpx.post(f"{url}{path}", json={"prompt": "hi"} if path == "/tokenize" else {"tokens": [5]}, timeout=60)
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+        finally:
+            go_on.set()
+
+
+PART = {"type": "text", "text": ""}
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": [PART] * 1024}] * 5}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [USER, *[{"role": "assistant", "tool_calls": [
+        {"function": {"name": "f"}}] * 256}] * 17]}, "messages"),
+    ("/v1/responses", {"model": "tiny", "input": [{"role": "user", "content": [PART | {"type": "input_text"}] * 1024}] * 5}, "input"),
+    ("/v1/completions", PLAIN | {"guided_json": {"enum": [0] * 80_000}}, "guided_json"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": {"name": f"f{i}", "parameters": {
+        "enum": [0] * 800}}} for i in range(100)]}, "tools"),
+    ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"a": "x" * 70_000}}, "chat_template_kwargs.a"),
+], ids=["parts", "calls", "items", "schema", "tools", "values"])
+def test_what_is_bounded_singly_is_bounded_together(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    """Before a part becomes an object: nobody else is served meanwhile."""
+    found, message = refused(http, path, body)
+    assert found == param
+    assert "at most" in message or "more than" in message
 
 
 @pytest.mark.parametrize(("path", "body", "param"), [

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
+from serving.server.app import create_app
 from serving.server.http import answer as answer_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
@@ -31,7 +32,6 @@ from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
-from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
 from tests.support.server.served_pair import served_pair, serving, web_server
@@ -60,6 +60,11 @@ def server(served: ServedModel) -> Iterator[tuple[httpx.Client, Any]]:
 def test_a_host_is_one_of_the_servers_names(host: str, known: bool) -> None:
     names = ["api.example.org", "other.example.net:8443"]
     assert HostCheck(None, hosts_of("127.0.0.1", names, keys=False)).knows(host) is known  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "127.1.2.3", "LOCALHOST", "::1", "::ffff:127.0.0.1"])
+def test_every_address_of_this_machine_alone_is_checked(host: str) -> None:
+    assert "localhost" in hosts_of(host, [], keys=False)
 
 
 def test_a_server_with_keys_or_on_all_addresses_checks_only_what_it_is_told() -> None:
@@ -237,23 +242,29 @@ def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: 
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
-            assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+            answer = connection.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"x-should-retry: false" in answer.lower()
 
 
-def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "name"), [("engine", "step"), ("engine", "submit"), ("scheduler", "_publish"), ("scheduler", "_drop")])
+def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch, owner: str,
+                                             name: str) -> None:
+    """Whatever part of a round does not end."""
     http, scheduler = server
-    monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.02)
     monkeypatch.setattr(scheduler_module, "TOKEN_SECONDS", 0.0)
-    step = scheduler.engine.step
+    place = scheduler.engine if owner == "engine" else scheduler
+    right = getattr(place, name)
     seen: list[int] = []
 
-    def slow() -> None:
-        time.sleep(0.3)
+    def slow(*given: Any) -> Any:
+        time.sleep(0.1)
         seen.append(scheduler.hung)
-        step()
+        return right(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler.engine, "step", slow)
+        patch.setattr(place, name, slow)
         assert http.post("/v1/completions", json=PLAIN | {"max_tokens": 1}).status_code == 200
     assert seen
     assert all(seen)
@@ -262,16 +273,6 @@ def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], mo
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
-
-
-def test_a_step_that_reads_a_long_prompt_has_longer(served: ServedModel) -> None:
-    scheduler = Scheduler(served.pair.engine(), served.strategy, 2)
-    scheduler._step_began, scheduler._reading = time.monotonic() - 301.0, 0
-    assert scheduler.hung
-    scheduler._reading = 1000
-    assert not scheduler.hung
-    scheduler._step_began = time.monotonic() - 801.0
-    assert scheduler.hung
 
 
 def test_lossy_strategies_are_offered_on_demand_only() -> None:
@@ -314,6 +315,27 @@ def test_a_stalled_reader_is_let_go(monkeypatch: pytest.MonkeyPatch, path: str) 
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert client.recv(10) == b"HTTP/1.1 2"
         wait_until(lambda: not server.server_state.connections and not server.server_state.tasks, "the connection ends")
+
+
+def test_a_stalled_readers_request_ends_with_its_connection(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is free long before the answer would have been complete."""
+    monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.2)
+    app = create_app(served, drain_seconds=10)
+    with web_server(app) as server, socket.socket() as client:
+        scheduler, listening = app.state.deployments.current.scheduler, server.servers[0].sockets[0]
+        step = scheduler.engine.step
+        monkeypatch.setattr(scheduler.engine, "step", lambda: (time.sleep(0.02), step()))
+        for one, option in ((listening, socket.SO_SNDBUF), (client, socket.SO_RCVBUF)):
+            one.setsockopt(socket.SOL_SOCKET, option, 4096)
+        client.connect(listening.getsockname())
+        body = json.dumps(PLAIN | {"max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                       % (len(body), body))
+        wait_until(lambda: scheduler.running, "the request runs")
+        ticket = scheduler._running[0]
+        wait_until(lambda: not scheduler.running, "its slot is free")
+        assert ticket.cancelled
+        assert ticket.job.output_length < 240
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ",

@@ -13,9 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.runtime.strategies import build_strategy
-from serving.server.model.served_model import ServedModel
-from tests.support.server.served_pair import serving, tiny_pair
+from tests.support.server.served_pair import roomy_pair, serving
 from tests.support.server.server_process import wait_until
 
 BODIES = 2000
@@ -40,6 +38,9 @@ GOOD = {
                      {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "go", "arguments": "{}"}}]},
                      {"role": "tool", "tool_call_id": "a", "content": "done"}],
         "tools": [{"type": "function", "function": {"name": "go", "description": "goes", "strict": True, "parameters": SCHEMA}}]},
+    "/v1/chat/completions#both": {
+        "model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"},
+        "tools": [{"type": "function", "function": {"name": "go"}}], "tool_choice": "auto", "chat_template_kwargs": {"a": [{"b": None}]}},
     "/v1/chat/completions#schema": {
         "model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "cache_salt": "s",
         "response_format": {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": SCHEMA}}},
@@ -51,8 +52,14 @@ GOOD = {
         "model": "tiny", "max_output_tokens": 2, "instructions": "be brief", "top_logprobs": 2, "include": ["message.output_text.logprobs"],
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "metadata": {"a": "b"}, "temperature": 1,
         "text": {"format": {"type": "json_schema", "name": "point", "schema": SCHEMA}}, "prediction": {"type": "content", "content": "{}"}},
+    "/v1/responses#tools": {
+        "model": "tiny", "max_output_tokens": 3, "tool_choice": {"type": "function", "name": "go"}, "parallel_tool_calls": True,
+        "input": [{"role": "user", "content": "hi"}, {"type": "function_call", "call_id": "a", "name": "go", "arguments": "{}"},
+                  {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "done"}]}],
+        "tools": [{"type": "function", "name": "go", "description": "goes", "strict": True, "parameters": SCHEMA}]},
     "/tokenize": {"model": "tiny", "prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
-    "/tokenize#messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True},
+    "/tokenize#messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True,
+                           "tools": [{"type": "function", "function": {"name": "go"}}]},
     "/detokenize": {"model": "tiny", "tokens": [5, 6]},
 }
 """Right bodies by path; what follows a # only tells those of one path apart."""
@@ -130,11 +137,6 @@ async def post_all(url: str, wrong: list[tuple[str, bytes]]) -> list[httpx.Respo
             http.post(path.partition("#")[0], content=body, headers={"Content-Type": "application/json"}) for path, body in wrong))
 
 
-def roomy() -> ServedModel:
-    """With a context in which tools have room."""
-    return ServedModel("tiny", tiny_pair(3, context=1024), build_strategy("vanilla_sd"), 3)
-
-
 def check_good(url: str) -> None:
     """All right bodies are answered."""
     for path, body in GOOD.items():
@@ -144,7 +146,7 @@ def check_good(url: str) -> None:
 
 def test_what_is_spoilt_is_right_before() -> None:
     """A body that is wrong from the beginning would test nothing."""
-    with serving(roomy()) as (url, _):
+    with serving(roomy_pair()) as (url, _):
         check_good(url)
 
 
@@ -152,7 +154,7 @@ def test_what_is_spoilt_is_right_before() -> None:
 def test_two_thousand_wrong_bodies() -> None:
     wrong = bodies(BODIES)
     assert len(wrong) == BODIES
-    with serving(roomy()) as (url, scheduler):
+    with serving(roomy_pair()) as (url, scheduler):
         answers = asyncio.run(post_all(url, wrong))
         codes = Counter(answer.status_code for answer in answers)
         for (path, body), answer in zip(wrong, answers, strict=True):

@@ -129,10 +129,13 @@ def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(("change", "param"), [
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
-    ({"max_output_tokens": 0}, "max_output_tokens"), ({"tools": [{"type": "web_search"}]}, "tools"), ({"background": True}, "background"),
+    ({"max_output_tokens": 0}, "max_output_tokens"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"background": True}, "background"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"), ({"truncation": "auto"}, "truncation"), ({"n": 2}, "n"),
     ({"max_tokens": 5}, "max_tokens"), ({"include": ["everything"]}, "include[0]"), ({"input": []}, "input"),
-    ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].type"), ({"inputs": "x"}, "inputs"),
+    ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"inputs": "x"}, "inputs"),
     ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input"), ({"model": 5}, "model"),
 ])
 def test_what_needs_stored_state_or_is_wrong_is_refused_in_one_line(client: openai.OpenAI, change: dict[str, Any], param: str) -> None:

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from serving.errors import DraftwellError
-from serving.runtime.grammar import guidance
+from serving.runtime.grammar import guidance, masks
 from serving.server.http.security import Security
 from serving.server.model import served_model as module
 from serving.server.model.grammar_cache import GrammarCache
@@ -341,3 +341,12 @@ def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client
         finally:
             go_on.set()
     assert {one.result().status_code for one in waiting} <= {200, 429, 503}
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_request(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are made while all others wait."""
+    monkeypatch.setattr(masks, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(masks, "TOKEN_SECONDS", 0.0)
+    response = http.post("/v1/completions", json=PLAIN | {"guided_json": PERSON})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_grammar")
+    assert answer(http, "/v1/completions", max_tokens=3)["usage"]["completion_tokens"] == 3

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.server.http.tool_answer import joined
-from serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
+from serving.server.http.tool_calls import Call, FirstCall, Piece, Text, ToolCallParser
 
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
 TWO = '<tool_call>{"name":"say","arguments":{"text":"a </tool_call> \\" b"}}</tool_call>'
@@ -23,6 +23,12 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "a list": ('<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": "é"}}]\n</tool_call>', "",
                [("add", "{}"), ("say", '{"x": "\\u00e9"}')]),
     "no arguments": ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
+    "arguments by another name": ('<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>', "", [("add", '{"a": 1}')]),
+    "another name in another order": ('<tool_call>{"parameters": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
+    "arguments by an unknown name": ('<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
+                                     '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>', []),
+    "a call after the mark in a text": (f"Write <tool_call> first.\n{ONE}", "Write <tool_call> first.",
+                                        [("add", '{"a": 1, "b": [2, "}]"]}')]),
     "an unknown function": ('Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
                             'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
     "no JSON": ("<tool_call>add(1)</tool_call> ok", "<tool_call>add(1)</tool_call> ok", []),
@@ -86,6 +92,38 @@ def test_incomplete_arguments_are_known(text: str, within: bool) -> None:
     parser.push(text)
     parser.finish()
     assert parser.within_arguments == within
+
+
+def test_the_mark_in_a_text_holds_nothing_back() -> None:
+    parser = ToolCallParser({"add"})
+    shown = [piece.text for letter in "Use <tool_call> \n tags." for piece in parser.push(letter) if isinstance(piece, Text)]
+    assert "".join(shown) == "Use <tool_call> \n tags."
+
+
+@pytest.mark.parametrize("text", [f"Well. {TWO}", f"<tool_call>[]</tool_call>{ONE}", ONE.replace("arguments", "parameters")])
+def test_an_answer_of_one_call_ends_with_its_arguments(text: str) -> None:
+    """Whatever these hold, and whatever comes before."""
+    stop, seen = FirstCall({"add", "say"}), ""
+    for letter in f"{text} and {ONE}":
+        seen += stop.push(letter)
+        if stop.stopped:
+            break
+    assert text.startswith(seen)
+    assert text.removeprefix(seen).strip() in ("}\n</tool_call>", "}</tool_call>")
+    assert stop.push("more") == ""
+
+
+def test_strings_end_an_answer_of_one_call_too() -> None:
+    stop = FirstCall({"add"}, ["END"])
+    assert (stop.push("the END"), stop.stopped) == ("the ", True)
+
+
+def test_a_call_within_the_least_tokens_is_noticed_after_them() -> None:
+    stop = FirstCall({"add"})
+    stop.let_pass(ONE[:30])
+    assert not stop.stopped
+    stop.push(ONE[30:])
+    assert stop.stopped
 
 
 def test_arguments_come_as_they_are_written() -> None:

@@ -15,17 +15,9 @@ from serving.runtime.grammar import guidance
 from serving.runtime.strategies import build_strategy
 from serving.server.http.tools import MOST_CALLS, Tool, calls_grammar
 from serving.server.model.served_model import ServedModel
+from tests.support.server.functions import POINT, SCHEMAS, TOOLS
 from tests.support.server.served_pair import serving, tiny_pair, tiny_tokenizer
 
-CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}, "unit": {"enum": ["C", "F"]}},
-        "required": ["city", "unit"], "additionalProperties": False}
-POINT = {"$defs": {"axis": {"type": "integer", "minimum": 0, "maximum": 9}}, "type": "object",
-         "properties": {"x": {"$ref": "#/$defs/axis"}, "y": {"$ref": "#/$defs/axis"}}, "required": ["x", "y"],
-         "additionalProperties": False}
-SCHEMAS = {"weather": CITY, "go_to": POINT, "stop": {"type": "object", "properties": {}, "additionalProperties": False}}
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "description": "Weather of a city", "parameters": CITY}},
-                    {"type": "function", "function": {"name": "go_to", "parameters": POINT}},
-                    {"type": "function", "function": {"name": "stop"}}]
 STRICT = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "How warm?"}], "max_tokens": 900, "temperature": 0}
 NATIVE = (
@@ -156,6 +148,29 @@ def test_no_spelling_of_the_mark_leaves_the_schema(marks: bool) -> None:
     assert not fits([*call, *letters(" and "), *wrong]), "nor after the last call that may be made"
 
 
+def test_calls_or_an_answer_in_the_format(client: openai.OpenAI, served: ServedModel) -> None:
+    """Where the model decides; where it has to call, the format of an answer has no place."""
+    mark = str(served.pair.tokenizer.convert_tokens_to_ids("<tool_call>"))
+    form: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT}}
+    for seed in range(3):
+        asked = {"response_format": form, "parallel_tool_calls": False, "temperature": 1, "seed": seed}
+        assert len(called(ask(client, **asked, logit_bias={mark: 100}).choices[0])) == 1
+        answer = ask(client, **asked, logit_bias={mark: -100}).choices[0]
+        assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+        jsonschema.validate(json.loads(answer.message.content), POINT)
+        assert len(called(ask(client, **asked, tool_choice="required").choices[0])) == 1
+    chosen = ask(client, extra_body={"guided_choice": ["yes", "no"]}, logit_bias={mark: -100}).choices[0]
+    assert chosen.message.content in ("yes", "no")
+
+
+def test_a_single_call_is_not_cut_by_the_mark_within_its_arguments(client: openai.OpenAI) -> None:
+    tag = {"type": "object", "properties": {"tag": {"const": "a </tool_call> b"}}, "required": ["tag"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": tag}}]
+    choice = ask(client, tools=tools, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"tag": "a </tool_call> b"}]
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_none_means_none(client: openai.OpenAI) -> None:
     without = ask(client, tools=openai.NOT_GIVEN, max_tokens=12)
     none = ask(client, tool_choice="none", max_tokens=12)
@@ -255,7 +270,7 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
     ({"tools": TOOLS * 50}, "tools"), ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "tools"),
+    ({"extra_body": {"guided_regex": "a"}}, "tools"),
     ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "a": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from serving.errors import ContextTooLong
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
@@ -277,3 +279,22 @@ def test_closing_with_a_time_limit_cancels_what_is_left() -> None:
     ends = [type(events[-1]) for _, events in tickets]
     assert ends[-1] is Cancelled
     assert set(ends) <= {End, Cancelled}
+
+
+def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its own pieces: a long prompt of which it reads a little at a time gives it no hours."""
+    it = scheduler(slots=2)
+    engine = it.engine = Engine(it.engine.models, budget=PromptBudget(8))
+    read: list[int] = []
+    monkeypatch.setattr(engine, "_fly", lambda flight, fly=engine._fly: (read.append(engine.reading), fly(flight))[1])
+    it.submit(ticket([1], max_tokens=100)[0])
+    it.turn()
+    it.submit(ticket([1, 2] * 100, max_tokens=2)[0])
+    for _ in range(4):
+        it.turn()
+    assert read[1:] == [8] * 4
+    assert engine.reading == 0
+    began = time.monotonic()
+    for seconds, reading, hung in ((299, 0, False), (301, 0, True), (301, 1000, False), (801, 1000, True)):
+        it._round_began, engine.reading = began - seconds, reading
+        assert it.hung is hung
