@@ -44,6 +44,8 @@ PEERS ?= vllm llama.cpp
 PEERS_DIR ?= $(or $(DRAFTWELL_PEERS),$(or $(DRAFTWELL_HOME),.draftwell)/peers)
 BUNDLE ?= dist/smollm2-135m/current
 CLIENTS ?= 1,8,32
+# Of `vllm bench serve`: custom (the project's prompts), random, prefix_repetition.
+DATASETS ?= custom
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 # Folder with the data sets of `make papers`; empty: shipped prompts, on a page of their own.
@@ -156,8 +158,8 @@ $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
 	$(call step,2/2 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s).json" -r $<)
 	@touch "$@"
 
-bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= FLAGS="--rounds 3"
-	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) $(FLAGS)
+bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= DATASETS= FLAGS="--rounds 3"
+	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) --datasets $(DATASETS) $(FLAGS)
 
 gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
 	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)

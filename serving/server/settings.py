@@ -15,6 +15,8 @@ StateSharing = Literal["shared", "tenant", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
 PromptSharing = Literal["tenant", "request", "off"]
 """Whose requests need not read again what slots hold of each other's prompts and answers (scheduling/scheduler.py)."""
+DraftLengths = Literal["measured", "predicted"]
+"""What decides how long drafts are under load (scheduling/load_control.py)."""
 SLOTS = 8
 QUEUE = 256
 STEADY_PROMPT_TOKENS = 64
@@ -76,8 +78,11 @@ class ServerSettings(BaseModel):
                           "(tenant), the answers to one prompt of a request (request), or nobody (off). Default: tenant, and off with "
                           "--deterministic.")
     deterministic: bool = Field(
-        False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
+        False, description="Start every request from the bundle's online state, do not shorten drafts of lossy strategies under load, and "
                            "never change the number of threads: a seed then always gives the same answer.")
+    draft_lengths: DraftLengths = Field(
+        "measured", description="What decides how long drafts are while several requests run: the server's own rounds, some of which try "
+                                "other lengths (measured), or the predicted costs of forward passes alone (predicted), for comparison.")
     api_key_file: Path | None = Field(
         None, description="File with API keys, one per line. Default: the keys in the variable DRAFTWELL_API_KEY; without either, "
                           "requests need no key.")

@@ -1,19 +1,22 @@
 """The server under load, for real: the default pair in float32, 64 clients for three minutes, on this machine's clock.
 
-Half an hour on two idle cores; `make soak` runs it, `-s` shows the figures. What it holds: no error but 429, memory that stays
+About an hour on two idle cores; `make soak` runs it, `-s` shows the figures. What it holds: no error but 429, memory that stays
 flat, every answer the same as when it is asked for alone (or first different where the target's two best tokens are nearly tied), and
-eight at once that bring at least 2.5 times as many tokens as one at a time; speculation that is not slower than plain decoding by more
-than windows of one and the same differ.
+eight at once that bring at least 2.5 times as many tokens as one at a time; speculation whose tokens are, in 95 % confidence, at least
+.98 of plain decoding's with 1, 8, 32 and 64 clients, and measured draft lengths whose tokens are as surely at least .98 of predicted ones'.
+
+Longer windows give narrower intervals: DRAFTWELL_TEST_WINDOW_SECONDS, 10 by default.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +35,11 @@ CLIENTS, SECONDS, WARM_UP = 64, 180, 60
 SIZES = (16, 32, 48)
 NEAR_TIE = 1e-3
 """Nats between the target's two best tokens."""
-WINDOWS, SECONDS_OF_A_WINDOW = 10, 10
+WINDOWS, SECONDS_OF_A_WINDOW = 10, float(os.environ.get("DRAFTWELL_TEST_WINDOW_SECONDS", "10"))
 T_95 = 2.262
 """Student's t for so many windows."""
+NOT_SLOWER = 0.98
+"""Least that the lower bound of a ratio of tokens may be."""
 
 Question = tuple[str, int]
 """Prompt and max_tokens."""
@@ -48,26 +53,53 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def tuned(folder: Path, strategy: str, **parameters: Any) -> Iterator[Served]:
-    """As a tuned release is served: bfloat16, compiled layers, and a hardware profile of this machine."""
-    bundle = default_bundle(folder, "bfloat16", strategy, parameters, profiled=True)
-    with served_bundle(bundle, "--slots", "32", "--max-context", "512") as served:
+def tuned(bundle: Path, *options: str) -> Iterator[Served]:
+    """A server of a bundle with a hardware profile of this machine."""
+    with served_bundle(bundle, "--slots", "32", "--max-context", "512", *options) as served:
         assert httpx.get(f"{served.url}/health").json()["speculation_under_load"]["costs"].endswith("the hardware profile")
         yield served
+
+
+def tuned_bundle(folder: Path, strategy: str, **parameters: Any) -> Path:
+    """As a tuned release: bfloat16, compiled layers, and a hardware profile of this machine."""
+    return default_bundle(folder, "bfloat16", strategy, parameters, profiled=True)
 
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """What users get by default, which drafts for a single request only."""
-    with tuned(tmp_path_factory.mktemp("hybrid"), "hybrid") as served:
+    with tuned(tuned_bundle(tmp_path_factory.mktemp("hybrid"), "hybrid")) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def eagle3_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned_bundle(tmp_path_factory.mktemp("eagle3"), "eagle3", num_speculative_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def eagle3(eagle3_bundle: Path) -> Iterator[Served]:
     """A strategy whose drafts under load are as long as the server finds best."""
-    with tuned(tmp_path_factory.mktemp("eagle3"), "eagle3", num_speculative_tokens=4) as served:
+    with tuned(eagle3_bundle) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def predicted(eagle3_bundle: Path) -> Iterator[Served]:
+    """The same bundle with drafts as long as the predicted costs of passes say, which no round corrects: the open-loop rule."""
+    with tuned(eagle3_bundle, "--draft-lengths", "predicted") as served:
+        yield served
+
+
+@contextmanager
+def suspended(served: Served) -> Iterator[None]:
+    """Keep a server that is not asked off the cores."""
+    process = psutil.Process(served.pid)
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 @dataclass
@@ -185,23 +217,93 @@ def test_eight_at_once_bring_2_5_times_the_tokens(server: Served) -> None:
     assert statistics.median(ratios) >= 2.5
 
 
-@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64), *(("hybrid", clients) for clients in (1, 8, 32, 64)),
-                                               ("eagle3", 8), ("eagle3", 32)])
+@dataclass(frozen=True)
+class Ratio:
+    """Mean of the ratios of windows, and its two-sided 95 % interval by Student's t."""
+
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+    @property
+    def half(self) -> float:
+        return T_95 * statistics.stdev(self.values) / len(self.values) ** 0.5
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.mean - self.half:.3f}, {self.mean + self.half:.3f}]"
+
+    def check_not_slower(self) -> None:
+        """That nothing is lost, by 95 % confidence."""
+        assert self.mean + self.half >= NOT_SLOWER, f"slower, beyond what windows differ by: {self}"
+        assert self.mean - self.half >= NOT_SLOWER, f"windows differ too much to tell: {self}; take longer ones"
+
+
+def check_memory(records: Sequence[Record]) -> None:
+    """That memory stayed within 5 % of its median, over all windows of a server."""
+    sizes = [size for record in records for _, size in record.memory]
+    middle = statistics.median(sizes)
+    print(f"memory {min(sizes) / middle - 1:+.1%} to {max(sizes) / middle - 1:+.1%} of {middle / 1e6:.0f} MB")
+    assert max(sizes) <= 1.05 * middle
+    assert min(sizes) >= 0.95 * middle
+
+
+def short_questions() -> list[Question]:
+    return [question for question in questions() if question[1] == 48]
+
+
+@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64),
+                                               *((kind, clients) for kind in ("hybrid", "eagle3") for clients in (1, 8, 32, 64))])
 def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, clients: int, request: pytest.FixtureRequest) -> None:
-    """What ten windows can show. The aim, a lower bound of .98 everywhere and 1.1 times plain decoding at eight clients, is read from what
-    is printed: this pair does not reach the latter (docs/log.md, 0.9.0)."""
+    """Hybrid drafts for a single request only: with more clients plain decoding is compared with itself. The aim of 1.1 times plain
+    decoding at eight clients is read from what is printed: this pair does not reach it (docs/log.md, 0.9.0)."""
     served = request.getfixturevalue(kind)
-    asked = [question for question in questions() if question[1] == 48]
-    load(served, clients, SECONDS_OF_A_WINDOW, asked)  # in which a server that learns from its rounds begins to
-    ratios = []
+    warm_up(served, clients)  # in which a server that learns from its rounds begins to
+    ratios, records = [], []
     for turn in range(WINDOWS):
         made = {}
         for plain in (True, False) if turn % 2 else (False, True):
-            made[plain] = load(served, clients, SECONDS_OF_A_WINDOW, asked, speculation={"enabled": not plain}).tokens
-        ratios.append(made[False] / made[True])
-    control = httpx.get(f"{served.url}/health").json()["speculation_under_load"]
-    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
-    print(f"\n{kind}, {clients} at once, over plain decoding: {mean:.2f} [{mean - T_95 * error:.2f}, {mean + T_95 * error:.2f}], "
-          f"{made[False] / SECONDS_OF_A_WINDOW:.1f} tokens/s, draft limits {control['draft_limits']}")
-    assert mean + T_95 * error >= 1.0, "slower, beyond what windows differ by (Student's t, 95 %)"
-    assert mean - T_95 * error >= 0.95
+            made[plain] = window(served, clients, speculation={"enabled": not plain})
+        ratios.append(made[False].tokens / made[True].tokens)
+        records += made.values()
+    found, control = Ratio(ratios), httpx.get(f"{served.url}/health").json()["speculation_under_load"]
+    print(f"\n{kind}, {clients} at once, over plain decoding: {found}, {made[False].tokens / SECONDS_OF_A_WINDOW:.1f} tokens/s, "
+          f"draft limits {control['draft_limits']}")
+    check_memory(records)
+    found.check_not_slower()
+
+
+@pytest.mark.parametrize("clients", [1, 8, 32, 64])
+def test_measured_draft_lengths_are_not_slower_than_predicted_ones(eagle3: Served, predicted: Served, clients: int) -> None:
+    """The closed loop against the open-loop rule: two servers of one bundle in turn, the other one suspended meanwhile."""
+    servers = {"measured": eagle3, "predicted": predicted}
+    for name, served in servers.items():
+        with suspended(other(servers, name)):
+            warm_up(served, clients)
+    ratios: list[float] = []
+    records: dict[str, list[Record]] = {name: [] for name in servers}
+    for turn in range(WINDOWS):
+        for name in list(servers)[:: 1 if turn % 2 else -1]:
+            with suspended(other(servers, name)):
+                records[name].append(window(servers[name], clients))
+        ratios.append(records["measured"][-1].tokens / records["predicted"][-1].tokens)
+    lengths = {name: httpx.get(f"{served.url}/health").json()["speculation_under_load"]["draft_limits"] for name, served in servers.items()}
+    found = Ratio(ratios)
+    print(f"\neagle3, {clients} at once, measured lengths over predicted ones: {found}, draft limits {lengths}")
+    for of_one in records.values():
+        check_memory(of_one)
+    found.check_not_slower()
+
+
+def other(servers: Mapping[str, Served], name: str) -> Served:
+    (served,) = [served for key, served in servers.items() if key != name]
+    return served
+
+
+def warm_up(served: Served, clients: int) -> None:
+    load(served, clients, SECONDS_OF_A_WINDOW, short_questions())
+
+
+def window(served: Served, clients: int, **more: Any) -> Record:
+    return load(served, clients, SECONDS_OF_A_WINDOW, short_questions(), **more)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from components.bench.peers.loading import LOOKUP
-from components.bench.servers.load_test import LoadTest, compare, load_table, report
+from components.bench.servers.load_test import DATASETS, LoadTest, compare, failures, load_table, report
 from components.bench.servers.long_prompt import stall, stall_table, text_of
 from components.bench.servers.processes import Server
 from components.engines.environments import VLLM_COMMAND, interpreter, peers_root
@@ -35,6 +35,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": LOOKUP["lookup_tokens"], "
 
 def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")],
          clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "1,8,32",
+         datasets: Annotated[str, typer.Option(help="Data sets of vLLM's load test, separated by commas: custom (--prompts), random, "
+                                                    "prefix_repetition.")] = "custom",
+         prefix_caching: Annotated[bool, typer.Option(
+             "--prefix-caching", help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.")] = False,
          slots: Annotated[int, typer.Option(min=1, help="Requests that each server decodes at once.")] = 32,
          prompts: Annotated[Path | None, typer.Option(help="JSONL file of prompts. Default: those that the project ships.")] = None,
          limit: Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")] = 64,
@@ -46,7 +50,7 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
     """Compare our server with vLLM's and print one table."""
     from rich.console import Console
 
-    counts, opened = numbers(clients), open_bundle(bundle)
+    counts, sets, opened = numbers(clients), names(datasets, prefix_caching=prefix_caching), open_bundle(bundle)
     target = opened.files(models_root()).target
     chosen = (read_prompts(prompts) if prompts else demo_prompts())[:limit]
     folder = peers_root() / "logs" / "bench-server"
@@ -54,35 +58,42 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended on the way out
     with ExitStack() as stack:
         servers = []
-        for label, command, env in commands(opened, target, slots):
+        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching):
             typer.echo(f"starting {label}", err=True)
             servers.append(Server(label, command, folder / f"{label.replace(', ', '-').replace(' ', '-')}.log", env=env))
             stack.callback(servers[-1].close)
-        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder), rounds=rounds)
+        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder, sets), rounds=rounds)
         stalls, text = [], text_of(chosen, long_prompt, target)
         for server in servers:
             with server.running():
                 stalls.append(stall(server, STREAMS, chosen, text))
     caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
-               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, no prefix cache; medians of "
-               "TTFT and time per token")
+               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, "
+               f"{'with' if prefix_caching else 'no'} prefix cache; medians of TTFT and time per token")
     if out is not None:
         write_json(out, report(rows, caption) | {"long_prompt": [asdict(row) for row in stalls]})
     screen = Console(width=max(120, Console().width))
     screen.print(load_table(rows, caption))
     screen.print(stall_table(stalls, f"time between parts of {STREAMS} streams, before and while a prompt of {long_prompt} tokens is read"))
+    for line in (failed := failures(rows)):
+        typer.echo(line, err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
-def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[str], dict[str, str] | None]]:
-    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores, none with a prefix cache,
-    since every run sends the same prompts again."""
+def commands(bundle: Bundle, target: Path, slots: int, *, prefix_caching: bool) -> list[tuple[str, list[str], dict[str, str] | None]]:
+    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores.
+
+    Args:
+        prefix_caching: not where every run sends the same prompts again.
+    """
     context = min(CONTEXT, json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT))
     cores = usable_cores()
     ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots),
-            "--max-context", str(context), "--prefix-caching", "off"]
+            "--max-context", str(context), "--prefix-caching", "tenant" if prefix_caching else "off"]
     theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", dtype_of(bundle.manifest.dtype),
               "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
-              "--no-enable-prefix-caching"]
+              "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"]
     name = "vllm serve" if weights_of(bundle.manifest.dtype) is None else "vllm serve, full weights"
     return [("draftwell-serve", ours, None), (name, theirs, engine_environment(cores)),
             (f"{name}, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], engine_environment(cores))]
@@ -98,6 +109,21 @@ def numbers(text: str) -> list[int]:
     if len(counts) != len(text.split(",")) or 0 in counts:
         raise DraftwellError(f"--clients {text!r}: write numbers above 0 separated by commas, such as 1,8,32", code="bad_clients")
     return counts
+
+
+def names(text: str, *, prefix_caching: bool) -> list[str]:
+    """Names of data sets.
+
+    >>> names("custom,random", prefix_caching=False)
+    ['custom', 'random']
+    """
+    chosen = [part.strip() for part in text.split(",")]
+    if not set(chosen) <= set(DATASETS):
+        raise DraftwellError(f"--datasets {text!r}: write some of {', '.join(DATASETS)}, separated by commas", code="bad_datasets")
+    if prefix_caching and "custom" in chosen:
+        raise DraftwellError("--prefix-caching with the data set custom, whose prompts repeat, would measure the cache: leave one out",
+                             code="bad_datasets")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LIMIT_SECONDS = 3600
-COLUMNS = ("server", "clients", "tokens/s", "ratio to the first", "TTFT ms", "time per token ms", "answered")
+DATASETS = ("custom", "random", "prefix_repetition")
+"""Of `vllm bench serve`: our prompts; random tokens; random tokens, of which several requests have the first ones in common. Prompts of the
+latter two depend on the round, and their answers do not end before the last token."""
+INPUT_TOKENS, SUFFIX_TOKENS, PREFIXES = 256, 64, 4
+"""Of random prompts, all tokens; of those with a common beginning, the tokens after it (before it: the rest), and how many beginnings."""
+COLUMNS = ("data", "server", "clients", "tokens/s", "ratio to the first", "TTFT ms", "time per token ms", "answered")
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,34 @@ class LoadTest:
         max_tokens: tokens of an answer at most.
         tokenizer: folder, for counting tokens.
         folder: for what `vllm bench serve` reads and writes.
+        datasets: some of `DATASETS`; the others have as many requests as there are prompts.
     """
 
     prompts: Sequence[Prompt]
     max_tokens: int
     tokenizer: Path
     folder: Path
+    datasets: Sequence[str] = ("custom",)
+
+    def options(self, dataset: str, seed: int) -> list[str]:
+        """What tells `vllm bench serve` to send a data set.
+
+        Args:
+            seed: of random prompts.
+        """
+        tokens, prefixes = str(self.max_tokens), min(PREFIXES, len(self.prompts))
+        own = {"custom": ["--dataset-path", str(self.data), "--skip-chat-template", "--disable-shuffle", "--custom-output-len", tokens],
+               "random": ["--random-input-len", str(INPUT_TOKENS), "--random-output-len", tokens, "--ignore-eos"],
+               "prefix_repetition": [
+                   "--prefix-repetition-prefix-len", str(INPUT_TOKENS - SUFFIX_TOKENS), "--prefix-repetition-suffix-len",
+                   str(SUFFIX_TOKENS), "--prefix-repetition-num-prefixes", str(prefixes), "--prefix-repetition-output-len", tokens,
+                   "--ignore-eos"]}
+        return ["--dataset-name", dataset, *own[dataset], "--num-prompts", str(len(self.prompts)), "--seed", str(seed)]
+
+    @property
+    def data(self) -> Path:
+        """The prompts, as `vllm bench serve` reads them."""
+        return self.folder / "prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -54,24 +81,29 @@ class Row:
     tpot_ms: float
     completed: int
     failed: int
+    dataset: str = "custom"
 
 
 def compare(servers: Sequence[Server], clients: Sequence[int], test: LoadTest, *, rounds: int = 1) -> list[Row]:
-    """Ask every server with every number of clients; the order of the servers rotates, and only one of them runs at a time."""
-    data = test.folder / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts))
-    found: dict[tuple[int, str], list[Row]] = {(count, server.label): [] for count in clients for server in servers}
+    """Send every data set to every server with every number of clients; the order of the servers rotates, and only one of them runs at a
+    time."""
+    test.data.write_text("".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts))
+    cells = [(dataset, count) for dataset in test.datasets for count in clients]
+    found: dict[tuple[str, int, str], list[Row]] = {(*cell, server.label): [] for cell in cells for server in servers}
     for turn in range(rounds):
-        for i, count in enumerate(clients):
+        for i, (dataset, count) in enumerate(cells):
             for server in rotated(servers, turn + i):
                 with server.running():
-                    found[count, server.label].append(ask(server, count, test, data))
+                    row = ask(server, count, test, dataset, seed=turn * len(cells) + i)
+                found[dataset, count, server.label].append(row)
     return [median_of(rows) for rows in found.values()]
 
 
-def ask(server: Server, clients: int, test: LoadTest, data: Path) -> Row:
+def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int) -> Row:
     """One run of `vllm bench serve`.
 
+    Args:
+        seed: of random prompts: all servers get the same ones, another run others, so that no cache knows them.
     Raises:
         DraftwellError: it failed (`load_test_failed`).
     """
@@ -79,10 +111,9 @@ def ask(server: Server, clients: int, test: LoadTest, data: Path) -> Row:
     result.unlink(missing_ok=True)
     command = [str(interpreter("vllm")), str(VLLM_COMMAND), "bench", "serve", "--backend", "openai-chat", "--base-url", server.url,
                "--endpoint", "/v1/chat/completions", "--model", server.model, "--tokenizer", str(test.tokenizer),
-               "--dataset-name", "custom", "--dataset-path", str(data), "--skip-chat-template", "--disable-shuffle",
-               "--custom-output-len", str(test.max_tokens), "--num-prompts", str(len(test.prompts)), "--max-concurrency", str(clients),
-               "--temperature", "0", "--num-warmups", str(min(clients, len(test.prompts))), "--disable-tqdm",
-               "--save-result", "--result-dir", str(test.folder), "--result-filename", result.name]
+               *test.options(dataset, seed), "--max-concurrency", str(clients), "--temperature", "0",
+               "--num-warmups", str(min(clients, len(test.prompts))), "--disable-tqdm", "--save-result", "--result-dir", str(test.folder),
+               "--result-filename", result.name]
     with log.open("wb") as out:
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=engine_environment(1), check=False,
@@ -95,23 +126,29 @@ def ask(server: Server, clients: int, test: LoadTest, data: Path) -> Row:
                              code="load_test_failed")
     data_of = json.loads(result.read_text())
     return Row(server.label, clients, data_of["output_throughput"], data_of["median_ttft_ms"], data_of["median_tpot_ms"],
-               data_of["completed"], data_of["failed"])
+               data_of["completed"], data_of["failed"], dataset)
 
 
 def median_of(rows: Sequence[Row]) -> Row:
     """Medians of the rounds; answers are summed."""
     return Row(rows[0].server, rows[0].clients, statistics.median(row.tokens_per_second for row in rows),
                statistics.median(row.ttft_ms for row in rows), statistics.median(row.tpot_ms for row in rows),
-               sum(row.completed for row in rows), sum(row.failed for row in rows))
+               sum(row.completed for row in rows), sum(row.failed for row in rows), rows[0].dataset)
 
 
 def load_table(rows: Sequence[Row], caption: str) -> Table:
-    """The rows as a table for the terminal; ratios are to the first server with as many clients."""
-    first = {row.clients: row.tokens_per_second for row in reversed(rows)}
-    return rich_table(COLUMNS, [[row.server, str(row.clients), number(row.tokens_per_second, ".1f"),
-                                 number(row.tokens_per_second / first[row.clients] if first[row.clients] else None, ".2f"),
+    """The rows as a table for the terminal; ratios are to the first server with the same data and as many clients."""
+    first = {(row.dataset, row.clients): row.tokens_per_second for row in reversed(rows)}
+    ratios = [row.tokens_per_second / base if (base := first[row.dataset, row.clients]) else None for row in rows]
+    return rich_table(COLUMNS, [[row.dataset, row.server, str(row.clients), number(row.tokens_per_second, ".1f"), number(ratio, ".2f"),
                                  number(row.ttft_ms, ".0f"), number(row.tpot_ms, ".1f"), f"{row.completed} of {row.completed + row.failed}"]
-                                for row in rows], caption)
+                                for row, ratio in zip(rows, ratios, strict=True)], caption)
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A line for each row with requests that failed."""
+    return [f"{row.failed} of {row.completed + row.failed} requests failed: {row.server}, {row.dataset}, {row.clients} at once"
+            for row in rows if row.failed]
 
 
 def report(rows: Sequence[Row], caption: str) -> dict[str, object]:

@@ -68,9 +68,9 @@ class Deployment:
     def pace(self) -> None:
         """Limit drafts under load by this deployment's costs, also on a scheduler that another deployment created."""
         scheduler, costs = self.scheduler, self.served.costs
-        if costs is not None and scheduler.load is None:
-            scheduler.load = LoadControl(costs)
-        elif costs is not None and scheduler.load is not None:
+        if scheduler.load is None:
+            scheduler.load = load_control(self.served)
+        elif costs is not None:
             scheduler.load.renew(costs)
 
     def check(self, timeout: float = CHECK_SECONDS) -> None:
@@ -106,3 +106,8 @@ class Deployment:
             if late:
                 raise NoAnswerInTime(f"the new model does not answer ({failed})")
             raise DraftwellError(f"the new model does not answer ({failed})", code="new_model_fails")
+
+
+def load_control(served: ServedModel) -> LoadControl | None:
+    """What limits drafts under load; None where nothing has to be limited, or no cost is known."""
+    return LoadControl(served.costs, served.measured_lengths) if served.costs and served.slots > 1 else None

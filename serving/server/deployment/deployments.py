@@ -19,11 +19,10 @@ from typing import Any
 
 from serving.errors import DeviceLost, DraftwellError
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.server.deployment.deployment import Deployment, NoAnswerInTime
+from serving.server.deployment.deployment import Deployment, NoAnswerInTime, load_control
 from serving.server.deployment.pinning import RequestPin, current_pin
 from serving.server.http.errors import without_paths
 from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.settings import QUEUE
@@ -88,7 +87,7 @@ class Deployments:
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
                 "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
                 "switches": self.switches, "last_switch_error": self.last_switch_error,
-                "speculation_under_load": load.describe() if load else "unlimited: the cost of batches was not measured"}
+                "speculation_under_load": load.describe() if load else "unlimited: one slot, or the cost of batches was not measured"}
 
     def start(self) -> None:
         """Begin to accept requests."""
@@ -165,10 +164,9 @@ class Deployments:
 
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
-            load = LoadControl(served.costs) if served.costs else None
             engine = served.pair.engine(budget=PromptBudget(self._prompt_tokens), governor=served.governor)
             scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
-                                  observers=self._observers, load=load, prompt_sharing=served.prompt_sharing)
+                                  observers=self._observers, load=load_control(served), prompt_sharing=served.prompt_sharing)
         return Deployment(served, scheduler)
 
     def _retire(self, leaving: list[Scheduler], served: weakref.ref[ServedModel]) -> None:

@@ -68,10 +68,20 @@ class ServingState(Collector):
                                   "under the present load; 0: plain decoding.", labels=["model_name", "draft_tokens"])
         share = GaugeMetricFamily("draftwell:control_rounds_share", "Share of the rounds so far that compared another draft length.",
                                   labels=["model_name"])
+        acceptance = GaugeMetricFamily("draftwell:draft_acceptance", "Share of recent draft tokens that were kept, by strategy, as drafts "
+                                       "under load are priced; before there are any it is .7.", labels=["model_name", "strategy"])
+        given = GaugeMetricFamily("draftwell:draft_tokens_given", "Draft tokens that the last round gave out to all requests with a limit.",
+                                  labels=["model_name"])
+        switches = CounterMetricFamily("draftwell:draft_length_switches", "Changes of the draft length in force, by what was measured.",
+                                       labels=["model_name"])
+        switches.add_metric([self.model_name], load.switches if load else 0)
         if load is not None:
+            for name, counted in dict(load.acceptance).items():
+                acceptance.add_metric([self.model_name, name], counted.rate)
+            given.add_metric([self.model_name], load.given)
             share.add_metric([self.model_name], load.control_share)
             if (in_force := load.draft_length) is not None:
                 length.add_metric([self.model_name], in_force)
             for tokens, found in load.tokens_per_second().items():
                 speed.add_metric([self.model_name, str(tokens)], found)
-        yield from (length, speed, share)
+        yield from (length, speed, share, acceptance, given, switches)

@@ -89,7 +89,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, governor, version=str(manifest.release_version),
                          costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
                          artifacts=artifacts, model_defaults=settings.generation_config == "model",
-                         prompt_sharing=settings.prompt_sharing)
+                         prompt_sharing=settings.prompt_sharing, measured_lengths=settings.draft_lengths == "measured")
     log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
     if serving_now is not None and serving_now.pair is pair:
         served.share_tokenizer(serving_now)

@@ -82,6 +82,7 @@ class ServedModel:
         artifacts: the bundle's.
         model_defaults: requests get the sampling defaults of the model's generation config.
         prompt_sharing: as in `Scheduler`.
+        measured_lengths: as `measured` of `LoadControl`.
     """
 
     name: str
@@ -98,6 +99,7 @@ class ServedModel:
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     model_defaults: bool = True
     prompt_sharing: PromptSharing = "tenant"
+    measured_lengths: bool = True
 
     def __post_init__(self) -> None:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)

@@ -43,6 +43,8 @@ HOPE = 0.85
 """A length is worth a block if it is expected to bring this share of the tokens of the one in force; the lengths next to it always are."""
 CHANGED = 0.25
 """Relative change of the speed in force after which comparisons are repeated soon."""
+LONG_AWAY = 256
+"""A load that comes back after more time than so many of its rounds take is measured again, since the machine may have changed."""
 LONGEST_ROUND = 4.0
 """A round counts for at most so many usual ones: what the machine did meanwhile is not the length's."""
 
@@ -105,6 +107,7 @@ class DraftLength:
             matters.
         start: the length in force at first, where another kind of load has shown one; None: the best of the prior, if it is clearly better
             than plain decoding.
+        measured: try other lengths in blocks; False: the best of the prior stays in force.
 
     >>> speeds, control = {0: 100.0, 1: 150.0, 2: 120.0}, DraftLength({0: 1.0, 1: 1.0, 2: 1.5})
     >>> control.in_force
@@ -115,8 +118,8 @@ class DraftLength:
     (1, 100)
     """
 
-    def __init__(self, prior: Mapping[int, float], start: int | None = None):
-        self.prior = dict(prior)
+    def __init__(self, prior: Mapping[int, float], start: int | None = None, *, measured: bool = True):
+        self.prior, self.measured = dict(prior), measured
         self._given = start in self.prior
         self.in_force = start if start is not None and self._given else best_of(self.prior)
         self.trial: int | None = None
@@ -144,8 +147,12 @@ class DraftLength:
             return
         self.in_force, self._speed, self._settling = best, Ratio(), SETTLING
 
+    def outdated(self, away: float) -> bool:
+        """Whether the speed of the length in force is of too long ago, the last round being `away` seconds past."""
+        return self._speed.count > 0 and away > LONG_AWAY * self._speed.mean_below
+
     def come_back(self, *, after_long: bool) -> None:
-        """Another kind of load was there meanwhile: a block that ran is dropped.
+        """Another kind of load, or none, was there meanwhile: a block that ran is dropped.
 
         Args:
             after_long: so long that the speed of the length in force is no longer what rounds of now can be compared with.
@@ -221,7 +228,7 @@ class DraftLength:
             self._block.append((tokens, seconds))
 
     def _begin_block(self) -> None:
-        if self._speed.count < ENOUGH or len(self.prior) == 1:
+        if not self.measured or self._speed.count < ENOUGH or len(self.prior) == 1:
             return
         trial, is_open = self._next_trial()
         if self._in_force_seconds < (OFTEN if is_open else SELDOM) * self._block_seconds:

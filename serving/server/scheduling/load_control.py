@@ -1,12 +1,14 @@
 """How much is drafted under load, so that many requests at once are not slower than with plain decoding.
 
 Every running request has a limit on the length of its drafts (`Session.draft_limit`). How long drafts are on average is found out by
-trying (draft_length.py), for each kind of load: the strategies, the number of requests and the length of their texts. Predicted costs
-(costs.py), the acceptance of recent drafts and the prompt tokens per generated token say only where to begin. The tokens of a round are
-then given to the requests whose drafts are likely to be kept (draft_budget.py). Within the limit strategies decide as before.
+trying (draft_length.py), for each kind of load: the strategies, the number of requests, how many of them are limited and the length of
+their texts. Predicted costs (costs.py), the acceptance of recent drafts and the prompt tokens per generated token say only where to begin.
+The tokens of a round are then given to the requests whose drafts are likely to be kept (draft_budget.py). Within the limit strategies
+decide as before.
 
-A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
-other traffic have none (`repeats`): their drafts have the length that their config says.
+A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So the limit of requests whose answer must
+not depend on other traffic is fixed (`repeats`): sampled ones of an exact strategy are decoded plainly, whatever the load, since drafts
+that nobody may shorten would slow others down; those of a lossy strategy draft as much as their config says.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from serving.server.scheduling.draft_budget import Drafting, give_out
 from serving.server.scheduling.draft_length import DraftLength, best_of
 
 Running = Sequence[tuple[Session, Strategy]]
-Load = tuple[frozenset[str], int, int, int]
-"""A kind of load: names of the strategies, their longest draft, and number of requests and tokens of a text, both in steps."""
+Load = tuple[frozenset[str], int, int, int, int]
+"""A kind of load: names of the strategies that are limited, their longest draft, number of requests and tokens of a text, both in steps,
+and the share of limited requests in quarters: drafts of one beside seven others change the time of a round less than those of eight."""
 
 PROBE_EVERY = 32
 """While no request may draft, every recorded request whose text this cannot change drafts one token every this many steps: its draft then
@@ -42,8 +45,6 @@ REQUEST_WEIGHT, REQUEST_KEPT = 8.0, 0.97
 drafts nothing for long is given a try again."""
 MOST_KINDS = 256
 """Kinds of load that are remembered; that which was not met for longest is forgotten."""
-LONG_AWAY = 256
-"""Rounds after which a kind of load that comes back is measured again, since the machine may have changed."""
 
 
 @dataclass
@@ -98,10 +99,15 @@ class Prompts:
 class LoadControl:
     """Sets the draft limit of every running request, on the scheduler's thread, after each round and whenever requests come or go.
 
-    A single request has no limit.
+    A single request has no limit, unless it `repeats`.
+
+    Args:
+        costs: of the models that serve.
+        measured: find lengths out by trying; False: keep to what the costs predict.
     """
 
     costs: BatchCosts
+    measured: bool = True
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     predictions: Acceptance = field(default_factory=Acceptance)
     """Of clients' predictions, whatever the strategy: they have a limit of their own."""
@@ -112,12 +118,18 @@ class LoadControl:
     """Of the load that there is; None: nobody's drafts are limited."""
     last: dict[str, int] = field(default_factory=dict)
     """Strategy → the longest of its last limits; for `describe`."""
+    given: int = 0
+    """Draft tokens that the last round gave out to all limited requests together."""
+    switches: int = 0
+    """How often another length was put in force, by what was measured."""
     _steps: int = 0
+    _now: float = 0.0
+    """Seconds, by the clock that rounds are timed with."""
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
     _load: Load | None = None
-    _used: dict[Load, int] = field(default_factory=dict)
-    """Kind of load → the step in which it was there last."""
+    _used: dict[Load, float] = field(default_factory=dict)
+    """Kind of load → when it was there last."""
     _limited: set[Session] = field(default_factory=set)
     _whole: bool = True
     """Whether the length in force has been the same since the last round ended."""
@@ -133,6 +145,7 @@ class LoadControl:
         costs, self._renewed = self._renewed, None
         if costs is not None:
             self.costs, self.acceptance, self.lengths, self.current = costs, {}, {}, None
+            self._load, self._used = None, {}
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Longest draft of a request that comes, `running` of them being there with it; UNLIMITED or less.
@@ -141,6 +154,8 @@ class LoadControl:
             sampling: the request's; None: the answer may depend on the limit.
         """
         self._take_up()
+        if sampling is not None and repeats(strategy, sampling):
+            return fixed_limit(strategy)
         if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
         wanted = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
@@ -158,19 +173,21 @@ class LoadControl:
         """Learn from the round that has ended, if one has, and limit the drafts that begin next."""
         self._take_up()
         self._learn(running)
-        self._steps += 1
+        self._steps, self._now = self._steps + 1, engine.meter.clock()
         limited = [(session, strategy) for session, strategy in running if len(running) > 1 and limits(strategy, session.sampling)]
         ended, sessions = engine.meter.take(), {session for session, _ in limited}
         if ended and self.current:
+            before = self.current.switches
             self.current.observe(ended.tokens, ended.seconds + self._reading(limited) * ended.tokens, clean=ended.clean and self._whole)
+            self.switches += self.current.switches - before
         if ended:
             self._whole = True
         if ended or sessions != self._limited or len(running) == 1:
             for session, strategy in running:
-                session.draft_limit = UNLIMITED
+                session.draft_limit = fixed_limit(strategy) if repeats(strategy, session.sampling) else UNLIMITED
                 session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
                 if session not in sessions and strategy.name != Autoregressive.name:
-                    self.last[strategy.name] = UNLIMITED
+                    self.last[strategy.name] = session.draft_limit
             self._limit_drafts(limited, running)
         self._limited = sessions
         engine.patience = patience_of(running)
@@ -208,7 +225,7 @@ class LoadControl:
     def _limit_drafts(self, limited: Running, running: Running) -> None:
         """Give out the draft tokens of a round."""
         if not limited:
-            self.current = None
+            self.current, self._load, self.given = None, None, 0
             return
         context = sum(len(session.text.ids) for session, _ in running) / len(running)
         strategies = [strategy for _, strategy in limited]
@@ -223,6 +240,7 @@ class LoadControl:
             wishes = [self._drafting(session, strategy, rate, length, len(running))
                       for (session, strategy), rate in zip(limited, rates, strict=True)]
             shares = give_out(length * len(limited), wishes)
+        self.given = sum(shares)
         for name in {strategy.name for strategy in strategies}:
             self.last[name] = max(share for share, strategy in zip(shares, strategies, strict=True) if strategy.name == name)
         for (session, _), share in zip(limited, shares, strict=True):
@@ -232,21 +250,23 @@ class LoadControl:
     def _known(self, strategies: Sequence[Strategy], running: int, context: float) -> DraftLength:
         """What is known of draft lengths under a load."""
         names, longest = frozenset(strategy.name for strategy in strategies), max(map(longest_of, strategies))
-        load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2)
+        share = round(4 * len(strategies) / running)
+        load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2), share
         predicted, before = self._predicted(strategies, running, context), self.current
         previous, self._load = self._load, load
-        away, self._used[load] = self._steps - self._used.get(load, self._steps), self._steps
+        away, self._used[load] = self._now - self._used.get(load, self._now), self._now
         if (known := self.lengths.pop(load, None)) is not None:
             self.lengths[load] = known  # the last one: that which was not met for longest is forgotten first
-            if load != previous:
-                known.come_back(after_long=away > LONG_AWAY)
+            after_long = known.outdated(away)
+            if load != previous or after_long:
+                known.come_back(after_long=after_long)
             known.expect(predicted)
             return known
         if len(self.lengths) >= MOST_KINDS:
             oldest = next(iter(self.lengths))
             del self.lengths[oldest], self._used[oldest]
         begin = before.in_force if before and before.compared and previous and previous[:2] == load[:2] else None
-        self.lengths[load] = DraftLength(predicted, begin)
+        self.lengths[load] = DraftLength(predicted, begin, measured=self.measured)
         return self.lengths[load]
 
     def _predicted(self, strategies: Sequence[Strategy], running: int, context: float | None) -> dict[int, float]:
@@ -321,12 +341,20 @@ def indifferent(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 def repeats(strategy: Strategy, sampling: Sampling) -> bool:
-    """Whether a request must have no limit, because its answer must be the same whatever else runs and a limit could change it."""
-    return (sampling.repeatable or strategy.resources.deterministic) and not indifferent(strategy, sampling)
+    """Whether a request's limit is fixed, because its answer must be the same whatever else runs and another limit could change it."""
+    if indifferent(strategy, sampling):
+        return False
+    return sampling.repeatable or (strategy.resources.deterministic and not strategy.lossless)  # a random seed repeats nothing
+
+
+def fixed_limit(strategy: Strategy) -> int:
+    """The limit of a request that `repeats`: by its strategy alone. A client that chose a lossy strategy wants what its drafts do to the
+    text; an exact one is chosen for its speed, and beside many requests drafts of a length that was tuned for one are slower than none."""
+    return 0 if strategy.lossless else UNLIMITED
 
 
 def limits(strategy: Strategy, sampling: Sampling | None) -> bool:
-    """Whether a request among others has a limit; without its sampling: whether its strategy drafts at all."""
+    """Whether a request among others has a limit that changes; without its sampling: whether its strategy drafts at all."""
     return strategy.name != Autoregressive.name and (sampling is None or not repeats(strategy, sampling))
 
 

@@ -17,6 +17,7 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
     "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
     "prompt-tokens": (None, (8, None)), "prefix-caching": (None, None), "deterministic": (False, None),
+    "draft-lengths": ("measured", None),
     "api-key-file": (None, None), "cors-origin": (None, None), "allowed-host": (None, None),
     "body-megabytes": (256, (8, None)), "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),

@@ -19,12 +19,12 @@ from serving.runtime.strategies import find_strategy
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
 from serving.server.settings import ServerSettings
-from tests.support.server.served_pair import tiny_pair
+from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
 
-def save_tiny_models(root: Path) -> dict[Role, Path]:
+def save_tiny_models(root: Path, context: int = MAX_CONTEXT) -> dict[Role, Path]:
     """The tiny pair as model folders."""
-    pair = tiny_pair(1)
+    pair = tiny_pair(1, context=context)
     for role, module in pair.modules.items():
         module.set_attn_implementation("eager")
         module.save_pretrained(root / role)

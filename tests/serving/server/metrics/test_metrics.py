@@ -31,7 +31,7 @@ from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.draft_length import ENOUGH, DraftLength
-from serving.server.scheduling.load_control import LoadControl
+from serving.server.scheduling.load_control import Acceptance, LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
@@ -224,6 +224,13 @@ def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
     assert samples.of("draftwell:draft_length_tokens_per_second", draft_tokens="0") == pytest.approx(4.0 / 1.5)
     assert 0 < samples.of("draftwell:control_rounds_share") < 0.5
     assert load.describe()["tokens_per_second"] == {"0": 2.7, "2": 4.0}
+    assert samples.of("draftwell:draft_length_switches_total") == samples.of("draftwell:draft_tokens_given") == 0
+    assert "draftwell:draft_acceptance" not in samples.labels, "nobody has drafted"
+    load.acceptance["vanilla_sd"], load.given, load.switches = Acceptance(judged=84, accepted=63.8), 12, 3
+    samples = Samples.read(metrics)
+    assert samples.of("draftwell:draft_acceptance", strategy="vanilla_sd") == pytest.approx(0.75)
+    assert samples.of("draftwell:draft_tokens_given") == 12
+    assert samples.of("draftwell:draft_length_switches_total") == 3
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:

@@ -181,9 +181,11 @@ def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
     keep_busy(it, 4, 600)
     assert it.load.acceptance["vanilla_sd"].rate < 0.3
     assert it.load.draft_length == 0
+    before = it.load.switches
     it.engine.models["draft"].table = good
     keep_busy(it, 4, 3000)
     assert it.load.draft_length >= 2
+    assert it.load.switches > before
     assert it.load.acceptance["vanilla_sd"].rate > 0.9
 
 
@@ -218,6 +220,64 @@ def test_blocks_of_plain_decoding_are_plain_decoding():
             plain += 1
         keep_busy(it, 4, 1)
     assert plain > 3
+
+
+class Seconds:
+    """The clock of rounds: a millisecond for each, and whatever a test adds."""
+
+    def __init__(self, it: Scheduler):
+        self.now = 0.0
+        simulate(it, 0.0, lambda tokens: 0.001)
+        of_passes = it.engine.meter.clock
+        it.engine.meter.clock = lambda: self.now + of_passes()
+
+
+@pytest.mark.parametrize("between", ["alone", "plain decoding", "nobody"])
+@pytest.mark.parametrize(("seconds", "forgets"), [(0.0, False), (10_000.0, True)])
+def test_a_load_that_comes_back_after_long_is_measured_again(between, seconds, forgets):
+    """A machine of another hour may be slower: a new block says nothing beside the speed of then."""
+    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0}), slots=4)
+    clock = Seconds(it)
+    keep_busy(it, 4, 1)
+    turn_until(it, lambda: it.load.current._speed.count > 5)
+    known = it.load.current
+    turn_until_idle(it)
+    {"alone": lambda: submit(it, 3), "plain decoding": lambda: [submit(it, 3, strategy=AUTOREGRESSIVE) for _ in range(4)],
+     "nobody": lambda: None}[between]()
+    turn_until_idle(it)
+    clock.now += seconds
+    for _ in range(4):
+        submit(it, 120)
+    it.turn()
+    assert it.load.current is known, "the same kind of load"
+    assert (known._speed.count == 0) == forgets
+    assert known.trial is None
+
+
+def test_one_request_with_a_limit_beside_seven_without_is_another_load_than_eight():
+    it = scheduler(COMPUTE_BOUND)
+    keep_busy(it, 8, 3)
+    eight = it.load.current
+    turn_until_idle(it)
+    for _ in range(7):
+        submit(it, 60, strategy=AUTOREGRESSIVE)
+    submit(it, 60)
+    it.turn()
+    assert it.load.current is not eight
+    assert it.load.given == sum(limit for limit in limits(it) if limit != UNLIMITED)
+
+
+def test_lengths_that_are_only_predicted_stay_what_they_are():
+    """For comparison with what is measured: no block, and no other length, however wrong the prediction is."""
+    it = scheduler(BatchCosts({1: 0.0}, {1: 1.0}), slots=4, noise=1.0)
+    it.load.measured = False
+    simulate(it, 0.05, lambda tokens: 0.5 * tokens)  # a token of a draft costs as much as another
+    keep_busy(it, 4, 1)
+    start = it.load.draft_length
+    assert start > 2
+    keep_busy(it, 4, 600)
+    assert it.load.control_share == it.load.switches == 0
+    assert it.load.draft_length == it.load.current.in_force > 0
 
 
 def test_requests_whose_drafts_are_kept_get_the_longer_ones():
@@ -344,7 +404,7 @@ LIMITED = BatchCosts({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
 
 @pytest.mark.parametrize(("name", "settings", "deterministic"), [
     ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, False),
-    ("vanilla_sd", {"temperature": 1.0, "seed": 5}, True),
+    ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, True),
     ("lossy_sd", {"repeatable": True}, False),
     ("lossy_sd", {}, True),
 ])
@@ -362,6 +422,30 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
         assert isinstance(events[-1], End)
         texts.append("".join(e.text for e in events if isinstance(e, Delta)))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_seed_of_an_exact_strategy_is_answered_plainly_whoever_else_is_there(deterministic):
+    """Drafts that nobody may shorten have the length that was tuned for one request, and slow many down."""
+    strategy = build_strategy("vanilla_sd", {}, replace(table_resources(8), deterministic=deterministic))
+    asked = Sampling(max_tokens=40, temperature=1.0, seed=5, repeatable=True)
+    for others in (0, 7):
+        it = scheduler(BatchCosts({1: 0.0}, {1: 1.0}), strategy=strategy)  # where drafts are free
+        for _ in range(others):
+            submit(it, 20)
+        ticket = Ticket([1, 2], asked, TextStream(letters), [].append)
+        it.submit(ticket)
+        turn_until_idle(it)
+        assert ticket.job.session.stats.drafted == 0
+    it = scheduler(COMPUTE_BOUND, strategy=strategy)
+    ticket = Ticket([1, 2], replace(asked, repeatable=False), TextStream(letters), [].append)
+    it.submit(ticket)
+    turn_until_idle(it)
+    assert ticket.job.session.stats.drafted > 0, "a request without a seed drafts when it is alone"
+    for _ in range(8):
+        it.submit(Ticket([1, 2], replace(asked, repeatable=False), TextStream(letters), [].append))
+    it.turn()
+    assert limits(it) == [0] * 8, "also with --deterministic: its seed is a random one, and repeats nothing"
 
 
 @pytest.mark.parametrize(("name", "temperature", "probed"), [
