@@ -129,7 +129,7 @@ class Page:
         Returns:
             its pictures.
         """
-        pictures = {}
+        pictures = dict[str, Path]()
         for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
             file, keys = cells.get(table.cell.name), (table.name, table.name + CURVES)
             paths = {key: self.path.parent / "images" / f"papers-{key}.png" for key in keys}
