@@ -48,7 +48,7 @@ LONG = {"model": "tiny", "prompt": "hi", "max_tokens": 600, "temperature": 1, "l
 
 
 GOOD: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "hi", "max_tokens": 4, "temperature": 0.5, "stop": ["x"], "logprobs": 1, "guided_regex": "[a-z]*"},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 4, "temperature": 0.5, "stop": ["x"], "n": 1, "guided_regex": "[a-z]+"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "response_format": {"type": "json_object"}},
     "/v1/responses": {"input": "hi", "max_output_tokens": 4, "instructions": "be brief"},
     "/tokenize": {"prompt": "hi"},
