@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.spide import PADDED
-from components.papers.tables import UNEQUAL, Paper, PaperTable, Row
+from components.papers.tables import UNEQUAL, Paper, PaperTable, Row, drafts_early
 
 TABLE_1 = {
     "code": {"SpS": 1.50, "PLD": 1.24, "Lookahead": 1.32, "DuoDec": 1.60},
@@ -44,7 +44,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             contenders |= {f"at most {n}": (f"duo_decoding:max_sequences={n}",) for n in TABLE_2}
             rows += [Row(f"at most {n} sequences: speed over up to 8", speed, "speed", f"at most {n}", "DuoDec", comparable=n == 1)
                      for n, speed in TABLE_2.items()]
-        notes = (UNEQUAL, FIRST_TOKEN, *((AT_MOST,) if data == "code" else ()))
+        notes = (UNEQUAL, drafts_early("DuoDec", "SpS"), FIRST_TOKEN, *((AT_MOST,) if data == "code" else ()))
         cell = sized(scale, name=f"duodecoding-{data}", pair="smollm2-135m", pad_target=PADDED, data=data, contenders=contenders)
         found.append(PaperTable(
             f"duodecoding-1-{data}", f"{'Tables 1 and 2' if data == 'code' else 'Table 1'}: {NAMES[data]}",

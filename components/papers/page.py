@@ -13,7 +13,8 @@ from components.papers.cells import QUICK, Scale
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
 from components.papers.predictions import prediction_rows
-from components.papers.public import DATA_WORDS, NO_DATA
+from components.papers.prompts import SHIPPED
+from components.papers.public import DATA_WORDS, STAND_IN
 from components.papers.tables import Paper, PaperTable
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
@@ -59,16 +60,15 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
-           pictures: Mapping[str, Path] | None = None, *, with_data: bool = True) -> str:
+           pictures: Mapping[str, Path] | None = None) -> str:
     """The whole page as Markdown.
 
     Args:
         cells: name → measured cell.
         failed: name → reason of cells that could not be measured.
         pictures: table's name → picture, as the page addresses it.
-        with_data: whether the run had a folder with the papers' data sets.
     """
-    parts = [opening(scale, cells, with_data)]
+    parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS)), DATA_WORDS]
     for paper in papers:
@@ -90,11 +90,11 @@ def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile]) -> str
     return f"draftwell papers{quick} --only {paper.name} --data data{options}"
 
 
-def opening(scale: Scale, cells: Mapping[str, CellFile], with_data: bool) -> str:
+def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     """What the page is, how to run it, and the rule."""
     minutes = sum(file.seconds for file in cells.values()) / 60
     remark = f"{scale.remark}\n\n" if scale.remark else ""
-    stand_in = "" if with_data else f"{NO_DATA}\n\n"
+    stand_in = f"{STAND_IN}\n\n" if any(file.source.startswith(SHIPPED) for file in cells.values()) else ""
     return ("# The papers' tables, run here\n\n"
             "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
             "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. "
@@ -107,7 +107,8 @@ def opening(scale: Scale, cells: Mapping[str, CellFile], with_data: bool) -> str
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
-            "behind the first token, so its reading counts. The column \"whole request\" has both. CSD's paper calls its speeds "
+            "behind the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
+            "lacks that reading and the first draft. The column \"whole request\" has all of it. CSD's paper calls its speeds "
             "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
             "**Settings** are those of the fastest contender of each role; what else was tried stands under each table.\n\n"
             f"The rule of verdicts: {RULE} {OTHERS}\n")

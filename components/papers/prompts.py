@@ -11,6 +11,8 @@ from serving.errors import DraftwellError
 
 LONGEST = 1200
 """Characters of a prompt at most: the first so many that fit are taken, whatever the pair's tokenizer."""
+SHIPPED = "shipped prompts"
+"""How the source of prompts begins that stand in for a data set."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def choose(name: str, count: int, data: Path | None, used: TrainingPrompts = NO_
     wanted = SETS[name]
     found = None if data is None else next(iter(sorted(data.rglob(wanted.file))), None)
     if found is None:
-        rows, source = [prompt for prompt in demo_prompts() if prompt.task == wanted.task], f"shipped prompts of the kind `{wanted.task}`"
+        rows, source = [prompt for prompt in demo_prompts() if prompt.task == wanted.task], f"{SHIPPED} of the kind `{wanted.task}`"
     else:
         rows, source = read_prompts(found), wanted.title
     short = [prompt for prompt in rows if len(prompt.prompt) <= LONGEST]

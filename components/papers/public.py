@@ -65,8 +65,9 @@ The last line takes the rows that are measured here: some of each set are set as
 the continuations of WikiText-2, which our copies were prepared of by hand, is replaced by shipped prompts of the same kind; each table
 names what it was measured on. Without `DATA=` all are, and the page is `papers-shipped.md` in the folder of the run, never this one.
 """
-NO_DATA = ("This run had no folder with the papers' data sets: what it measured itself, it measured on shipped prompts of the same kinds, "
-           "which are others than the papers'. Each table names its prompts.")
+STAND_IN = ("Some tables are not of the papers' data sets: they were measured on shipped prompts of the same kinds, because the run had no "
+            "file of the set. Each table names its prompts.")
+"""On pages with such tables."""
 
 
 def make(folder: Path) -> list[Path]:

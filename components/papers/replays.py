@@ -26,7 +26,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 ROLLOUT = 16
-"""Draft tokens that are recorded behind every position; a longer draft goes on as it did before the record ended. Tokens behind a wrong one
+"""Draft tokens that are recorded behind every position; a longer draft continues as before the record ended. Tokens behind a wrong one
 are never judged, so no count depends on them."""
 SLOTS = 8
 """Texts that are written at once."""
@@ -40,7 +40,7 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
 
     Args:
         cell: with `replay`.
-        trace: folder of the trace; a collection that was cut short goes on there.
+        trace: folder of the trace; a collection that was cut short resumes there.
         progress: called with (done, total, label), a text or a replay each.
     """
     settings = CollectionSettings(max_tokens=cell.max_tokens, rollout=ROLLOUT, batch=min(SLOTS, len(prompts)), hidden=False,

@@ -40,6 +40,12 @@ UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: on 
 """Under tables with such rows, which are not `comparable`."""
 
 
+def drafts_early(method: str, base: str) -> str:
+    """Under tables with a strategy that drafts beside the target's reading of the prompt: what that does to its decoding alone."""
+    return (f"{method} drafts while the target reads the prompt, so its decoding alone lacks the draft model's reading and the first "
+            f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full.")
+
+
 def quality_rows(*roles: str) -> tuple[Row, ...]:
     """For lossy strategies, next to their speed: how many more of their tokens are the target's first choice than of plain decoding's.
 

@@ -35,6 +35,8 @@ def papers(
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
+    kept: Annotated[bool, typer.Option(
+        "--kept", help="Measure nothing: write the page from the cells that the project keeps alone, as docs/papers.md is.")] = False,
     publish: Annotated[bool, typer.Option(
         "--publish/--no-publish", help="Also keep the page and its pictures in MLflow, where there is a registry.")] = True,
     dtype: DtypeOption = None,
@@ -70,12 +72,11 @@ def papers(
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
               lambda cell: made_of(cell, number_format, on, say))
     everything = papers_named(None)  # what was measured of the other papers stays on the page
-    shown = Page(page or folder / f"papers{'-quick' if quick else '' if data else '-shipped'}.md", everything, scale,
-                 with_data=render or data is not None)
+    shown = Page(page or folder / f"papers{'-quick' if quick else '' if data else '-shipped'}.md", everything, scale)
 
     def found() -> dict[str, CellFile]:
         """What this run has, and what the project keeps where it has nothing."""
-        return with_committed(measured_cells(shown.cells, run), shown.cells)
+        return with_committed({} if kept else measured_cells(shown.cells, run), shown.cells)
 
     failed: dict[str, str] = {}
 
@@ -84,13 +85,13 @@ def papers(
         return shown.write(found(), failed, fresh)
 
     try:
-        if not render:
+        if not (render or kept):
             cells = cells_named(list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values()), cell)
             run_cells(cells, run, lambda together: open_cells(together, number_format, on, say), say=say, after=show)
     finally:
         pictures = show(None, {})
-    if publish and (kept := log_page(shown, pictures)):
-        say(f"the page and its pictures are in MLflow: {kept}")
+    if publish and (logged := log_page(shown, pictures)):
+        say(f"the page and its pictures are in MLflow: {logged}")
     say(f"{counts_of(shown.cells, found())}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)

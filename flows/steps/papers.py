@@ -108,13 +108,11 @@ class Page:
     Args:
         path: of the Markdown file; pictures are in `images/` next to it.
         papers: all of it, also those that this run does not measure.
-        with_data: whether the run had a folder with the papers' data sets.
     """
 
     path: Path
     papers: Sequence[Paper]
     scale: Scale
-    with_data: bool = True
 
     @property
     def cells(self) -> list[Cell]:
@@ -144,7 +142,7 @@ class Page:
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
             pictures[POINTS] = points
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
-        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses, with_data=self.with_data).encode())
+        write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses).encode())
         return list(pictures.values())
 
 

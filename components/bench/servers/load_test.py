@@ -27,7 +27,8 @@ DATASETS = ("custom", "random", "prefix_repetition")
 """Of `vllm bench serve`: our prompts; random tokens; random tokens, of which several requests have the first ones in common. Prompts of the
 latter two depend on the round, and their answers do not end before the last token."""
 INPUT_TOKENS, SUFFIX_TOKENS, PREFIXES = 256, 64, 4
-"""Of random prompts, all tokens; of those with a common beginning, the tokens after it (before it: the rest), and how many beginnings."""
+"""Of random prompts, all tokens; of those with a common beginning, the tokens after it (before it: the rest), and how many beginnings at
+most."""
 COLUMNS = ("data", "server", "clients", "tokens/s", "ratio to the first", "TTFT ms", "time per token ms", "answered")
 
 
@@ -55,7 +56,7 @@ class LoadTest:
         Args:
             seed: of random prompts.
         """
-        tokens, prefixes = str(self.max_tokens), min(PREFIXES, len(self.prompts))
+        tokens, prefixes = str(self.max_tokens), prefixes_of(len(self.prompts))
         own = {"custom": ["--dataset-path", str(self.data), "--skip-chat-template", "--disable-shuffle", "--custom-output-len", tokens],
                "random": ["--random-input-len", str(INPUT_TOKENS), "--random-output-len", tokens, "--ignore-eos"],
                "prefix_repetition": [
@@ -68,6 +69,15 @@ class LoadTest:
     def data(self) -> Path:
         """The prompts, as `vllm bench serve` reads them."""
         return self.folder / "prompts.jsonl"
+
+
+def prefixes_of(requests: int) -> int:
+    """How many beginnings so many requests have: a divisor of theirs, since vLLM sends as many of each and leaves out the rest.
+
+    >>> [prefixes_of(requests) for requests in (2, 10, 11, 64)]
+    [2, 2, 1, 4]
+    """
+    return max(count for count in range(1, PREFIXES + 1) if requests % count == 0)
 
 
 @dataclass(frozen=True)

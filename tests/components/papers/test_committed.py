@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -12,11 +13,18 @@ from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile
 from components.papers.cells import FULL, Cell
 from components.papers.page import CURVES, POINTS, render, results
+from components.papers.prompts import choose
+from components.papers.public import STAND_IN
 from components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
 CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
 KEPT = committed.committed_cells(list(CELLS.values()))
+
+
+@pytest.fixture
+def spide() -> CellFile:
+    return KEPT["spide-code-smollm2-135m-near-copy-29"]
 
 
 def test_every_kept_file_is_a_cell_of_now() -> None:
@@ -33,7 +41,31 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
     made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
-    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), "run `draftwell papers --render --page docs/papers.md`"
+    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), "run `draftwell papers --kept --page docs/papers.md`"
+
+
+def test_tables_of_shipped_prompts_are_announced(spide: CellFile) -> None:
+    """By what the page shows, not by the options of the run that wrote it."""
+    papers, name = [PAPERS["spide"]], spide.cell["name"]
+    assert STAND_IN not in render(papers, FULL, {name: spide})
+    assert STAND_IN in render(papers, FULL, {name: spide.model_copy(update={"source": choose("code", 2, None).source})})
+
+
+def test_what_decoding_alone_leaves_out_is_said_where_it_is_compared(spide: CellFile) -> None:
+    """PEARL and DuoDecoding draft before their first token; kept cells show it."""
+    first = {role: mean(row.ttft_ms for row in spide.measured().entry(role).per_prompt) for role in ("SD", "SPIDE", "PEARL")}
+    assert first["PEARL"] > 1.1 * max(first["SD"], first["SPIDE"])
+    for paper, early in (("spide", "PEARL"), ("duodecoding", "DuoDec")):
+        for table in PAPERS[paper].tables(FULL):
+            if early in table.cell.contenders and table.cell.replay is None:
+                assert any(note.startswith(f"{early} drafts while the target reads the prompt") for note in table.notes), table.name
+
+
+def test_another_calibration_of_the_memory_is_not_compared() -> None:
+    """The paper's "memory only" is calibrated on the task, ours and the row of CSD on mixed prompts."""
+    rows = [row for table in PAPERS["csd"].tables(FULL) for row in table.rows if row.paper is not None]
+    assert {row.role for row in rows if not row.comparable} == {"memory only"}
+    assert all(not row.comparable for row in rows if row.role == "memory only")
 
 
 def test_measured_rows_have_values() -> None:
@@ -42,11 +74,6 @@ def test_measured_rows_have_values() -> None:
             if table.cell.name in KEPT:
                 found = results(table, KEPT[table.cell.name])
                 assert [row.what for row in found if row.verdict == Verdict.OPEN] == [], table.name
-
-
-@pytest.fixture
-def spide() -> CellFile:
-    return KEPT["spide-code-smollm2-135m-near-copy-29"]
 
 
 def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(spide: CellFile) -> None:

@@ -80,7 +80,7 @@ def test_predicted_speeds_get_no_verdict(counts: CellFile) -> None:
         assert all(row.comparable == (row.metric != "speed") for row in table.rows), table.name
 
 
-def test_replays_come_first_and_need_no_profile(sets: Path, tmp_path: Path) -> None:
+def test_replays_come_first() -> None:
     """They take minutes; a pair for them is opened apart, since it is not padded."""
     measured = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={"SD": ("vanilla_sd",)})
     assert [cell.name for cell in runner.by_pair([measured, CELL])] == ["tiny-counts", "tiny-code"]

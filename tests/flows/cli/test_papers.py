@@ -181,18 +181,41 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[...
     assert text == (REPO / "docs" / "papers.md").read_text()
 
 
-@pytest.mark.usefixtures("tiny_paper")
-def test_without_the_papers_data_sets_the_page_says_so(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_data_sets_leaves_the_projects_page_alone(run: Callable[..., Any], own_stores: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it measured on shipped prompts is on its own page, which says so however it is written, and not among the kept cells."""
+    from components.papers import runner
+    from components.papers.cells import FULL
+    from components.papers.committed import committed_cells
+    from components.papers.public import STAND_IN
+
+    kept = committed_cells([table.cell for table in catalogue.PAPERS["csd"].tables(FULL)])["csd-code"]
+    own = kept.model_copy(update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"})
+    monkeypatch.setattr(runner, "measured_cells", lambda cells, run: {"csd-code": own})
+    monkeypatch.setattr("flows.steps.papers.draw_table", lambda table, results, path: path)
+    folder = own_stores / "draftwell" / "papers"
+    assert run("papers", "--render", "--dtype", "float32").exit_code == 0
+    text = (folder / "papers-shipped.md").read_text()
+    assert STAND_IN in text
+    assert own.source in text
+    assert run("papers", "--kept", "--page", folder / "docs.md", "--dtype", "float32").exit_code == 0
+    assert (folder / "docs.md").read_text() == (REPO / "docs" / "papers.md").read_text()
+
+
+def test_a_replay_needs_no_profile(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its costs are the paper's ratio; a profile takes minutes on a real pair."""
     from flows.steps import papers as steps
 
     def refuse(*arguments: Any) -> Any:
-        raise KeyboardInterrupt
+        raise AssertionError("a profile is measured")
 
-    monkeypatch.setattr(steps, "open_cells", refuse)
-    run("papers", "--out", tmp_path / "run", "--dtype", "float32")
-    assert "This run had no folder with the papers' data sets" in (tmp_path / "run" / "papers-shipped.md").read_text()
-    run("papers", "--out", tmp_path / "run", "--dtype", "float32", "--data", tmp_path)
-    assert "This run had no folder" not in (tmp_path / "run" / "papers.md").read_text()
+    monkeypatch.setattr(steps, "measured_profile", refuse)
+    measured, replay = (sized(TINY, name="tiny", pair=str(pair_file), data="code", contenders={"SPIDE": ("spide",)}, replay=ratio)
+                        for ratio in (None, 3))
+    _, resources = steps.open_cells([replay], "float32", "cpu", lambda line: None)
+    assert "hardware_profile" not in resources.artifacts
+    with pytest.raises(AssertionError, match="a profile is measured"):
+        steps.open_cells([measured], "float32", "cpu", lambda line: None)
 
 
 @pytest.mark.usefixtures("tiny_paper")

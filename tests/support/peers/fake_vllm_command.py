@@ -20,6 +20,7 @@ if dataset == "custom":
 else:  # as vLLM's makes them, but for what they say
     assert "--ignore-eos" in options
     own = "--" + dataset.replace("_", "-")
+    wanted -= wanted % int(options.get(f"{own}-num-prefixes", 1))
     rows = [f"{dataset} {options[f'{own}-output-len']} {options['--seed']}"] * wanted
 with (folder / "asked.jsonl").open("a") as asked:
     asked.write(json.dumps([options["--base-url"], int(options["--max-concurrency"]), rows]) + "\n")

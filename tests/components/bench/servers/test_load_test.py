@@ -65,6 +65,12 @@ def test_servers_get_the_same_random_prompts_and_each_run_others(servers: list[S
     assert failures(rows) == [f"2 of 4 requests failed: {row.server}, {row.dataset}, 8 at once" for row in rows]
 
 
+def test_prompts_with_a_common_beginning_are_as_many_as_asked(servers: list[Server], tmp_path: Path) -> None:
+    """vLLM sends as many of each beginning, and drops a remainder without a word."""
+    compare(servers[:1], [8], LoadTest(PROMPTS * 5, 16, tmp_path, tmp_path, ["prefix_repetition"]))
+    assert len(json.loads((tmp_path / "asked.jsonl").read_text())[2]) == 10
+
+
 def test_a_failed_request_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs it in a script should not have to read the table."""
     (tmp_path / "config.json").write_text("{}")
