@@ -307,11 +307,20 @@ class EngineLoop:
         bundle = deploy_on_engine(self.space, self.wanted.out, options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
                                   temperature=kept.temperature, with_weights=kept.with_weights, activate=False)
         before = kept.follows
-        if before is not None and before != bundle.resolve() and (names := keep_edits(before, bundle)):
-            self.say(f"    kept of {before.name}: {', '.join(names)}")
+        if before is not None and before != bundle.resolve():
+            self.keep_edits(before, bundle)
         self.report["bundle"] = str(bundle)
         self.say(f"    {bundle}")
         return bundle
+
+    def keep_edits(self, before: Path, bundle: Path) -> None:
+        """Copy a user's files into the bundle that follows, and say which."""
+        kept = keep_edits(before, bundle)
+        if kept.names:
+            self.say(f"    kept of {before.name}: {', '.join(kept.names)}")
+        if kept.unknown:
+            self.say(f"    made anew: {', '.join(kept.unknown)}; an earlier version made {before.name}, and what you changed there is not "
+                     "known: change it again here")
 
     def serve(self, bundle: Path, at_once: int) -> None:
         """Requests to what was deployed; what is counted of them stays apart from what users' requests leave for monitoring."""
