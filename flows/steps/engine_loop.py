@@ -337,7 +337,7 @@ class EngineLoop:
         if kept.names:
             self.say(f"    kept of {before.name}: {', '.join(kept.names)}")
         if kept.unknown:
-            self.say(f"    made anew: {', '.join(kept.unknown)}; an earlier version made {before.name}, and what you changed there is not "
+            self.say(f"    made again: {', '.join(kept.unknown)}; an earlier version made {before.name}, and what you changed there is not "
                      "known: change it again here")
 
     def serve(self, bundle: Path, at_once: int) -> None:
