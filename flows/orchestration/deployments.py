@@ -143,16 +143,23 @@ def for_pair(contents: Mapping[str, Any], given: Mapping[str, Any], class_of: Ca
         DraftwellError: a setting that no flow has, or a value that one refuses.
     """
     classes = [class_of(deployment["entrypoint"]) for deployment in contents["deployments"]]
-    names = {name: None for each in classes for name in each.model_fields}
+    names = {name: None for each in classes for name in each.model_fields if name in shared_settings(each)}
     if unknown := [name for name in given if name not in names]:
+        if any(unknown[0] in each.model_fields for each in classes):
+            raise DraftwellError(f"{unknown[0]} is set in the file of deployments alone (prefect.yaml, under the deployment's parameters): "
+                                 "it means something else in other flows", code="unknown_setting")
         raise DraftwellError(f"no flow has a setting {unknown[0]}: they have {', '.join(names)}", code="unknown_setting")
     deployments = []
     for deployment, each in zip(contents["deployments"], classes, strict=True):
         parameters = deployment.get("parameters") or {}
-        shared = set(each.model_fields) - getattr(each, "OWN", frozenset())
-        mine = checked(each, {name: value for name, value in given.items() if name in shared})
+        mine = checked(each, {name: value for name, value in given.items() if name in shared_settings(each)})
         deployments.append({**deployment, "parameters": {**parameters, "settings": {**(parameters.get("settings") or {}), **mine}}})
     return {**contents, "deployments": deployments}
+
+
+def shared_settings(each: type[BaseModel]) -> set[str]:
+    """Names of a flow's settings that mean the same in all flows."""
+    return set(each.model_fields) - getattr(each, "OWN", frozenset())
 
 
 def checked(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ again in the same way and continues. What is left of the time after collecting a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from components.bench.engines.figures import figure_of
-from components.engines.vllm_methods import OFF
+from components.engines.vllm_methods import OFF, ONE_LENGTH
 from components.tune.engines.settings import EngineTuneSettings
 from flows.steps.engine import (
+    CHOICE,
     EngineSpace,
     about,
     collect_on_engine,
@@ -29,11 +31,12 @@ from flows.steps.engine import (
     tuning_subject,
     untouched,
 )
-from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record
+from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record, unmeasured_loads
 from flows.steps.engine_serve import serve_and_ask
 from flows.steps.engine_served import Deployment
 from registry.bundles.vllm.build import activate_vllm_bundle
 from registry.bundles.vllm.edits import keep_edits
+from registry.bundles.vllm.render import MANIFEST
 from serving.errors import DraftwellError
 from serving.files import write_json
 
@@ -260,13 +263,25 @@ class EngineLoop:
             tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
-        choice = self.space.choice(settings.temperature)
-        assert choice is not None
+        choice = self.bounded()
         self.report["choice"] = choice.model_dump(mode="json")
         self.report["regret"] = regret_of(choice).model_dump(mode="json")
         self.say(f"    {choice.reason}")
         for name, why in choice.left_out.items():
             self.say(f"    left out: {name}, {why}")
+        return choice
+
+    def bounded(self) -> EngineChoice:
+        """The choice. Where more requests are served at once than it was measured with, it becomes one with lengths by load, which the gate
+        judges: the bundle drafts nothing beyond them then. Methods of one length draft there, and `deploy` says so."""
+        temperature = self.wanted.deployment.temperature
+        choice = self.space.choice(temperature)
+        assert choice is not None
+        top = max((level.at_once for level in choice.levels), default=1)
+        if choice.schedule or choice.method in (OFF, *ONE_LENGTH) or self.wanted.deployment.at_once(top) == top:
+            return choice
+        choice = choice.model_copy(update={"schedule": ((1, top, choice.k),)})
+        write_json(self.space.file_of(CHOICE, temperature), {**self.space.tuned(temperature), "choice": choice.model_dump(mode="json")})
         return choice
 
     def prompts_to_tune(self) -> list[Prompt]:
@@ -303,15 +318,27 @@ class EngineLoop:
         """
         kept = self.wanted.deployment
         if at_once < max(self.wanted.levels):
-            self.say(f"    for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
+            self.say(f"    measured for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
         bundle = deploy_on_engine(self.space, self.wanted.out, options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
                                   temperature=kept.temperature, with_weights=kept.with_weights, activate=False)
         before = kept.follows
-        if before is not None and before != bundle.resolve() and (names := keep_edits(before, bundle)):
-            self.say(f"    kept of {before.name}: {', '.join(names)}")
+        if before is not None and before != bundle.resolve():
+            self.keep_edits(before, bundle)
         self.report["bundle"] = str(bundle)
-        self.say(f"    {bundle}")
+        settings = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["settings"]
+        self.say(f"    {bundle}, which decodes up to {settings['max_num_seqs']} requests at once")
+        if line := unmeasured_loads(self.space, settings, kept.temperature):
+            self.say(f"    {line}")
         return bundle
+
+    def keep_edits(self, before: Path, bundle: Path) -> None:
+        """Copy a user's files into the bundle that follows, and say which."""
+        kept = keep_edits(before, bundle)
+        if kept.names:
+            self.say(f"    kept of {before.name}: {', '.join(kept.names)}")
+        if kept.unknown:
+            self.say(f"    made again: {', '.join(kept.unknown)}; an earlier version made {before.name}, and what you changed there is not "
+                     "known: change it again here")
 
     def serve(self, bundle: Path, at_once: int) -> None:
         """Requests to what was deployed; what is counted of them stays apart from what users' requests leave for monitoring."""

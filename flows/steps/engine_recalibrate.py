@@ -88,6 +88,7 @@ class Begun(BaseModel):
     prompts: str = Field(description="digest of its prompts")
     made: str | None = Field(None, description="folder of the bundle that it made")
     active: bool = Field(False, description="whether `current` has led to that bundle")
+    failed: datetime | None = Field(None, description="when an error ended its loop")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class EngineRecalibration:
         restart: restarts what serves, after `current` has moved, and says whether there was anything; called again where it failed or
             was stopped.
         spool_named: a person named the folder of counts, so that one without any is a mistake.
+        place_named: a person named the place of the requests, so that it has to be there also while nothing has drifted.
         clock: seconds, ascending.
     """
 
@@ -113,6 +115,7 @@ class EngineRecalibration:
     spool: Path
     restart: Callable[[], bool]
     spool_named: bool = False
+    place_named: bool = False
     clock: Callable[[], float] = time.monotonic
 
     def run(self) -> dict[str, Any]:
@@ -123,8 +126,10 @@ class EngineRecalibration:
             there is nothing to do about the drift yet; busy: another run is at it), `why`, and where there was a loop its `report`.
         Raises:
             DraftwellError: what the check, the loop and the restart raise, or nothing was restarted (`nothing_restarted`); the next run
-                resumes.
+                resumes. Or a place of requests that was named is not there (`no_prompts`).
         """
+        from components.drift.prompts import refuse_missing
+
         with file_lock(self.space.folder / ".recalibration", wait=False) as free:
             if not free:
                 return {"state": BUSY, "why": "another recalibration of this pair is running"}
@@ -132,6 +137,8 @@ class EngineRecalibration:
             if last is not None and last.state == "deploying" and last.made == str(self.current()):
                 self.say(f"{last.made} was deployed by an earlier run, which did not restart what serves")
                 return self.deployed(last)
+            if self.place_named:  # a restart that is due needs no prompts
+                refuse_missing(self.place)
             found = self.check()
             why = "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
             if found is not None and found.drifted:
@@ -165,6 +172,11 @@ class EngineRecalibration:
         if datetime.now(UTC) < again and not self.wanted.fresh:
             return {"state": NOT_ENOUGH, "why": "plain decoding is served, of which no drafts are counted: tuned again on newer prompts "
                                                 f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"}
+        if last is not None and last.failed is not None and last.served == str(self.current()) and not self.wanted.fresh:
+            again = last.failed + self.pause
+            if datetime.now(UTC) < again:
+                return {"state": ANSWERED, "why": "plain decoding is served, and an error ended its last recalibration: tried again after "
+                                                  f"{again:%Y-%m-%d %H:%M} UTC, or with --fresh"}
         try:
             return self.answer("plain decoding is served, and other prompts may be worth drafts", last)
         except DraftwellError as error:
@@ -187,7 +199,11 @@ class EngineRecalibration:
             return {"state": ANSWERED, "drift": reason, "why": f"{self.place} has no other prompts than those that were tuned on already: "
                                                                "record newer ones, or name --fresh"}
         self.note(job)
-        report = self.loop(job, prompts).run()
+        try:
+            report = self.loop(job, prompts).run()
+        except DraftwellError:
+            self.note((self.last() or job).model_copy(update={"failed": datetime.now(UTC)}))
+            raise
         record = report["record"]
         state = STATES[result_of(record)]
         if state == DEPLOYED:
@@ -207,7 +223,7 @@ class EngineRecalibration:
         if (last is not None and last.state in ("begun", "deploying") and (last.served, last.place) == (served, str(self.place))
                 and datetime.now(UTC) - last.at < RESUMED and file.is_file() and not wanted.fresh):
             self.say("resuming the recalibration that was begun")
-            return last.model_copy(update={"state": "begun"}), read_prompts(file)
+            return last.model_copy(update={"state": "begun", "failed": None}), read_prompts(file)
         prompts = recorded_prompts(self.place, window=self.limits.window, fewest=wanted.collected + wanted.tuned + wanted.judged)
         write_prompts(file, prompts)
         return Begun(state="begun", at=datetime.now(UTC), served=served, place=str(self.place),
@@ -250,7 +266,7 @@ class EngineRecalibration:
         Raises:
             DraftwellError: what the restart raises, or it found nothing while the bundle before is served somewhere (`nothing_restarted`).
         """
-        if job.made != job.served and not self.restart() and self.counted(job.served):
+        if job.made != job.served and not self.restart() and self.still_counted(job):
             raise DraftwellError(
                 f"{named(job.made)} is ready, but no process of this user here serves {self.space.workspace.spec.name}, and counts of "
                 f"{named(job.served)} are less than {self.limits.stale_after_hours:g} hours old: name what restarts its servers, as in "
@@ -258,15 +274,17 @@ class EngineRecalibration:
         self.note(job.model_copy(update={"state": DEPLOYED, "at": datetime.now(UTC)}))
         return {"state": DEPLOYED, "why": f"{job.made} is deployed", "bundle": job.made}
 
-    def counted(self, bundle: str) -> bool:
-        """Whether a bundle was served a short while ago, as far as the counts know."""
+    def still_counted(self, job: Begun) -> bool:
+        """Whether the bundle before was served a short while ago, as far as the counts know, and the one that was made not since."""
         from components.drift.acceptance import read_lines
 
-        name, least = f"{self.space.workspace.spec.name}/{named(bundle)}", time.time() - 3600 * self.limits.stale_after_hours
+        pair, least = self.space.workspace.spec.name, time.time() - 3600 * self.limits.stale_after_hours
         try:
-            return any(line.bundle == name and line.begun >= least for line in read_lines(self.spool))
+            newest = {line.bundle: line.begun for line in read_lines(self.spool)}  # the oldest first
         except DraftwellError:  # no counts at all
             return False
+        before, since = (newest.get(f"{pair}/{named(bundle)}", 0.0) for bundle in (job.served, job.made))
+        return before >= max(least, since)
 
     def last(self) -> Begun | None:
         """The last recalibration; None where there is none, or nothing that can be read."""
@@ -302,20 +320,16 @@ def recalibrate_engine(space: EngineSpace, settings: EngineDriftSettings, say: C
         space = replace(space, threads=min(deployment.threads, space.threads))
     return EngineRecalibration(
         space, wanted, Thresholds.of(load_gates().model_dump()), limits, say, place=(settings.prompts or spool).absolute(), spool=spool,
-        restart=restart_hook(settings.restart, settings.out, pair, say), spool_named=settings.spool is not None).run()
+        restart=restart_hook(settings.restart, settings.out, pair, say), spool_named=settings.spool is not None,
+        place_named=settings.prompts is not None).run()
 
 
 def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
     """Refuse now what would be noticed only when traffic has drifted.
 
     Raises:
-        DraftwellError: the place of prompts is not there (`no_prompts`); more prompts are asked for than are looked at, or the command of
-            a restart is empty (`bad_setting`).
+        DraftwellError: more prompts are asked for than are looked at, or the command of a restart is empty (`bad_setting`).
     """
-    from components.drift.prompts import refuse_missing
-
-    if settings.prompts is not None:
-        refuse_missing(settings.prompts)
     needed = settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
     if needed > limits.window:
         raise DraftwellError(f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only the newest {limits.window} "

@@ -13,10 +13,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from components.engines.environments import peers_root
 from components.engines.failures import last_line, why_ended
@@ -24,6 +25,7 @@ from components.engines.ports import listening
 from components.engines.process import START_SECONDS
 from components.engines.vllm import NAME, file_name
 from flows.steps.engine_processes import Replica, replicas_of
+from flows.steps.engine_restart_record import read_record, write_record
 from registry.bundles.vllm.build import bundles_of
 from serving.errors import DraftwellError
 from serving.files import file_lock
@@ -31,8 +33,8 @@ from serving.files import file_lock
 POLL_SECONDS = 0.2
 END_SECONDS = 30.0
 """That an old process has to end, besides what its requests and its engine have (`--shutdown-timeout` each)."""
-LOCK = ".restart"
-"""File beside the bundles of a pair, which a restart locks."""
+LOCK, RECORD = ".restart", ".restart.json"
+"""Files beside the bundles of a pair: which a restart locks, and where it notes the process that is to be followed."""
 Say = Callable[[str], None]
 
 
@@ -40,17 +42,18 @@ def rolling_restart(out: Path, pair: str, say: Say, *, start_seconds: float = ST
     """Let every process that serves another bundle of a pair than the one that `current` leads to be followed by one that serves that.
 
     One after the other, on the same port with the same options, variables and cores. Another restart of the pair is waited for. Killed in
-    between, it is called again: a process that it has started already stays.
+    between, it is called again: a process that it has started already stays, and one that it has ended without another is made up for.
 
     Args:
         out: folder of bundles.
         start_seconds: within which a new one must listen.
         end_seconds: within which an old one must have ended, besides twice its `--shutdown-timeout`.
     Returns:
-        how many were followed by another; 0 where all serve that bundle, or none serves.
+        how many were followed by another, now or as made up for; 0 where all serve that bundle, or none serves.
     Raises:
         DraftwellError: there is no bundle (`no_bundle`); a new process did not start (as `why_ended` says, or `server_failed`), then the
-            old one serves on, or one of its bundle was started in its place; or an old one does not end (`server_not_ended`).
+            old one serves on, or one of its bundle was started in its place; or an old one does not end (`server_not_ended`), then the
+            next restart starts one in its place.
     """
     current = bundles_of(out, pair) / "current"
     if not (current / "serve.sh").is_file():
@@ -61,9 +64,15 @@ def rolling_restart(out: Path, pair: str, say: Say, *, start_seconds: float = ST
         # those that an earlier restart, which was killed, has started
         done = {(one.port, one.number) for one in running if one.bundle == bundle and comes(one, start_seconds, say)}
         others = [one for one in running if one.bundle != bundle]
-        restart = Restart(out, pair, bundle, say, start_seconds, end_seconds)
+        restart = Restart(out, pair, bundle, say, start_seconds, end_seconds, current.parent / RECORD)
+        lost = restart.lost(done | {(one.port, one.number) for one in others})
+        if lost is not None:
+            say(f"an earlier restart has ended replica {lost.number} on port {lost.port}, and none has followed it")
+            restart.in_place(lost)
         for old in others:
             restart.follow(old, done=(old.port, old.number) in done)
+    if lost is not None:
+        return len(others) + 1
     if not running:
         say(f"nothing of {pair} is served by this user here: start it with `draftwell serve --engine {NAME} --pair {pair}`")
     elif not others:
@@ -107,6 +116,7 @@ class Restart:
     Args:
         bundle: that the new ones serve.
         start_seconds, end_seconds: as `rolling_restart` takes them.
+        record: file that notes the process that is to be followed in its place.
     """
 
     out: Path
@@ -115,6 +125,19 @@ class Restart:
     say: Say
     start_seconds: float
     end_seconds: float
+    record: Path
+
+    def lost(self, there: Set[tuple[int, str]]) -> Replica | None:
+        """The process that an earlier restart has ended without another in its place; None where there is none.
+
+        Args:
+            there: port and number of the replicas that serve, or are to be followed.
+        """
+        old = read_record(self.record)
+        if old is not None and (old.port, old.number) not in there:
+            return old
+        self.record.unlink(missing_ok=True)
+        return None
 
     def follow(self, old: Replica, *, done: bool) -> None:
         """Let a process be followed by one that serves the bundle.
@@ -144,28 +167,53 @@ class Restart:
 
     def in_place(self, old: Replica) -> None:
         """End the old process first, so that both never share the device; if the new one does not start, start the earlier bundle again."""
+        self.tell_end(old)
+        write_record(self.record, old)
         try:
-            self.end(old)
-            self.say(f"starting {self.bundle.name} on port {old.port} in its place")
-            start(old, self.bundle, self.pair, self.start_seconds)
-        except DraftwellError as error:
-            if old.runs:
-                raise
-            self.say(f"{self.bundle.name} did not start: starting {old.bundle.name} again")
             try:
-                start(old, old.bundle, self.pair, self.start_seconds)
-            except DraftwellError as again:
-                raise DraftwellError(f"{error}; nor did {old.bundle.name} start again: {again}", code=error.code) from error
-            raise DraftwellError(f"{error}; {old.bundle.name} was started again", code=error.code) from error
-        except BaseException:  # asked to end
-            self.say(f"stopped: starting {old.bundle.name} on port {old.port} again")
-            spawn(old, old.bundle, self.pair)
+                end_process(old, self.end_seconds)
+                self.say(f"starting {self.bundle.name} on port {old.port} in its place")
+                start(old, self.bundle, self.pair, self.start_seconds)
+            except DraftwellError as error:
+                if old.runs:
+                    raise
+                self.start_again(old, error)
+        except DraftwellError:
             raise
+        except BaseException:  # asked to end
+            self.restore(old)
+            raise
+        self.record.unlink(missing_ok=True)
+
+    def start_again(self, old: Replica, error: DraftwellError) -> NoReturn:
+        """Start the earlier bundle, because the new one did not start, and raise."""
+        self.say(f"{self.bundle.name} did not start: starting {old.bundle.name} again")
+        try:
+            start(old, old.bundle, self.pair, self.start_seconds)
+        except DraftwellError as again:
+            raise DraftwellError(f"{error}; nor did {old.bundle.name} start again: {again}", code=error.code) from error
+        self.record.unlink(missing_ok=True)
+        raise DraftwellError(f"{error}; {old.bundle.name} was started again", code=error.code) from error
+
+    def restore(self, old: Replica) -> None:
+        """Start the earlier bundle again when the old process, which was asked to end, has: both at once may not fit the device."""
+        try:
+            end_process(old, self.end_seconds)
+        except DraftwellError as error:
+            self.say(f"stopped: {error}")
+            return
+        self.say(f"stopped: starting {old.bundle.name} on port {old.port} again")
+        spawn(old, old.bundle, self.pair)
 
     def end(self, old: Replica) -> None:
         """Ask a process to end, and wait until it has."""
-        self.say(f"process {old.pid} of {old.bundle.name} on port {old.port} answers what it has begun, and ends")
+        self.tell_end(old)
         end_process(old, self.end_seconds)
+
+    def tell_end(self, old: Replica) -> None:
+        """Say that a process is asked to end, unless it has ended already."""
+        if old.runs:
+            self.say(f"process {old.pid} of {old.bundle.name} on port {old.port} answers what it has begun, and ends")
 
 
 def start(old: Replica, bundle: Path, pair: str, seconds: float) -> None:

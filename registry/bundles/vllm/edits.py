@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
-from registry.bundles.vllm.render import FREE, MANIFEST, rendered
+from registry.bundles.vllm.render import FREE, MANIFEST
 from registry.bundles.vllm.settings import VllmServing
 from serving.errors import DraftwellError
 from serving.files import write_atomically
@@ -15,7 +17,21 @@ MADE_BY_USERS = (".env",)
 """Those of `FREE` that no bundle is rendered with."""
 
 
-def keep_edits(old: Path, new: Path) -> list[str]:
+@dataclass(frozen=True)
+class Kept:
+    """What became of a user's files.
+
+    Args:
+        names: of the files that were copied.
+        unknown: names of files that may have been changed and were not copied, because the old bundle is of a version that did not write
+            down what it rendered: they cannot be told from those of that version's templates.
+    """
+
+    names: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def keep_edits(old: Path, new: Path) -> Kept:
     """Copy the files that a user has made or changed in a bundle into the one that follows it.
 
     The name of the bundle's own image, which holds its number, becomes the new one. A file that the new bundle does not have, because it
@@ -23,13 +39,12 @@ def keep_edits(old: Path, new: Path) -> list[str]:
 
     Args:
         old, new: folders of bundles.
-    Returns:
-        names of the files that were copied.
     Raises:
         DraftwellError: one cannot be read (`unreadable_file`); those before it were copied.
     """
-    texts, fresh, image = _rendered(old), _rendered(new), _settings(new).name
-    kept = []
+    before, fresh = _digests(old), _digests(new) or {}
+    image = VllmServing.model_validate(json.loads((new / MANIFEST).read_bytes())["settings"]).name
+    names, unknown = [], []
     for name in FREE:
         try:
             data = _read(old / name)
@@ -37,25 +52,32 @@ def keep_edits(old: Path, new: Path) -> list[str]:
         except OSError as error:
             raise DraftwellError(f"cannot read {error.filename} ({error.strerror}), which is to be kept in {new}: let this user read it",
                                  code="unreadable_file") from error
-        wanted = mine is None if name in MADE_BY_USERS else mine is not None and mine == fresh.get(name)
-        if data is None or data in (mine, texts.get(name)) or not wanted:
+        wanted = mine is None if name in MADE_BY_USERS else mine is not None and _digest(mine) == fresh.get(name)
+        if data is None or not wanted:
             continue
-        data = data.replace(f"{image}:{old.name}".encode(), f"{image}:{new.name}".encode())
-        write_atomically(new / name, data, mode=stat.S_IMODE((old / name).stat().st_mode))
-        kept.append(name)
-    return kept
+        mode = stat.S_IMODE((old / name).stat().st_mode)
+        moved = data.replace(f"{image}:{old.name}".encode(), f"{image}:{new.name}".encode())
+        if moved == mine or (before is not None and _digest(data) == before.get(name)):
+            continue
+        if before is None and name not in MADE_BY_USERS:
+            unknown.append(name)
+            continue
+        write_atomically(new / name, moved, mode=mode)
+        names.append(name)
+    return Kept(tuple(names), tuple(unknown))
 
 
-def _settings(bundle: Path) -> VllmServing:
-    return VllmServing.model_validate(json.loads((bundle / MANIFEST).read_bytes())["settings"])
-
-
-def _rendered(bundle: Path) -> dict[str, bytes]:
-    """A bundle's files as they are rendered; none for one of an earlier version, whose settings this one does not read."""
+def _digests(bundle: Path) -> dict[str, str | None] | None:
+    """Name → sha256 of a bundle's files as they were rendered; None for one of a version that did not write them down."""
     try:
-        return {name: text.encode() for name, text in rendered(_settings(bundle)).items()}
+        free = json.loads((bundle / MANIFEST).read_bytes())["free"]
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return None
+    return free if isinstance(free, dict) else None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _read(file: Path) -> bytes | None:

@@ -8,6 +8,7 @@ YAML is dumped from data, so that it is YAML whatever a name holds. The same set
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
@@ -138,7 +139,8 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
     for name in named:
         if not (folder / name).exists():
             raise DraftwellError(f"{folder / name}, which the settings name, is not in the bundle: put it there", code="missing_file")
-    for name, text in rendered(settings).items():
+    texts = rendered(settings)
+    for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
@@ -148,8 +150,10 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         if source.is_file() and "__pycache__" not in source.parts and wanted:
             (folder / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / within)
+    # what a later version, whose templates differ, tells a user's changes by
+    free = {name: hashlib.sha256(texts[name].encode()).hexdigest() if name in texts else None for name in FREE}
     body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"),
-                            "files": file_records(folder), "free": list(FREE)}
+                            "files": file_records(folder), "free": free}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return manifest

@@ -163,6 +163,10 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
     assert (after / "compose.yaml").read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
     assert "draftwell-tiny:2-cpu" in (after / "chart" / "values.yaml").read_text()
     assert "greedy" in done["report"]["drift"]["why"]
+    judged = json.loads((loop.folder / "gate-t0.7.json").read_text())["settings"]
+    assert judged["num_speculative_tokens_per_batch_size"] == [[1, 1, 8]], "one length would be drafted at 2 to 64, which nobody measured"
+    assert "[[1, 1, 8], [2, 64, 0]]" in (after / "serve.sh").read_text()
+    assert f"    {after}, which decodes up to 64 requests at once" in loop.said
 
 
 def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(loop: Loop, served: Callable[[], list[tuple[int, str]]],

@@ -301,6 +301,9 @@ def test_prompts_of_other_flows_are_none_of_an_engines_recalibration() -> None:
     assert [d["parameters"]["settings"] for d in done["deployments"]] == [
         {"pair": "tiny", "out": "/dist", "minutes": 9.0, "prompts": "/recorded"},
         {"pair": "tiny", "out": "/dist", "prompts": "traffic.jsonl", "collect_prompts": 200}]
+    with raises_code("unknown_setting", "collect_prompts is set in the file of deployments alone (prefect.yaml"):  # it was set nowhere
+        schedules.for_pair({"deployments": [{"entrypoint": "a"}]}, {"pair": "tiny", "collect_prompts": "30"},
+                           {"a": EngineDriftSettings}.__getitem__)
 
 
 def test_a_pair_of_ones_own_is_named_by_its_absolute_path(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

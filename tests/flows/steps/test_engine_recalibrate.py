@@ -19,6 +19,7 @@ from flows.steps.engine_loop import LoopSettings
 from flows.steps.engine_recalibrate import EngineDriftSettings, EngineRecalibration, recalibrate_engine
 from flows.steps.monitor import load_limits
 from registry.bundles.places import link_current
+from serving.errors import DraftwellError
 from tests.support.errors import raises_code
 
 LIMITS = load_limits(None)
@@ -32,7 +33,8 @@ class Case:
         self.home, self.spool, self.prompts = root / "dist" / "vllm" / "tiny", root / "spool", root / "prompts.jsonl"
         self.folder = root / "space"
         self.loops: list[list[str]] = []
-        self.restarts, self.restarted = 0, True
+        self.restarts, self.restarted, self.place_named = 0, True, False
+        self.fault: BaseException | None = None
         self.makes: dict[str, Any] | None = DRAFTS
         self.bundle(1, DRAFTS)
         link_current(self.home, self.home / "1-cpu")
@@ -53,7 +55,8 @@ class Case:
     def count(self, bundle: str, hours: float = 0.0) -> None:
         self.spool.mkdir(exist_ok=True)
         line = {"version": 1, "begun": time.time() - 3600 * hours, "bundle": bundle, "rounds": 9, "accepted_at": [9]}
-        (self.spool / "acceptance-1.ndjson").write_text(json.dumps(line) + "\n")
+        with (self.spool / "acceptance-1.ndjson").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def restart(self) -> bool:
         self.restarts += 1
@@ -63,14 +66,17 @@ class Case:
         space: Any = SimpleNamespace(folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny")))
         thresholds: Any = None
         wanted = LoopSettings(collected=4, tuned=4, judged=4, out=self.home.parents[1], fresh=fresh)
-        return Checked(space, wanted, thresholds, LIMITS, print, self.prompts, self.spool, self.restart, case=self, found=drifted).run()
+        return Checked(space, wanted, thresholds, LIMITS, print, self.prompts, self.spool, self.restart, place_named=self.place_named,
+                       case=self, found=drifted).run()
 
     def age(self, hours: float) -> None:
         """Let the last recalibration, and the bundle, be as old."""
         file, then = self.folder / "recalibration.json", time.time() - 3600 * hours
         if file.exists():
             state = engine_recalibrate.Begun.model_validate_json(file.read_text())
-            file.write_text(state.model_copy(update={"at": state.at - timedelta(hours=hours)}).model_dump_json())
+            ago = timedelta(hours=hours)
+            changed = {"at": state.at - ago, "failed": None if state.failed is None else state.failed - ago}
+            file.write_text(state.model_copy(update=changed).model_dump_json())
         os.utime(self.home / "current" / "manifest.json", (then, then))
 
     def state(self) -> str:
@@ -80,8 +86,8 @@ class Case:
 class Checked(EngineRecalibration):
     """One whose check finds what it is told, and nothing at all where that is no drift."""
 
-    def __init__(self, *of: Any, case: Case, found: bool):
-        super().__init__(*of)
+    def __init__(self, *of: Any, place_named: bool, case: Case, found: bool):
+        super().__init__(*of, place_named=place_named)
         object.__setattr__(self, "case", case)
         object.__setattr__(self, "found", found)
 
@@ -103,6 +109,8 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
         def run(self) -> dict[str, Any]:
             made.loops.append(sorted(prompt.prompt for prompt in self.prompts))
+            if made.fault is not None:
+                raise made.fault
             current = (made.home / "current").resolve()
             same = json.loads((current / "manifest.json").read_text())["settings"]["speculative"] == made.makes is None
             number = max(int(path.name.partition("-")[0]) for path in made.home.glob("*-cpu")) + 1
@@ -153,6 +161,28 @@ def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
     assert (case.run()["state"], case.state(), case.restarts) == ("deployed", "deployed", 3)
 
 
+def test_what_a_person_has_restarted_needs_no_command(case: Case) -> None:
+    """The error stayed for a day, because the counts of the bundle before do."""
+    case.restarted = False
+    case.count("tiny/1-cpu", 0.2)
+    with raises_code("nothing_restarted"):
+        case.run()
+    case.count("tiny/2-cpu", 0.1)
+    assert (case.run()["state"], case.state()) == ("deployed", "deployed")
+
+
+def test_a_restart_that_is_due_needs_no_prompts(case: Case) -> None:
+    case.restarted, case.place_named = False, True
+    case.count("tiny/1-cpu")
+    with raises_code("nothing_restarted"):
+        case.run()
+    case.prompts.unlink()
+    case.restarted = True
+    assert case.run()["state"] == "deployed"
+    with raises_code("no_prompts", "there is no "):
+        case.run(drifted=False)
+
+
 def test_a_bundle_that_was_taken_back_before_it_was_restarted_stays_taken_back(case: Case) -> None:
     case.restarted = False
     case.count("tiny/1-cpu")
@@ -201,6 +231,26 @@ def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case
     assert case.run(drifted=False)["state"] == "not enough yet", "drafts are counted from now on"
 
 
+def test_a_loop_that_fails_is_not_tried_each_hour_for_plain_decoding(case: Case) -> None:
+    link_current(case.home, case.bundle(2, None))
+    case.age(LIMITS.repeat_after_hours + 1)
+    case.fault = KeyboardInterrupt()
+    for _ in range(2):  # what was stopped resumes
+        with pytest.raises(KeyboardInterrupt):
+            case.run(drifted=False)
+    case.fault = DraftwellError("out of memory", code="engine_failed")
+    with raises_code("engine_failed"):
+        case.run(drifted=False)
+    waiting = case.run(drifted=False)
+    assert (waiting["state"], len(case.loops)) == ("answered", 3)
+    assert "an error ended its last recalibration: tried again after" in waiting["why"]
+    with raises_code("engine_failed"):
+        case.run()  # a drift does not wait
+    case.age(LIMITS.repeat_after_hours + 1)
+    case.fault = None
+    assert (case.run(drifted=False)["state"], len(case.loops)) == ("deployed", 5)
+
+
 def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None:
     link_current(case.home, case.bundle(2, None))
     case.age(LIMITS.repeat_after_hours + 1)
@@ -213,7 +263,7 @@ def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None
 
 
 @pytest.mark.parametrize(("changes", "code", "words"), [
-    ({"prompts": "nowhere"}, "no_prompts", "there is no "), ({"restart": " "}, "bad_setting", "--restart is empty"),
+    ({"restart": " "}, "bad_setting", "--restart is empty"),
     ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200")])
 def test_mistakes_are_refused_before_traffic_has_drifted(case: Case, changes: dict[str, Any], code: str, words: str) -> None:
     space: Any = None  # nothing is looked at before

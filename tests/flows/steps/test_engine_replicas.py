@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 
 from components.engines.ports import free_port, listening, refuse_taken
+from flows.steps import engine_replicas, engine_restart_record
 from flows.steps.engine_processes import Replica, given, replicas_of, started_at
 from flows.steps.engine_replicas import end_process, restart_hook, rolling_restart
+from flows.steps.engine_restart_record import read_record, write_record
 from flows.steps.engine_serve import server_environment, trial_environment
 from registry.bundles.places import link_current
 from registry.bundles.vllm.render import write_bundle
@@ -330,6 +332,79 @@ def test_a_restart_that_is_stopped_between_two_processes_starts_the_earlier_bund
     with pytest.raises(SystemExit):
         rolling_restart(out, "tiny", say, end_seconds=20)
     wait_until(lambda: sorted(served(out)) == [("1-cpu", "1"), ("1-cpu", "2")], "it is not served by two", seconds=30)
+
+
+def test_a_restart_that_is_stopped_while_it_starts_the_earlier_bundle_again_loses_none(out: Path, start: Start) -> None:
+    port = free_port()
+    start(port), start(port, DRAFTWELL_REPLICA="2")
+    (deploy(out, 2) / "listen.py").write_text("changed")
+
+    def say(line: str) -> None:
+        if "did not start" in line:
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        rolling_restart(out, "tiny", say, end_seconds=20)
+    wait_until(lambda: sorted(served(out)) == [("1-cpu", "1"), ("1-cpu", "2")], "it is not served by two", seconds=30)
+
+
+def test_a_restart_that_is_stopped_while_the_old_process_answers_starts_none_beside_it(out: Path, start: Start,
+                                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU held two of the earlier bundle."""
+    port, said, ends = free_port(), list[str](), list[int]()
+    first = start(port, FAKE_SERVER_SECONDS="0.8")
+    client = threading.Thread(target=ask, args=(port,))
+    client.start()
+    time.sleep(0.3)
+    start(port, DRAFTWELL_REPLICA="2")
+    deploy(out, 2)
+
+    def stopped_first(old: Replica, seconds: float) -> None:
+        ends.append(old.pid)
+        if len(ends) == 1:
+            os.kill(old.pid, signal.SIGTERM)
+            raise SystemExit(143)
+        end_process(old, seconds)
+
+    monkeypatch.setattr(engine_replicas, "end_process", stopped_first)
+    alive = list[bool]()
+    spawn = engine_replicas.spawn
+    monkeypatch.setattr(engine_replicas, "spawn", lambda old, *rest: (alive.append(old.runs), spawn(old, *rest))[1])
+    with pytest.raises(SystemExit):
+        restarted(out, said)
+    client.join()
+    assert (alive, ends) == ([False], [first.pid] * 2)
+    wait_until(lambda: sorted(served(out)) == [("1-cpu", "1"), ("1-cpu", "2")], "it is not served by two", seconds=30)
+
+
+def test_a_replica_that_was_ended_by_hand_is_followed_by_the_next_restart(out: Path, start: Start) -> None:
+    """It was found no more, and the pair had one replica less for good."""
+    port, said = free_port(), list[str]()
+    options = ("--port", str(port), "--shutdown-timeout", "0")
+    first = start(port, *options, VLLM_API_KEY="secret")
+    start(port, *options, DRAFTWELL_REPLICA="2")
+    deploy(out, 2)
+    os.kill(first.pid, signal.SIGSTOP)
+    with raises_code("server_not_ended", f"process {first.pid} of 1-cpu"):
+        rolling_restart(out, "tiny", said.append, end_seconds=0.2)
+    first.kill()
+    first.wait()
+    record = out / "vllm" / "tiny" / ".restart.json"
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert restarted(out, said) == 2
+    assert f"an earlier restart has ended replica 1 on port {port}, and none has followed it" in said
+    now = {one.number: (one.bundle.name, one.options, one.environment.get("VLLM_API_KEY")) for one in replicas_of(out, "tiny")}
+    assert now == {"1": ("2-cpu", options, "secret"), "2": ("2-cpu", options, None)}
+    assert not record.exists()
+    assert restarted(out, said) == 0
+
+
+def test_what_was_noted_before_the_machine_was_started_again_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Replica(1, tmp_path, 8000, ("--x",), {"A": "\udce9"}, 5, frozenset({0, 1}), 45.0)
+    write_record(tmp_path / "record", old)
+    assert read_record(tmp_path / "record") == old
+    monkeypatch.setattr(engine_restart_record, "boot", lambda: "another")
+    assert read_record(tmp_path / "record") is None
 
 
 def test_a_restart_that_is_asked_to_end_takes_along_what_it_started(out: Path, start: Start) -> None:

@@ -13,6 +13,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -32,10 +33,10 @@ def problem() -> str | None:
     body = {key: value for key, value in manifest.items() if key != "digest"}
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files, manifest.get("free", [])) or foreign(gate) or missing(needs)
+    return changed(files, manifest.get("free", ())) or foreign(gate) or missing(needs)
 
 
-def changed(files: dict[str, Any], free: list[str]) -> str | None:
+def changed(files: dict[str, Any], free: Iterable[str]) -> str | None:
     """The first file that is missing, changed, or not the bundle's; those that are free may be."""
     inside = sorted(HERE.rglob("*"))
     for path in inside:
