@@ -55,7 +55,7 @@ DATA_WORDS = f"""## The prompts
 
 `data` is a folder with the papers' data sets. HumanEval and GSM8K come from their makers:
 
-```
+```bash
 mkdir -p data
 {DOWNLOADS}
 python -m components.papers.public data

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from serving.errors import DraftwellError
-from serving.runtime.engine.prompt_pieces import SMALLEST
+from serving.runtime.engine.piece_sizes import SMALLEST
 from serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]

@@ -10,18 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from serving.runtime.commands import Forward
+from serving.runtime.engine.piece_sizes import SMALLEST
 from serving.runtime.engine.task import Task
 
 LEAST = 16
 """Tokens up to which a forward pass is not cut: early in a text one of sixteen takes less than two of eight (2.2 to 2.7 and 1.7 to 2.1
 times one token's). The price: the last tokens of a long prompt are read whatever the budget, and late in a prompt of thousands sixteen take
 longer than they may (beside seven rows after 3,400 tokens 75 ms, eight 48), once a prompt. Measured in docs/log.md."""
-SMALLEST = 8
-"""Tokens of the smallest piece of a prompt. Late in a prompt of thousands a pause is mostly attention, which is in proportion to them."""
 LONGEST = 1024
 """Tokens of the longest piece where there is a limit at all; longer ones are read no faster, and hold up a request that comes meanwhile."""
-
-
 MOST_ROWS = 128
 """Rows of prompts that are rated, in one step: each is as wide as the vocabulary, and a step's are in memory together."""
 

@@ -269,7 +269,7 @@ def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], m
     assert seen
     assert all(seen)
     deadline = time.monotonic() + 30
-    while scheduler.running and time.monotonic() < deadline:
+    while (scheduler.running or scheduler.hung) and time.monotonic() < deadline:  # on a busy machine a round's end takes longer, too
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
