@@ -52,6 +52,7 @@ def test_each_contender_is_charged_for_its_own():
     assert 0 <= peaks["vanilla_sd"] < 50
 
 
+@pytest.mark.slow
 def test_where_the_system_does_not_tell_it_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CLEAR", tmp_path / "missing" / "clear_refs")
     monkeypatch.setattr(memory, "STATUS", tmp_path / "missing")

@@ -120,6 +120,7 @@ def test_other_conditions_stay_quiet() -> None:
     assert report.novelty.now == 1.0
 
 
+@pytest.mark.slow
 def test_a_small_change_that_is_certain_is_no_drift() -> None:
     """Thousands of prompts make anything significant; the limits say what matters."""
     report = compared(rows(1, 2000, 12), rows(2, 2000, 12, kept=0.95))

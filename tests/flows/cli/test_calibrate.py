@@ -59,6 +59,7 @@ OF_TUNE: Cases = {"no rollouts": (lambda folder, into: changed(folder, into, wit
                   "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",))}
 
 
+@pytest.mark.slow
 def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path) -> None:
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
 
@@ -99,6 +100,7 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
     assert contents(space) == old
 
 
+@pytest.mark.slow
 def test_sampled_texts_are_counted_into_the_same_table(run: Any, pair_file: Path, prompts_file: Path, traces: Path,
                                                        own_stores: Path) -> None:
     """Greedy counts stay when sampled ones are added, and the other way round; each is refused traces of the other."""

@@ -258,6 +258,7 @@ def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any]
     assert not (folder / "tuned.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "what", "advice"), [
     ("plugin", "No module named 'draftwell_vllm'", "install what is named"),
     ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),

@@ -422,6 +422,7 @@ def test_a_slot_keeps_others_waiting(limits: Any) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_slot_that_never_gets_free_is_reported_with_the_fix(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.concurrency.sync import concurrency
 

@@ -31,7 +31,8 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: list[ServerSettings], tmp_path: Path) -> None:
     options = {"signature_key": "release.pub", "signature_flags": "x",
                "host": "0.0.0.0", "port": 9000, "slots": 3, "queue": 5, "dtype": "float32", "threads": 2, "max_context": 128,
-               "prompt_tokens": 32, "draft_lengths": "predicted", "api_key_file": tmp_path / "keys", "body_megabytes": 64, "request_timeout": 4.5, "drain_seconds": 2.0,
+               "prompt_tokens": 32, "draft_lengths": "predicted", "api_key_file": tmp_path / "keys",
+               "body_megabytes": 64, "request_timeout": 4.5, "drain_seconds": 2.0,
                "generation_config": "none",
                "strategies": "vanilla_sd,spide", "prefix_caching": "request", "state": "tenant",
                "state_dir": tmp_path / "state", "state_seconds": 1.5,

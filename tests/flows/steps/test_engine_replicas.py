@@ -134,6 +134,7 @@ def test_a_replica_that_ends_leaves_its_port_before_it_answers_what_it_has_begun
     assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_the_drain_is_cut(start: Start) -> None:
     port = free_port()
     process = start(port, "--port", str(port), "--shutdown-timeout", "1", FAKE_SERVER_SECONDS="3")

@@ -98,6 +98,7 @@ def accepted(verdict: GateVerdict) -> tuple[float, float]:
     return float(mine), float(theirs)
 
 
+@pytest.mark.slow
 def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
         release_with: Callable[[float], StepContext], monkeypatch: pytest.MonkeyPatch) -> None:
     import components.gate.footprint

@@ -219,6 +219,7 @@ def test_a_gigabyte_of_prints_goes_nowhere() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", EXITS)
 def test_a_program_that_leaves_before_its_tests_does_not_pass(code: str) -> None:
     outcome = run_python(f"{code}\nassert False, 'never reached'")

@@ -33,6 +33,7 @@ def test_no_answers_are_no_figure() -> None:
         summary("ours", 1, [[0.0, 0.1]], sent=0.2, read=0.4)
 
 
+@pytest.mark.slow
 def test_against_a_server() -> None:
     with serving(served_pair("autoregressive", slots=3)) as (url, _):
         server = running_server(url)

@@ -172,6 +172,7 @@ def test_one_head_serves_all_strategies_that_use_it():
         head_of(target, other)
 
 
+@pytest.mark.slow
 def test_a_head_is_dropped_when_nothing_uses_it_any_more():
     """A server whose heads are exchanged while it runs keeps the model of the last one."""
     _, first = random_eagle3(llama(), 40)

@@ -69,6 +69,7 @@ def test_it_comes_to_the_best_length_of_every_batch_size_whatever_the_profile_sa
     assert control.tokens_per_second()[control.in_force] == pytest.approx(true[control.in_force], rel=0.2)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(running=st.sampled_from([2, 8, 32]), per_token=st.floats(0.0002, 0.01), believed=st.floats(0.0002, 0.01), seed=st.integers(0, 99))
 def test_it_is_never_below_plain_decoding_by_more_than_the_blocks_share(running, per_token, believed, seed):
