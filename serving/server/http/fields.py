@@ -22,6 +22,8 @@ LONGEST_TEXT = 500_000
 LONGEST_TOKENS = 131_072
 
 Name = Annotated[str, StringConstraints(max_length=256)]
+Label = Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)]
+"""A name that a chat template may write."""
 Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT), AfterValidator(whole_characters)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(whole_characters)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

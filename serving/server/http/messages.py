@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from serving.server.http.bounds import few_parts, few_values
 from serving.server.http.characters import whole_values
-from serving.server.http.fields import Name, OpenAIFields, Text, contradiction
+from serving.server.http.fields import Label, Name, OpenAIFields, Text, contradiction
 from serving.server.http.tools import PastCall
 
 MOST_TEMPLATE_VALUES = 32
@@ -47,14 +47,14 @@ class Message(OpenAIFields):
     content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=MOST_TOOL_CALLS)] | None = Field(
         None, description="of an assistant: the calls that it has made")
-    tool_call_id: Name | None = Field(None, description="of a tool: the call that it answers")
+    tool_call_id: Label | None = Field(None, description="of a tool: the call that it answers")
 
     # Clients send these fields of an earlier answer back; empty ones are accepted. Chat templates use no names.
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
         "function_call": (), "audio": (), "refusal": ("",), "annotations": ([],),
     }
 
-    name: Name | None = None
+    name: Label | None = None
 
     @model_validator(mode="after")
     def check_content(self) -> Self:

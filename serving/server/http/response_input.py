@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from serving.server.http.bounds import few_parts, few_values
-from serving.server.http.fields import Name, Text
+from serving.server.http.fields import Label, Text
 from serving.server.http.tools import MOST_TOOLS, CalledFunction, ChosenFunction, FunctionSpec, PastCall, Tool
 
 MOST_ITEMS = 2048
@@ -57,7 +57,7 @@ class InputCall(CalledFunction):
     """A call of an earlier response."""
 
     type: Literal["function_call"]
-    call_id: Name
+    call_id: Label
 
     def plain(self) -> dict[str, Any]:
         """A turn of the assistant, as chat templates take it."""
@@ -71,7 +71,7 @@ class InputResult(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["function_call_output"]
-    call_id: Name
+    call_id: Label
     output: Content
 
     def plain(self) -> dict[str, Any]:

@@ -117,3 +117,14 @@ def test_items_of_text_and_calls_in_their_order() -> None:
         done = [fields["output_index"] for kind, fields in events if kind == "response.output_item.done"]
         assert added == done == [0, 1, 2, 3, 4]
         assert len({item["id"] for item in items.items}) == 5
+
+
+@pytest.mark.parametrize("body", [
+    b'"tools": [{"type": "function", "name": "f", "parameters": {"default": NaN}}], "input": "hi"',
+    b'"input": [{"type": "function_call", "call_id": "\\ud800", "name": "f", "arguments": "{}"}]',
+    b'"input": [{"type": "function_call_output", "call_id": "\\ud800", "output": "x"}]'])
+def test_what_cannot_be_written_is_refused(client: openai.OpenAI, body: bytes) -> None:
+    """A response repeats the tools; a template may write the names of calls."""
+    response = httpx.post(f"{client.base_url}responses", content=b'{"model": "tiny", "max_output_tokens": 2, %s}' % body, timeout=60,
+                          headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
