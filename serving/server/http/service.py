@@ -169,6 +169,11 @@ class Service:
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
+        """The strategy that the request names, else the tuned one; with a seed, sampled requests of an exact one are decoded plainly.
+
+        How many tokens are drafted decides which random numbers an answer uses, so drafts of such a request could not be limited under
+        load: they would slow others down. The request alone decides, so that the same bundle gives the same answer on every server.
+        """
         asked = body.decoding
         name = PLAIN if asked.enabled is False else asked.strategy
         try:
@@ -178,7 +183,8 @@ class Service:
                 raise  # the tuned strategy is not available: not the client's error
             raise APIError(400, without_paths(error), param="speculation.strategy", code="strategy_not_found") from error
         if not asked.parameters:
-            return strategy
+            alone = name is None and body.seed is not None and body.used_temperature > 0 and strategy.lossless
+            return self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature) if alone else strategy
         return with_parameters(strategy, asked.parameters, allowed=getattr(request.app.state, "allow_parameters", False))
 
     def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:

@@ -6,9 +6,9 @@ their texts. Predicted costs (costs.py), the acceptance of recent drafts and the
 The tokens of a round are then given to the requests whose drafts are likely to be kept (draft_budget.py). Within the limit strategies
 decide as before.
 
-A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So the limit of requests whose answer must
-not depend on other traffic is fixed (`repeats`): sampled ones of an exact strategy are decoded plainly, whatever the load, since drafts
-that nobody may shorten would slow others down; those of a lossy strategy draft as much as their config says.
+A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
+other traffic have none (`repeats`): they draft as much as their config says. Sampled ones with a seed come here with an exact strategy
+that drafts only if they named it; others are sent to plain decoding (http/service.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Prompts:
 class LoadControl:
     """Sets the draft limit of every running request, on the scheduler's thread, after each round and whenever requests come or go.
 
-    A single request has no limit, unless it `repeats`.
+    A single request has no limit, nor has one that `repeats`.
 
     Args:
         costs: of the models that serve.
@@ -154,8 +154,6 @@ class LoadControl:
             sampling: the request's; None: the answer may depend on the limit.
         """
         self._take_up()
-        if sampling is not None and repeats(strategy, sampling):
-            return fixed_limit(strategy)
         if running == 1 or not limits(strategy, sampling):
             return UNLIMITED
         wanted = self.current.length if self.current else best_of(self._predicted([strategy], running, None))
@@ -184,7 +182,7 @@ class LoadControl:
             self._whole = True
         if ended or sessions != self._limited or len(running) == 1:
             for session, strategy in running:
-                session.draft_limit = fixed_limit(strategy) if repeats(strategy, session.sampling) else UNLIMITED
+                session.draft_limit = UNLIMITED
                 session.predicted_limit = self.predicted_limit(strategy, len(running), session.sampling)
                 if session not in sessions and strategy.name != Autoregressive.name:
                     self.last[strategy.name] = session.draft_limit
@@ -341,16 +339,10 @@ def indifferent(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 def repeats(strategy: Strategy, sampling: Sampling) -> bool:
-    """Whether a request's limit is fixed, because its answer must be the same whatever else runs and another limit could change it."""
+    """Whether a request has no limit, because its answer must be the same whatever else runs and a limit could change it."""
     if indifferent(strategy, sampling):
         return False
     return sampling.repeatable or (strategy.resources.deterministic and not strategy.lossless)  # a random seed repeats nothing
-
-
-def fixed_limit(strategy: Strategy) -> int:
-    """The limit of a request that `repeats`: by its strategy alone. A client that chose a lossy strategy wants what its drafts do to the
-    text; an exact one is chosen for its speed, and beside many requests drafts of a length that was tuned for one are slower than none."""
-    return 0 if strategy.lossless else UNLIMITED
 
 
 def limits(strategy: Strategy, sampling: Sampling | None) -> bool:

@@ -88,8 +88,19 @@ def test_several_answers_differ_and_the_first_is_the_one_alone(http: httpx.Clien
     assert texts(complete(http, n=2)) == [texts(complete(http))[0]] * 2, "greedy answers are one"
 
 
+def test_a_sampled_request_with_a_seed_drafts_only_if_it_names_how(http: httpx.Client) -> None:
+    """The request alone decides: this server has no control of drafts, and a busy one decodes it in the same way."""
+    def drafted(**change: Any) -> tuple[str, bool]:
+        found = complete(http, **{"temperature": 1, "seed": 5, **change})["speculation"]
+        return found["strategy"], found["drafted"] > 0
+
+    assert drafted() == ("autoregressive", False)
+    assert drafted(speculation={"strategy": "vanilla_sd"}) == ("vanilla_sd", True)
+    assert drafted(seed=None) == drafted(temperature=0) == ("vanilla_sd", True)
+
+
 def test_usage_counts_a_prompt_once_and_every_answer(http: httpx.Client) -> None:
-    several = complete(http, temperature=1, seed=5, n=3)
+    several = complete(http, temperature=1, seed=5, n=3, speculation={"strategy": "vanilla_sd"})
     usage, details = several["usage"], several["usage"]["completion_tokens_details"]
     assert usage["prompt_tokens"] == complete(http)["usage"]["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]

@@ -425,18 +425,18 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_seed_of_an_exact_strategy_is_answered_plainly_whoever_else_is_there(deterministic):
-    """Drafts that nobody may shorten have the length that was tuned for one request, and slow many down."""
+def test_a_seeded_request_that_named_an_exact_strategy_drafts_whoever_else_is_there(deterministic):
+    """Others with a seed are not sent to such a strategy at all (http/service.py)."""
     strategy = build_strategy("vanilla_sd", {}, replace(table_resources(8), deterministic=deterministic))
     asked = Sampling(max_tokens=40, temperature=1.0, seed=5, repeatable=True)
     for others in (0, 7):
-        it = scheduler(BatchCosts({1: 0.0}, {1: 1.0}), strategy=strategy)  # where drafts are free
+        it = scheduler(COMPUTE_BOUND, strategy=strategy)  # where eight without a seed do not draft
         for _ in range(others):
             submit(it, 20)
         ticket = Ticket([1, 2], asked, TextStream(letters), [].append)
         it.submit(ticket)
         turn_until_idle(it)
-        assert ticket.job.session.stats.drafted == 0
+        assert max(ticket.job.session.stats.judged_at) == 4, "the last of its five draft tokens"
     it = scheduler(COMPUTE_BOUND, strategy=strategy)
     ticket = Ticket([1, 2], replace(asked, repeatable=False), TextStream(letters), [].append)
     it.submit(ticket)
