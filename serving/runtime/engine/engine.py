@@ -194,7 +194,7 @@ class Engine:
         if self._gained and self.budget:
             self.budget.end_pause(time.perf_counter())
         self.meter.end_step(self._gained, idle=not self.jobs)
-        self._gained = self.reading = 0
+        self._gained = 0
         if self.device_lost:
             for job in list(self.jobs):
                 self._end(job, self.device_lost)

@@ -42,7 +42,7 @@ class Calling(Generation):
         if self.choice == "required" and not names:
             raise contradiction("tool_choice", "needs tools to choose from")
         asked = self.asked_format
-        if self.offered and not self.must_call and asked is not None and asked.rule is None:
+        if self.offered and asked is not None and asked.rule is None:
             raise contradiction("tools", f"cannot be combined with {asked.field}: ask for JSON or for a choice of texts, or set "
                                          "tool_choice to none")
         return self

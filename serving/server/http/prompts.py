@@ -94,7 +94,7 @@ class Prompts:
 
     def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ())))
+        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ()), options.get("values") or {}))
         self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
         return self.served.encode_chat(messages, **options)
 

@@ -49,10 +49,11 @@ class OutputItems:
         Args:
             status: of the last item.
         """
+        cut = self._parser is not None and self._parser.within_arguments  # by a stop string: no call to make
         events = self._events(self._parser.finish()) if self._parser is not None else []
         if not self.items:
             events += self._begin_message()
-        return [*events, *self._close(status)]
+        return [*events, *self._close("incomplete" if cut else status)]
 
     def begin(self) -> list[Event]:
         """The beginning of a message, where the answer can be nothing else."""

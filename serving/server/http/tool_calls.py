@@ -233,11 +233,12 @@ class FirstCall(StopStrings):
         self._parser = ToolCallParser(names)
 
     def push(self, text: str) -> str:
-        return self.let_pass(super().push(text))
+        text = self.let_pass(super().push(text))
+        self.stopped = self.stopped or (self._parser.calls > 0 and not self._parser.within_arguments)
+        return text
 
     def let_pass(self, text: str) -> str:
         self._parser.push(text)
-        self.stopped = self.stopped or (self._parser.calls > 0 and not self._parser.within_arguments)
         return text
 
 

@@ -183,6 +183,7 @@ class Scheduler:
             self._round()
         finally:
             self._round_began = None
+            self.engine.reading = 0  # what the round read gave it longer until now
 
     def _round(self) -> None:
         self._drop()

@@ -16,6 +16,7 @@ from serving.runtime.grammar import guidance
 from serving.runtime.grammar.guidance import GuidanceGrammar, GuidanceTokenizer
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import build_strategy
+from serving.server.http.formats import MOST_TEXTS
 from tests.serving.runtime.grammar.schemas import SCHEMAS
 from tests.support.server.served_pair import spaced_tokenizer, tiny_pair
 
@@ -151,3 +152,10 @@ def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(pair: LoadedP
         write(90)
     assert error.value.code == "invalid_grammar"
     assert time.thread_time() - began < 3
+
+
+def test_the_longest_choice_can_be_written(pair: LoadedPair, compiled: Any) -> None:
+    """Each text is a reading that the grammar leaves open at the first place."""
+    texts = [f"text {number}" for number in range(MOST_TEXTS)]
+    text, reason, _ = written(pair, compiled(guidance.lark(f"start: {guidance.alternatives(texts)}")), max_tokens=40)
+    assert (text in texts, reason) == (True, "stop")

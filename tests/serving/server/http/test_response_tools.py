@@ -51,6 +51,12 @@ def calls_of(response: Any) -> list[ResponseFunctionToolCall]:
     return calls
 
 
+def test_arguments_that_a_stop_string_cuts_are_no_call_to_make(client: openai.OpenAI) -> None:
+    response = respond(client, tool_choice={"type": "function", "name": "weather"}, extra_body={"stop": ['"unit']})
+    assert response.output[-1].arguments.startswith('{"city"')
+    assert response.output[-1].status == "incomplete"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "go_to"}], ids=str)
 def test_a_stream_of_calls_adds_up_to_the_whole(client: openai.OpenAI, choice: Any) -> None:
     asked: Any = {"tool_choice": choice, "parallel_tool_calls": False}

@@ -126,6 +126,13 @@ def test_a_call_within_the_least_tokens_is_noticed_after_them() -> None:
     assert stop.stopped
 
 
+def test_a_whole_call_within_the_least_tokens_ends_nothing_yet() -> None:
+    stop = FirstCall({"add"})
+    assert (stop.let_pass(ONE), stop.stopped) == (ONE, False)
+    stop.push("\n")
+    assert stop.stopped
+
+
 def test_arguments_come_as_they_are_written() -> None:
     parser = ToolCallParser({"add"})
     seen = []

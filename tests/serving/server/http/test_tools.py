@@ -186,6 +186,12 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls[0].function.arguments.startswith("{")
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_regular_expression_beside_tools_is_refused(client: openai.OpenAI, choice: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="cannot be combined with guided_regex"):
+        ask(client, tool_choice=choice, extra_body={"guided_regex": "[a-z]+"})
+
+
 def test_a_stop_string_within_arguments_leaves_no_call_to_make(client: openai.OpenAI) -> None:
     asked = {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "stop": ['"unit']}
     choice = ask(client, **asked).choices[0]
