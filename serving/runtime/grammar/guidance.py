@@ -15,10 +15,10 @@ WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
 """What may stand between the parts of a JSON text: spaces, or a new line with its indentation. Small models that may write any amount of it
 often write nothing else any more."""
 LONGEST_MESSAGE = 300
-MOST_ITEMS = 1100
+MOST_ITEMS = 1000
 """Readings of a text that a grammar may leave open at one place (Earley items in a row). What a mask costs grows with their third power:
-34 to 60 ms at so many, 250 at llguidance's own limit of 2,000. Of 2,829 schemas the largest needs 803 (docs/log.md), and a choice of 1,000
-texts, the most, one for each."""
+34 to 60 ms at so many, 250 at llguidance's own limit of 2,000. Of 2,829 schemas the largest needs 803 (docs/log.md), and a choice of texts
+one for each."""
 LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
 """Characters of a definition, and rules or references in it. Compilers follow chains of rules by recursion: some thousands overflow their
 stack, which would end the process."""

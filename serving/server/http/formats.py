@@ -14,7 +14,8 @@ from serving.runtime.grammar import guidance
 from serving.server.http.bounds import few_values
 from serving.server.http.characters import whole_characters, whole_values
 
-MOST_TEXTS = 1000
+MOST_TEXTS = 900
+"""Texts of a choice: each is a reading (`guidance.MOST_ITEMS`), and tools beside them are further ones."""
 Definition = Annotated[str, StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION), AfterValidator(whole_characters)]
 JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(few_values), AfterValidator(whole_values)]
 Schema = JsonObject | bool | Definition

@@ -131,6 +131,7 @@ def test_steps_take_prompts_of_their_own(demo: Callable[..., Any], folder: Path,
     assert "there are 39 prompts, and 40 are needed" in line(demo())
 
 
+@pytest.mark.slow
 def test_a_finished_part_is_not_done_again(demo: Callable[..., Any], folder: Path, tmp_path: Path,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped while it served; then the engine is broken, which only a step that runs again would notice."""

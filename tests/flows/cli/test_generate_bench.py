@@ -96,6 +96,7 @@ def test_lossless_strategies_are_identical_in_float32(report: dict[str, Any]) ->
         assert figures["identical_outputs"] == 3, name
 
 
+@pytest.mark.slow
 def test_bench_settings_reach_their_strategy(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> None:
     """Autoregressive is measured though it was not named; --set names the strategy it is for."""
     out = tmp_path / "out.json"

@@ -39,6 +39,7 @@ def two_gated(space: Workspace, folder: Path) -> tuple[Store, list[ReleaseVersio
     return store, made
 
 
+@pytest.mark.slow
 def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved(space: Workspace, run: Any, tmp_path: Path) -> None:
     store, (_, two) = two_gated(space, tmp_path)
     command = ("sync", "--pair", space.name)

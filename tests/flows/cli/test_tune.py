@@ -40,6 +40,7 @@ def refused(done: Any, *words: str) -> None:
         assert word in line
 
 
+@pytest.mark.slow
 def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from components.tune import evaluator as contest
 
@@ -166,6 +167,7 @@ def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any],
     assert {"tuning.json", "tuning.html", "tuning_sampled.json", "tuning_sampled.html"} <= written
 
 
+@pytest.mark.slow
 def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
                                                          empty_database: Path) -> None:
     from flows.loading import open_pair

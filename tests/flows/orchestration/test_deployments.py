@@ -691,6 +691,7 @@ def test_a_result_that_is_too_old_or_of_another_form_is_made_again(tmp_path: Pat
 # A flow
 
 
+@pytest.mark.slow
 def test_collection(prefect_server: None, settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, then room, then nothing to do, then a broken shard: no shard by half, one attempt each, no computing twice."""
     from serving import files

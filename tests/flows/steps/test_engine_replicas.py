@@ -101,6 +101,7 @@ def ask(port: int) -> Any:
             return json.load(answer)
 
 
+@pytest.mark.slow
 def test_replicas_share_a_port_and_what_is_no_replica_is_refused(out: Path, start: Start, tmp_path: Path) -> None:
     port = free_port()
     first, second = start(port, FAKE_SERVER_SECONDS="0"), start(port, DRAFTWELL_REPLICA="2", FAKE_SERVER_SECONDS="0")

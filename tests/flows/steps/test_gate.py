@@ -221,6 +221,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(champion: Path, release_now: Callable[[], int],
                                                                               call: Callable[..., Any], few: tuple[Any, ...],

@@ -189,6 +189,7 @@ def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
     assert it.load.acceptance["vanilla_sd"].rate > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("believed", "true"), [
     (BatchCosts({1: 0.0}, {1: 1.0}), lambda tokens: 0.5 * tokens),  # drafts are said to cost nothing, and cost as much as tokens
     (BatchCosts({1: 1.0, 64: 64.0}, {1: 1.0, 64: 64.0}), lambda tokens: 1.0),
