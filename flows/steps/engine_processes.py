@@ -1,4 +1,4 @@
-"""The processes that serve a pair's bundles for vLLM on this machine, as Linux lists them: nothing is noted that could be out of date."""
+"""The processes that serve a pair's bundles for vLLM on this machine, as Linux lists them."""
 
 from __future__ import annotations
 
