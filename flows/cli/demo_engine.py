@@ -79,6 +79,9 @@ def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     if grid := report.get("grid"):
         yield (regret_line(grid["regret"], "by the whole grid on all prompts of the tuning") if grid["regret"] else
                "regret by the whole grid: unknown, because the choice could not be measured again")
+        if final := grid["final"]:
+            yield (f"the choice and the best of the others once more, in turn: {final['winner']} is {final['ratio']:.2f} times as fast as "
+                   f"{final['loser']} ({final['low']:.2f} to {final['high']:.2f})")
         yield from (f"left out of the grid: {name}, {why}" for name, why in grid["left_out"].items())
     against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(report["record"]))
     yield sentence(report["record"]) + (f": {against}" if against else "")

@@ -378,10 +378,11 @@ class EngineLoop:
 
         settings = self.wanted.tuning()
         lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)
-        found, failed = grid_of(lab, settings, choice, texts)
+        found, final, failed = grid_of(lab, settings, choice, texts)
         regret = grid_regret(choice, found)
         self.report["grid"] = {"figures": [figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()],
-                               "regret": regret and regret.model_dump(mode="json"), "left_out": failed}
+                               "regret": regret and regret.model_dump(mode="json"),
+                               "final": final and final.model_dump(mode="json"), "left_out": failed}
 
     def told(self, name: str, line: str) -> None:
         """Keep a line in the report, and say it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,4 +30,18 @@ def prepare(*, one_process: bool) -> None:
         variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]",
                       "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
     defaults = {"VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), "VLLM_CPU_KVCACHE_SPACE": "2"}
+    if for_cpus():
+        # what vLLM 0.32 compiles ahead of time it cannot load again ('function' object has no attribute 'finalize_loading'), so each start
+        # would compile anew, for a minute; the other cache is read
+        defaults["VLLM_USE_AOT_COMPILE"] = "0"
     os.execve(sys.executable, [sys.executable, *sys.argv], defaults | dict(os.environ) | variables)
+
+
+def for_cpus() -> bool:
+    """Whether the installed vLLM is built for CPUs."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return "cpu" in f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return False

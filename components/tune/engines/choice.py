@@ -10,6 +10,16 @@ from components.engines.vllm_methods import OFF, Method
 from components.tune.engines.schedule import Level
 
 
+class Final(Message):
+    """Two settings that were measured beside each other."""
+
+    winner: str
+    loser: str
+    ratio: float = Field(ge=1, description="the winner's tokens a second over the loser's")
+    low: float
+    high: float
+
+
 class EngineChoice(Message):
     """What a tuning chose, why, and all that it measured."""
 
@@ -21,6 +31,7 @@ class EngineChoice(Message):
     levels: tuple[Level, ...] = Field((), strict=False, description="lengths by load, where several loads were measured")
     explored: tuple[Figure, ...] = Field((), strict=False)
     confirmed: tuple[Figure, ...] = Field((), strict=False)
+    finals: tuple[Final, ...] = Field((), strict=False, description="between confirmed ones whose intervals overlap")
     loads: tuple[Figure, ...] = Field((), strict=False, description="of each length that was tried at each load above 1")
     scheduled: tuple[Figure, ...] = Field((), strict=False, description="of the lengths by load, at each load")
     left_out: dict[str, str] = Field(default_factory=dict)

@@ -112,9 +112,7 @@ class Lab:
         try:
             yield self
         finally:
-            if self._plain is not None:
-                self._plain.stop()
-                self._plain = None
+            self.end_plain()
 
     def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None,
                 tail: float = TAIL) -> list[Figure]:
@@ -144,6 +142,35 @@ class Lab:
                 other.stop()
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
+    def between(self, one: Method, two: Method, stage: str) -> Beside:
+        """Two ways beside each other, one request at a time, every prompt twice; plain decoding ends before, since a GPU may hold two.
+
+        Returns:
+            `plain` is `one`, `other` is `two`.
+        Raises:
+            MethodFails, DraftwellError: as `measure`.
+        """
+        name = self.name_between(one, two, stage)
+        if not self.has_between(one, two, stage):
+            self.end_plain()
+            engines = [(Tried(self.make(method.label)), method) for method in (one, two)]
+            try:
+                for engine, method in engines:
+                    with self.budget.starting():
+                        engine.start(self.settings(method))
+                groups = 2 * groups_of(self.prompts, 1, self.groups)
+                with self.budget.decoding(1, len(groups)):
+                    made = measure_beside(engines[0][0], engines[1][0], groups, self.sampling, progress=self.progress)
+                self.store.put(name, made)
+            finally:
+                for engine, _ in engines:
+                    engine.stop()
+        return self.store.found[name]
+
+    def has_between(self, one: Method, two: Method, stage: str) -> bool:
+        """Whether they were measured beside each other already."""
+        return self.name_between(one, two, stage) in self.store.found
+
     def has(self, method: Method, stage: str, level: int = 1) -> bool:
         """Whether it was measured already."""
         return self.name(method, stage, level) in self.store.found
@@ -164,6 +191,12 @@ class Lab:
             self._plain = engine
         return self._plain
 
+    def end_plain(self) -> None:
+        """End plain decoding; it starts again at its next use."""
+        if self._plain is not None:
+            self._plain.stop()
+            self._plain = None
+
     @contextmanager
     def wide(self, slots: int) -> Iterator[Engine]:
         """Plain decoding with other slots, beside that which stays."""
@@ -182,3 +215,8 @@ class Lab:
     def name(method: Method, stage: str, level: int) -> str:
         """In the store."""
         return f"{stage} {method.label} at {level}"
+
+    @staticmethod
+    def name_between(one: Method, two: Method, stage: str) -> str:
+        """In the store."""
+        return f"{stage} {one.label} beside {two.label}"

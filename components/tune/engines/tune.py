@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from components.bench.engines.figures import TAIL, Figure
+from components.bench.engines.figures import TAIL, Figure, figure_of
 from components.bench.engines.measure import Beside
 from components.engines.vllm_methods import OFF, Method
 from components.report.intervals import FEWEST_PROMPTS
 from components.tune.engines.budget import NO_TIME
 from components.tune.engines.by_load import Finalist, choose_by_load
 from components.tune.engines.candidates import candidates, first_ngram, left_out
-from components.tune.engines.choice import EngineChoice
+from components.tune.engines.choice import EngineChoice, Final
+from components.tune.engines.final import final_of, play_finals
 from components.tune.engines.lab import Lab, left_out_if_it_fails
 from components.tune.engines.ngram_replay import Text
 from components.tune.engines.settings import EngineTuneSettings
@@ -45,10 +46,11 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
                 confirmed[method] = lab.measure(method, "confirm", tail=TAIL / len(best))[0]
         if not confirmed:
             refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking and why != NO_TIME})
-        winner, reason = decide(confirmed)
+        finalists, finals = play_finals(lab, sure(confirmed), confirmed, out)
+        winner, reason = finalists[0] if finalists else (Method(), why_plain(confirmed))
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
-                             confirmed=tuple(confirmed.values()), left_out=out)
-        return found if winner.name == OFF or len(settings.levels) == 1 else choose_by_load(lab, settings, sure(confirmed), found)
+                             confirmed=tuple(confirmed.values()), finals=tuple(finals), left_out=out)
+        return found if winner.name == OFF or len(settings.levels) == 1 else choose_by_load(lab, settings, finalists, found)
 
 
 def refuse_if_all_failed(failed: Mapping[str, str]) -> None:
@@ -97,24 +99,30 @@ def explore(lab: Lab, settings: EngineTuneSettings, names: Sequence[str], out: d
 
 
 def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice,
-            texts: Sequence[Text] | None) -> tuple[dict[str, Beside], dict[str, str]]:
+            texts: Sequence[Text] | None) -> tuple[dict[str, Beside], Final | None, dict[str, str]]:
     """All that a tuning chooses among, and the choice, measured again on all prompts, one request at a time.
 
-    Nothing that the choice rests on is used: the best by luck would be among it.
+    Nothing that the choice rests on is used: the best by luck would be among it. Nor is what was lucky in the grid used to say how much
+    faster its best is than the choice: both are measured once more, beside each other.
 
     Returns:
-        label → measurement, and label → why of what failed.
+        label → measurement; the choice and the fastest of the others beside each other, None where one of them does not run; and
+        label → why of what failed.
     """
     found: dict[str, Beside] = {}
+    methods: dict[str, Method] = {OFF: Method()}
+    final: Final | None = None
     failed: dict[str, str] = {}
 
     def measure(method: Method) -> None:
         with left_out_if_it_fails(failed, method.label):
             lab.measure(method, "grid")
             found[method.label] = lab.found(method, "grid")
+            methods[method.label] = method
 
+    own = choice.alone
     with lab.open():
-        if (own := choice.alone).name != OFF:
+        if own.name != OFF:
             measure(own)
         for name in settings.methods:
             if name in choice.left_out or name == OFF:
@@ -123,7 +131,12 @@ def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice,
                 known = plain_texts(lab, settings) if name == "ngram" and texts is None else texts
                 for method in candidates([name], settings, known):
                     measure(method)
-    return found, failed
+        if own.label in methods and len(methods) > 1:
+            speeds = {OFF: 1.0, **{label: figure_of(label, beside).ratio for label, beside in found.items()}}
+            rival = max(speeds.keys() - {own.label}, key=lambda label: speeds[label])
+            with left_out_if_it_fails(failed, f"{rival} beside {own.label}"):
+                final = final_of(lab, own, methods[rival], "grid final")
+    return found, final, failed
 
 
 def plain_texts(lab: Lab, settings: EngineTuneSettings) -> list[Text] | None:
@@ -136,18 +149,16 @@ def plain_texts(lab: Lab, settings: EngineTuneSettings) -> list[Text] | None:
     return [(prompt, output[0]) for prompt, output in zip(lab.prompts, outputs, strict=False)]
 
 
-def decide(confirmed: Mapping[Method, Figure]) -> tuple[Method, str]:
-    """The fastest way whose lower bound is above 1, else plain decoding; and why, in a sentence."""
-    if finalists := sure(confirmed):
-        return finalists[0]
+def why_plain(confirmed: Mapping[Method, Figure]) -> str:
+    """Why nothing else is chosen, in a sentence."""
     if not confirmed:
-        return Method(), "plain decoding, because there was nothing to compare it with"
+        return "plain decoding, because there was nothing to compare it with"
     best, figure = max(confirmed.items(), key=lambda item: item[1].ratio)
     if figure.prompts < FEWEST_PROMPTS:
-        return Method(), (f"plain decoding, because {figure.prompts} prompts are too few to choose anything else: measure on at least "
-                          f"{FEWEST_PROMPTS}; the best there, {best.label}, was {figure.ratio:.2f} times as fast")
-    return Method(), (f"plain decoding, because nothing is surely faster: the best, {best.label}, measured {figure.ratio:.2f} times its "
-                      f"speed with a lower bound of {figure.low:.2f}")
+        return (f"plain decoding, because {figure.prompts} prompts are too few to choose anything else: measure on at least "
+                f"{FEWEST_PROMPTS}; the best there, {best.label}, was {figure.ratio:.2f} times as fast")
+    return (f"plain decoding, because nothing is surely faster: the best, {best.label}, measured {figure.ratio:.2f} times its "
+            f"speed with a lower bound of {figure.low:.2f}")
 
 
 def sure(confirmed: Mapping[Method, Figure]) -> list[Finalist]:

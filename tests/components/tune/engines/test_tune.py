@@ -19,6 +19,7 @@ from components.tune.engines.budget import NO_TIME, Budget
 from components.tune.engines.by_load import choose_by_load
 from components.tune.engines.candidates import candidates
 from components.tune.engines.choice import EngineChoice
+from components.tune.engines.final import play_finals
 from components.tune.engines.lab import Lab
 from components.tune.engines.ngram_replay import best_n, passes, propose
 from components.tune.engines.regret import grid_regret, regret_of
@@ -241,12 +242,52 @@ def test_a_grid_is_measured_again_with_the_choice_in_it() -> None:
     settings = EngineTuneSettings(methods=("draft_model", "suffix"))
     measured = lab({"draft_model:3": 1.5, "draft_model:4": 1.2}, faults=["crash suffix(k=8)"])
     choice = tune_engine(measured, settings)
-    grid, failed = grid_of(measured, settings, choice, [])
+    grid, final, failed = grid_of(measured, settings, choice, [])
     assert failed == {}, "what the tuning left out is not tried again"
     assert set(grid) == {f"draft_model(k={k})" for k in (1, 2, 3, 5)}
     assert grid["draft_model(k=3)"] is not measured.found(choice.chosen, "confirm")
-    planted, _ = grid_of(measured, settings, choice.model_copy(update={"k": 4}), [])
+    planted, beside, _ = grid_of(measured, settings, choice.model_copy(update={"k": 4}), [])
     assert set(planted) == {f"draft_model(k={k})" for k in (1, 2, 3, 4, 5)}
+    assert final is not None
+    assert (final.winner, final.loser, round(final.ratio, 3)) == ("draft_model(k=3)", "off", 1.5), "the others are slower than plain"
+    assert beside is not None
+    assert (beside.winner, beside.loser, round(beside.ratio, 3)) == ("draft_model(k=3)", "draft_model(k=4)", 1.25)
+
+
+def test_a_final_decides_between_those_that_plain_decoding_does_not_tell_apart() -> None:
+    """The slower of two was lucky beside plain decoding: beside each other they are not."""
+    log: list[str] = []
+    speeds = {"draft_model:3": 1.5, "draft_model:2": 1.45, "ngram": 1.05}
+    measured = lab(speeds, log=log)
+    (figure,) = figures_of(x=1.0)
+    lucky = {method: figure.model_copy(update={"label": method.label, "ratio": ratio, "low": low, "high": high})
+             for method, ratio, low, high in ((Method("draft_model", 2), 1.52, 1.4, 1.6), (Method("draft_model", 3), 1.48, 1.4, 1.6),
+                                              (Method("ngram", 5, 2), 1.2, 1.1, 1.3))}
+    out: dict[str, str] = {}
+    found, finals = play_finals(measured, sure(lucky), lucky, out)
+    assert [method for method, _ in found] == [Method("draft_model", 3), Method("draft_model", 2), Method("ngram", 5, 2)]
+    assert [(one.winner, one.loser, round(one.ratio, 3)) for one in finals] == [("draft_model(k=3)", "draft_model(k=2)", 1.034)]
+    assert "1.03 times as fast as draft_model(k=2) beside it" in found[0][1]
+    assert out == {}
+    assert not any("off" in line for line in log), "at most two engines are up, and both are of the final"
+    starts, stops = (sum(line.startswith(word) for line in log) for word in ("start", "stop"))
+    assert starts == stops == 2
+    choice = choice_of("draft_model", 3, confirmed=tuple(lucky.values()), finals=tuple(finals))
+    assert regret_of(choice).regret == 0, "what lost to it beside it is not faster"
+    assert play_finals(measured, sure(lucky), lucky, out) == (found, finals)
+    assert sum(line.startswith("start") for line in log) == 2, "it is in the store"
+
+
+def test_a_final_that_fails_or_has_no_time_leaves_the_order() -> None:
+    figure = figures_of(x=1.5)[0]
+    two, three = Method("draft_model", 2), Method("draft_model", 3)
+    confirmed = {two: figure.model_copy(update={"label": two.label}), three: figure.model_copy(update={"label": three.label, "ratio": 1.4})}
+    for faults, seconds, why in ((["crash draft_model(k=3)"], None, "fails while it decodes"), ([], -1.0, NO_TIME)):
+        measured, out = lab({}, faults=faults), dict[str, str]()
+        measured.budget = Budget(seconds)
+        found, finals = play_finals(measured, sure(confirmed), confirmed, out)
+        assert ([method for method, _ in found], finals) == ([two, three], [])
+        assert why in out["draft_model(k=3) beside draft_model(k=2)"]
 
 
 def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> None:
