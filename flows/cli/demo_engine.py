@@ -70,18 +70,19 @@ def figures_table(report: Mapping[str, Any]) -> Table:
 
 def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
+    from components.tune.engines.choice import Final
     from flows.steps.engine_loop import clock_time
     from flows.steps.verdict import sentence, unmet
 
     seconds = report["seconds"]
+    yield from (f"final: {Final.model_validate(final)}" for final in report["choice"]["finals"])
     yield f"chosen: {report['choice']['reason']}"
     yield regret_line(report["regret"], "by the tuning's own figures")
     if grid := report.get("grid"):
         yield (regret_line(grid["regret"], "by the whole grid on all prompts of the tuning") if grid["regret"] else
                "regret by the whole grid: unknown, because the choice could not be measured again")
         if final := grid["final"]:
-            yield (f"the choice and the best of the others once more, in turn: {final['winner']} is {final['ratio']:.2f} times as fast as "
-                   f"{final['loser']} ({final['low']:.2f} to {final['high']:.2f})")
+            yield f"the choice and the best of the others in the grid once more: {Final.model_validate(final)}"
         yield from (f"left out of the grid: {name}, {why}" for name, why in grid["left_out"].items())
     against = "; ".join(f"{check['name']}, {check['detail']}" for check in unmet(report["record"]))
     yield sentence(report["record"]) + (f": {against}" if against else "")

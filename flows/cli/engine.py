@@ -93,6 +93,8 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     assert choice is not None
     figures = [*choice.explored, *choice.confirmed, *choice.loads, *choice.scheduled]
     wide_console().print(figure_table(figures, f"explored, then confirmed: beside plain decoding, {document['version']}"))
+    for final in choice.finals:
+        typer.echo(f"final: {final}")
     typer.echo(f"chosen: {choice.chosen.label}")
     typer.echo(choice.reason)
     for name, why in choice.left_out.items():

@@ -39,6 +39,8 @@ ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
 CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
 """Names of files, without what `file_of` adds."""
+SEARCH = 2
+"""Of `tune_engine`: a choice of an earlier one is made again, of what was measured for it."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
 
 def tuning_subject(store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None) -> str:
     """Digest of all that a choice depends on but for the time that there was."""
-    return json_digest([store.subject, settings.model_dump(mode="json"), texts])
+    return json_digest([SEARCH, store.subject, settings.model_dump(mode="json"), texts])
 
 
 def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Lab, Measurements]:

@@ -32,8 +32,10 @@ def prepare(*, one_process: bool) -> None:
     defaults = {"VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), "VLLM_CPU_KVCACHE_SPACE": "2"}
     if for_cpus():
         # what vLLM 0.32 compiles ahead of time it cannot load again ('function' object has no attribute 'finalize_loading'), so each start
-        # would compile anew, for a minute; the other cache is read
+        # would compile again, for a minute; Inductor's cache is read. Only with the former vLLM keeps that one in its own folder.
         defaults["VLLM_USE_AOT_COMPILE"] = "0"
+        root = os.environ.get("VLLM_CACHE_ROOT", defaults["VLLM_CACHE_ROOT"])
+        variables["TORCHINDUCTOR_CACHE_DIR"] = str(Path(root) / "inductor")
     os.execve(sys.executable, [sys.executable, *sys.argv], defaults | dict(os.environ) | variables)
 
 

@@ -19,6 +19,9 @@ class Final(Message):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.winner} is {self.ratio:.2f} times as fast as {self.loser} beside it ({self.low:.2f} to {self.high:.2f})"
+
 
 class EngineChoice(Message):
     """What a tuning chose, why, and all that it measured."""

@@ -1,12 +1,13 @@
 """Which of two settings is faster, beside each other.
 
 A figure beside plain decoding carries the noise of plain decoding, and of the minutes in which it was measured. Two settings that such
-figures do not tell apart are therefore measured once more, group by group in turn, and only this measurement decides between them.
+figures do not distinguish are therefore measured once more, group by group in turn, and only this measurement decides between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from components.bench.engines.figures import Figure, figure_of
 from components.engines.vllm_methods import Method
@@ -14,35 +15,52 @@ from components.tune.engines.budget import NO_TIME
 from components.tune.engines.by_load import Finalist
 from components.tune.engines.choice import Final
 from components.tune.engines.lab import Lab, left_out_if_it_fails
+from components.tune.engines.settings import EngineTuneSettings
+from serving.errors import DraftwellError
 
 
-def play_finals(lab: Lab, finalists: Sequence[Finalist], confirmed: Mapping[Method, Figure],
+def play_finals(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Finalist], confirmed: Mapping[Method, Figure],
                 out: dict[str, str]) -> tuple[list[Finalist], list[Final]]:
     """Let the fastest defend its place against each of the others whose interval reaches its own; the winner of each meets the next.
 
+    Only the times are new, not the prompts. The faster one wins however little it leads: where neither surely does, either will do.
+
     Args:
         finalists: all surely faster than plain decoding, the fastest first.
-        out: gets what fails, and what there was no time for.
+        out: gets what fails, and what there was no time for: other loads come first.
     Returns:
-        the same finalists, the winner first, and what was measured.
+        the same finalists, each before those that it has beaten, and what was measured.
     """
-    if not finalists:
-        return [], []
+    ranked: list[Finalist] = list(finalists[:1])
     played: list[Final] = []
-    best = finalists[0]
-    for other in finalists[1:]:
-        own, rival = best[0], other[0]
-        if confirmed[rival].high < confirmed[own].low:
+    loads = [[(level, settings.groups) for level in settings.levels[1:]]] if len(settings.levels) > 1 else []
+    for method, reason in finalists[1:]:
+        own, why = ranked[0]
+        ranked.append((method, reason))
+        if confirmed[method].high < confirmed[own].low:
             continue
-        name = f"{rival.label} beside {own.label}"
-        if not lab.has_between(own, rival, "final") and not lab.budget.allows([(1, 2 * len(lab.prompts))], []):
+        name = f"{method.label} beside {own.label}"
+        if not lab.has_between(own, method, "final") and not lab.budget.allows([(1, 2 * len(lab.prompts))], [], [], *loads):
             out[name] = NO_TIME
             continue
-        with left_out_if_it_fails(out, name):
-            played.append(final := final_of(lab, own, rival, "final"))
-            method, why = other if final.winner == rival.label else best
-            best = method, f"{why}{words(final)}"
-    return [best, *(one for one in finalists if one[0] != best[0])], played
+        with left_out_if_there_is_no_room(out, name), left_out_if_it_fails(out, name):
+            played.append(final := final_of(lab, own, method, "final"))
+            if final.winner == method.label:
+                ranked = [(method, f"{reason}; {final}"), *ranked[:-1]]
+            else:
+                ranked[0] = (own, f"{why}; {final}")
+    return ranked, played
+
+
+@contextmanager
+def left_out_if_there_is_no_room(out: dict[str, str], name: str) -> Iterator[None]:
+    """A final is the only time that two ways to speculate are up at once: where memory does not suffice for both, there is none."""
+    try:
+        yield
+    except DraftwellError as error:
+        if error.code not in ("engine_killed", "engine_out_of_memory"):
+            raise
+        out[name] = str(error)
 
 
 def final_of(lab: Lab, one: Method, two: Method, stage: str) -> Final:
@@ -55,12 +73,3 @@ def final_of(lab: Lab, one: Method, two: Method, stage: str) -> Final:
     if figure.ratio > 1:
         return Final(winner=two.label, loser=one.label, ratio=figure.ratio, low=figure.low, high=figure.high)
     return Final(winner=one.label, loser=two.label, ratio=1 / figure.ratio, low=1 / figure.high, high=1 / figure.low)
-
-
-def words(final: Final) -> str:
-    """What a final says of its winner.
-
-    >>> words(Final(winner="a", loser="b", ratio=1.03, low=0.98, high=1.08))
-    ', and 1.03 times as fast as b beside it (0.98 to 1.08)'
-    """
-    return f", and {final.ratio:.2f} times as fast as {final.loser} beside it ({final.low:.2f} to {final.high:.2f})"

@@ -1,4 +1,5 @@
-"""Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for each way and ended after it."""
+"""Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for each way and ended after it. For two ways
+beside each other plain decoding ends: no more than two engines are up at once."""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ class Lab:
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
     def between(self, one: Method, two: Method, stage: str) -> Beside:
-        """Two ways beside each other, one request at a time, every prompt twice; plain decoding ends before, since a GPU may hold two.
+        """Two ways beside each other, one request at a time, every prompt twice; plain decoding ends before.
 
         Returns:
             `plain` is `one`, `other` is `two`.
@@ -153,17 +154,19 @@ class Lab:
         name = self.name_between(one, two, stage)
         if not self.has_between(one, two, stage):
             self.end_plain()
-            engines = [(Tried(self.make(method.label)), method) for method in (one, two)]
+            made = [self.make(method.label) for method in (one, two)]
+            engines = [engine if method.name == OFF else Tried(engine) for engine, method in zip(made, (one, two), strict=True)]
             try:
-                for engine, method in engines:
+                for engine, method in zip(engines, (one, two), strict=True):
                     with self.budget.starting():
                         engine.start(self.settings(method))
-                groups = 2 * groups_of(self.prompts, 1, self.groups)
+                groups = groups_of(self.prompts, 1, self.groups)
+                # one place further the second time, so that the other engine is the first to be asked for each of an even number
+                groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
                 with self.budget.decoding(1, len(groups)):
-                    made = measure_beside(engines[0][0], engines[1][0], groups, self.sampling, progress=self.progress)
-                self.store.put(name, made)
+                    self.store.put(name, measure_beside(engines[0], engines[1], groups, self.sampling, progress=self.progress))
             finally:
-                for engine, _ in engines:
+                for engine in engines:
                     engine.stop()
         return self.store.found[name]
 

@@ -34,17 +34,20 @@ def regret_of(choice: EngineChoice) -> Regret:
     """By the tuning's own figures: settings that were confirmed are compared on all prompts, others on those that all were explored on.
 
     Above 0 where something faster was passed over, because it was not surely faster than plain decoding, did not pay at other loads, or was
-    not confirmed; what lost a final to the choice is not faster. It is no estimate of the regret on other prompts: of what is equally
-    fast, the luckiest was chosen.
+    not confirmed. Where the choice was measured beside another one, only that counts. It is no estimate of the regret on other prompts: of
+    what is equally fast, the luckiest was chosen.
     """
     own = choice.alone.label
     best, most = own, 0.0
-    beaten = {final.loser for final in choice.finals}
+    beside = {final.winner if final.loser == own else final.loser: final for final in choice.finals if own in (final.winner, final.loser)}
+    for label, final in beside.items():
+        if final.winner == label and final.ratio - 1 > most:
+            best, most = label, final.ratio - 1
     for figures in (choice.confirmed, choice.explored):
         ratios = {OFF: 1.0, **{figure.label: figure.ratio for figure in figures}}
         confirmed = {figure.label for figure in choice.confirmed} if figures is choice.explored else set()
         for label, ratio in ratios.items():
-            if label in beaten:
+            if label in beside:
                 continue
             if own in ratios and label not in confirmed and ratio / ratios[own] - 1 > most:
                 best, most = label, ratio / ratios[own] - 1

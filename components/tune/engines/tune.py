@@ -46,7 +46,7 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
                 confirmed[method] = lab.measure(method, "confirm", tail=TAIL / len(best))[0]
         if not confirmed:
             refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking and why != NO_TIME})
-        finalists, finals = play_finals(lab, sure(confirmed), confirmed, out)
+        finalists, finals = play_finals(lab, settings, sure(confirmed), confirmed, out)
         winner, reason = finalists[0] if finalists else (Method(), why_plain(confirmed))
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
                              confirmed=tuple(confirmed.values()), finals=tuple(finals), left_out=out)
@@ -102,8 +102,8 @@ def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice,
             texts: Sequence[Text] | None) -> tuple[dict[str, Beside], Final | None, dict[str, str]]:
     """All that a tuning chooses among, and the choice, measured again on all prompts, one request at a time.
 
-    Nothing that the choice rests on is used: the best by luck would be among it. Nor is what was lucky in the grid used to say how much
-    faster its best is than the choice: both are measured once more, beside each other.
+    Nothing that the choice rests on is used: the best by luck would be among it. Nor do the lucky minutes of the grid say how much faster
+    its best is than the choice: both are measured once more, beside each other. The prompts are the same.
 
     Returns:
         label → measurement; the choice and the fastest of the others beside each other, None where one of them does not run; and

@@ -258,36 +258,74 @@ def test_a_final_decides_between_those_that_plain_decoding_does_not_tell_apart()
     """The slower of two was lucky beside plain decoding: beside each other they are not."""
     log: list[str] = []
     speeds = {"draft_model:3": 1.5, "draft_model:2": 1.45, "ngram": 1.05}
-    measured = lab(speeds, log=log)
+    measured, settings = lab(speeds, log=log), EngineTuneSettings()
     (figure,) = figures_of(x=1.0)
     lucky = {method: figure.model_copy(update={"label": method.label, "ratio": ratio, "low": low, "high": high})
              for method, ratio, low, high in ((Method("draft_model", 2), 1.52, 1.4, 1.6), (Method("draft_model", 3), 1.48, 1.4, 1.6),
                                               (Method("ngram", 5, 2), 1.2, 1.1, 1.3))}
     out: dict[str, str] = {}
-    found, finals = play_finals(measured, sure(lucky), lucky, out)
+    found, finals = play_finals(measured, settings, sure(lucky), lucky, out)
     assert [method for method, _ in found] == [Method("draft_model", 3), Method("draft_model", 2), Method("ngram", 5, 2)]
     assert [(one.winner, one.loser, round(one.ratio, 3)) for one in finals] == [("draft_model(k=3)", "draft_model(k=2)", 1.034)]
-    assert "1.03 times as fast as draft_model(k=2) beside it" in found[0][1]
+    assert found[0][1].endswith("; draft_model(k=3) is 1.03 times as fast as draft_model(k=2) beside it (1.03 to 1.03)")
     assert out == {}
     assert not any("off" in line for line in log), "at most two engines are up, and both are of the final"
     starts, stops = (sum(line.startswith(word) for line in log) for word in ("start", "stop"))
     assert starts == stops == 2
     choice = choice_of("draft_model", 3, confirmed=tuple(lucky.values()), finals=tuple(finals))
     assert regret_of(choice).regret == 0, "what lost to it beside it is not faster"
-    assert play_finals(measured, sure(lucky), lucky, out) == (found, finals)
+    assert play_finals(measured, settings, sure(lucky), lucky, out) == (found, finals)
     assert sum(line.startswith("start") for line in log) == 2, "it is in the store"
 
 
-def test_a_final_that_fails_or_has_no_time_leaves_the_order() -> None:
-    figure = figures_of(x=1.5)[0]
+def equals(*ratios: tuple[Method, float]) -> dict[Method, Figure]:
+    """Confirmed settings of which no interval says which is faster."""
+    (figure,) = figures_of(x=1.0)
+    return {method: figure.model_copy(update={"label": method.label, "ratio": ratio, "low": 1.1, "high": 1.9}) for method, ratio in ratios}
+
+
+def test_finals_rank_all_that_took_part() -> None:
+    """The second beats the first, and the third the second: if the third does not pay at other loads, the second is next, not the first."""
+    first, second, third = (Method("draft_model", k) for k in (1, 2, 3))
+    confirmed = equals((first, 1.6), (second, 1.5), (third, 1.4))
+    measured = lab({"draft_model:1": 1.3, "draft_model:2": 1.4, "draft_model:3": 1.5})
+    found, finals = play_finals(measured, EngineTuneSettings(), sure(confirmed), confirmed, {})
+    assert [method for method, _ in found] == [third, second, first]
+    assert [(one.winner, one.loser) for one in finals] == [(second.label, first.label), (third.label, second.label)]
+    chosen = regret_of(choice_of("draft_model", 2, confirmed=tuple(confirmed.values()), finals=tuple(finals)))
+    assert (chosen.best, round(chosen.regret, 3)) == (third.label, round(1.5 / 1.4 - 1, 3)), "the choice lost to it"
+    led = regret_of(choice_of("draft_model", 3, confirmed=tuple(confirmed.values()), finals=tuple(finals)))
+    assert (led.best, round(led.regret, 3)) == (first.label, round(1.6 / 1.4 - 1, 3)), "these two were not beside each other"
+
+
+def test_a_final_asks_each_engine_first_for_every_prompt() -> None:
+    for count in (9, 10):
+        log: list[str] = []
+        measured = lab({}, log=log, prompts=PROMPTS[:count])
+        beside = measured.between(Method("draft_model", 2), Method("draft_model", 3), "final")
+        turns = [line.split()[1] for line in log if line.startswith("decode")][2:]
+        first: dict[int, set[str]] = {}
+        for turn, (place,) in enumerate(beside.prompts):
+            first.setdefault(place, set()).add(turns[2 * turn])
+        assert [len(engines) for engines in first.values()] == [2] * count
+
+
+@pytest.mark.parametrize(("faults", "levels", "seconds", "why"), [
+    (["crash draft_model(k=3)"], (1,), None, "fails while it decodes"), ([], (1,), -1.0, NO_TIME),
+    (["draft_model(k=3)"], (1,), None, "was killed"), ([], (1, 8), 30.0, NO_TIME)])
+def test_a_final_that_fails_or_has_no_time_leaves_the_order(faults: list[str], levels: tuple[int, ...], seconds: float | None,
+                                                            why: str) -> None:
     two, three = Method("draft_model", 2), Method("draft_model", 3)
-    confirmed = {two: figure.model_copy(update={"label": two.label}), three: figure.model_copy(update={"label": three.label, "ratio": 1.4})}
-    for faults, seconds, why in ((["crash draft_model(k=3)"], None, "fails while it decodes"), ([], -1.0, NO_TIME)):
-        measured, out = lab({}, faults=faults), dict[str, str]()
-        measured.budget = Budget(seconds)
-        found, finals = play_finals(measured, sure(confirmed), confirmed, out)
-        assert ([method for method, _ in found], finals) == ([two, three], [])
-        assert why in out["draft_model(k=3) beside draft_model(k=2)"]
+    confirmed, out = equals((two, 1.5), (three, 1.4)), dict[str, str]()
+    log: list[str] = []
+    measured, clock = lab({}, log=log, faults=faults, slots=8), SimpleNamespace(now=0.0)
+    measured.budget = Budget(seconds, lambda: clock.now)
+    with measured.budget.decoding(1, 1):
+        clock.now += 1.0  # a final takes 20 s, and eight groups of the other load 8 s and more
+    found, finals = play_finals(measured, EngineTuneSettings(levels=levels, groups=12), sure(confirmed), confirmed, out)
+    assert ([method for method, _ in found], finals) == ([two, three], [])
+    assert why in out["draft_model(k=3) beside draft_model(k=2)"]
+    assert sum(line.startswith("start") for line in log) == sum(line.startswith("stop") for line in log)
 
 
 def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> None:

@@ -333,12 +333,21 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on PATH: the chart was read, but not by Helm itself")
-def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
-    done = subprocess.run(["helm", "template", "here", str(bundle / "chart")], capture_output=True, text=True, check=True)
-    assert {data["kind"] for data in yaml.safe_load_all(done.stdout) if data} == {"Deployment", "Service", "PodDisruptionBudget"}
-    if shutil.which("kubeconform") is None:
-        pytest.skip("kubeconform is not on PATH: Kubernetes' schemas were not asked")
-    subprocess.run(["kubeconform", "-strict", "-"], input=done.stdout, text=True, check=True)
+@pytest.mark.parametrize("changes", [(), ("port=9000", "replicas=3", "runtimeClass=nvidia", "spool.claim=spool", "hub.claim=hub",
+                                          "hub.tokenSecret=token", "apiKeySecret=keys",
+                                          "tolerations[0].key=gpu,tolerations[0].operator=Exists")], ids=["as it is", "filled"])
+def test_helm_renders_the_chart_and_kubernetes_schemas_take_it(bundle: Path, changes: tuple[str, ...]) -> None:
+    chart = str(bundle / "chart")
+    subprocess.run(["helm", "lint", chart], capture_output=True, check=True)
+    done = subprocess.run(["helm", "template", "here", chart, *(word for one in changes for word in ("--set", one))], capture_output=True,
+                          text=True, check=True)
+    made = {data["kind"]: data for data in yaml.safe_load_all(done.stdout) if data}
+    assert set(made) == {"Deployment", "Service", "PodDisruptionBudget"}
+    assert made["Deployment"]["spec"]["replicas"] == (3 if changes else 2)
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: its schemas were not asked")
+    for data in made.values():
+        for version in ("1.29", kubernetes.latest_version()):
+            kubernetes.validate(data, version, strict=True)
 
 
 def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
