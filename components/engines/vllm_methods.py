@@ -13,7 +13,7 @@ OFF = "off"
 CASCADE = "cascade"
 METHODS = (OFF, "ngram", "suffix", CASCADE, "draft_model", "eagle3")
 """Names as vLLM has them, `off`: plain decoding, and `cascade`: n-grams of all lengths with SPIDE's stop rule, from our plug-in."""
-ONE_LENGTH = ("suffix", CASCADE)
+ONE_LENGTH = ("suffix",)
 """Methods whose longest draft is the same at all loads."""
 CASCADE_CLASS = "draftwell_vllm.proposers.Spide"
 NEEDS = {"draft_model": "draft", "eagle3": "head"}

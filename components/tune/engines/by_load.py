@@ -1,8 +1,9 @@
 """Draft lengths by load for the finalists of a tuning, the fastest first, until one is found that pays at all loads; else plain decoding.
 
-It pays where it is surely faster than plain decoding at every load at which it drafts, and not surely slower at the others. A length of 0
-is no plain decoding: with `draft_model` and `eagle3` vLLM runs a pass of the drafter all the same, to keep its cache complete, and returns
-an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32). So it is measured like the others.
+It pays where it is surely faster than plain decoding at every load at which it drafts, and not surely slower at the others. N-grams cost
+nothing where nothing is drafted. For others a length of 0 is no plain decoding: with `draft_model` and `eagle3` vLLM runs a pass of the
+drafter all the same, to keep its cache complete, and returns an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32). So
+it is measured like the others.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def choose_by_load(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[F
 def once_each(finalists: Sequence[Finalist]) -> list[Finalist]:
     """Without those that would be tried again: all lengths of a method are, whichever of them was confirmed.
 
-    >>> [method.k for method, _ in once_each([(Method("eagle3", k), "") for k in (2, 3)] + [(Method("cascade", k), "") for k in (4, 8)])]
+    >>> [method.k for method, _ in once_each([(Method("eagle3", k), "") for k in (2, 3)] + [(Method("suffix", k), "") for k in (4, 8)])]
     [2, 4, 8]
     """
     found: dict[object, Finalist] = {}

@@ -329,17 +329,17 @@ def test_a_final_that_fails_or_has_no_time_leaves_the_order(faults: list[str], l
 
 
 def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> None:
-    speeds = {"custom_class": 1.6, "custom_class:8@8": 0.9, "eagle3:3": 1.58, "eagle3:3@8": 0.7}
-    settings = EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8))
+    speeds = {"suffix": 1.6, "suffix:8@8": 0.9, "eagle3:3": 1.58, "eagle3:3@8": 0.7}
+    settings = EngineTuneSettings(methods=("suffix", "eagle3"), levels=(1, 8))
     found = tune_engine(lab(speeds, slots=8, head=True), settings)
     assert found.chosen == Method("eagle3", 3, schedule=((1, 1, 3), (2, 8, 0)))
-    assert "one length" in found.left_out["cascade(k=8) by load"]
+    assert "one length" in found.left_out["suffix(k=8) by load"]
     assert found.reason.startswith("eagle3(k=3) is 1.58 times")
-    assert [figure.label for figure in found.loads] == ["cascade(k=8)", *(f"eagle3(k={k})" for k in (3, 1, 2, 5))]
+    assert [figure.label for figure in found.loads] == ["suffix(k=8)", *(f"eagle3(k={k})" for k in (3, 1, 2, 5))]
     assert [figure.at_once for figure in found.scheduled] == [1, 8]
     found = tune_engine(lab({**speeds, "eagle3:3": 0.95}, slots=8, head=True), settings)
     assert found.chosen == Method()
-    assert found.reason.startswith("plain decoding, because cascade(k=8) is not surely faster at all loads")
+    assert found.reason.startswith("plain decoding, because suffix(k=8) is not surely faster at all loads")
     found = tune_engine(lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True), settings)
     assert (found.chosen, found.levels) == (Method(), ())
     assert "; eagle3 is surely faster than plain decoding at no load" in found.reason
@@ -361,7 +361,7 @@ def test_a_length_of_none_that_is_slower_than_plain_decoding_is_no_choice() -> N
 
 def test_methods_that_are_tried_by_load_share_the_tail() -> None:
     tails: list[tuple[str, float]] = []
-    measured = lab({"custom_class": 1.6, "custom_class:8@4": 0.9, "draft_model:5": 1.5, "draft_model:5@4": 0.8}, slots=4)
+    measured = lab({"suffix": 1.6, "suffix:8@4": 0.9, "draft_model:5": 1.5, "draft_model:5@4": 0.8}, slots=4)
     inner = measured.measure
 
     def measure(method: Method, stage: str, *given: Any, **more: Any) -> list[Figure]:
@@ -369,7 +369,7 @@ def test_methods_that_are_tried_by_load_share_the_tail() -> None:
         return inner(method, stage, *given, **more)
 
     measured.measure = measure  # type: ignore[method-assign]
-    tune_engine(measured, EngineTuneSettings(methods=("cascade", "draft_model"), levels=(1, 4)))
+    tune_engine(measured, EngineTuneSettings(methods=("suffix", "draft_model"), levels=(1, 4)))
     assert [tail for stage, tail in tails if stage == "load"] == [0.05 / 2] + [0.05 / 4 / 2] * 4
     assert {tail for stage, tail in tails if stage == "schedule"} == {0.05 / 2, 0.05}, "slower than plain decoding at the gate's own tail"
 
@@ -407,12 +407,20 @@ def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, flo
 
 
 @pytest.mark.parametrize(("speeds", "method", "loads"), [
-    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", []),
-    ({"custom_class": 1.5}, "cascade", [1, 4]), ({"custom_class": 1.5, "custom_class:8@4": 0.8}, "off", [])])
-def test_suffixes_and_our_plug_in_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
-    tried = "suffix" if "suffix" in speeds else "cascade"
-    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=(tried,), levels=(1, 4)))
+    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
+def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
     assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
+
+
+def test_our_plug_in_drafts_by_load_and_costs_nothing_where_it_does_not() -> None:
+    """A head's cache is kept complete where nothing is drafted, too, so that the fastest for one request is no choice for many."""
+    speeds = {"eagle3:5": 1.6, "eagle3:5@8": 0.6, "eagle3:0@8": 0.94, "custom_class": 1.3, "custom_class:8@8": 0.8}
+    found = tune_engine(lab(speeds, slots=8, head=True), EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8)))
+    assert (found.method, found.schedule) == ("cascade", ((1, 1, 8), (2, 8, 0)))
+    config = found.chosen.speculative_config(VllmFiles(Path("t")))
+    assert config is not None
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 8], [2, 8, 0]]
 
 
 def test_one_length_for_all_loads_needs_no_schedule() -> None:

@@ -29,9 +29,10 @@ from serving.artifacts import acceptance_table
 CONTEXT = 64
 
 
-def config(k: int = 4, **settings: Any) -> Any:
+def config(k: int = 4, lengths: Sequence[Sequence[int]] | None = None, **settings: Any) -> Any:
     """As much of vLLM's config as proposers read."""
-    return SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=k, method="custom_class"),
+    return SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=k, method="custom_class",
+                                                              num_speculative_tokens_per_batch_size=lengths),
                            model_config=SimpleNamespace(max_model_len=CONTEXT, dtype=None, served_model_name=["mine"]),
                            scheduler_config=SimpleNamespace(max_num_seqs=4), device_config=SimpleNamespace(device="cpu"),
                            additional_config={"draftwell": settings} if settings else {})
@@ -86,6 +87,23 @@ def test_rows_get_ragged_drafts_and_those_without_new_tokens_none() -> None:
     repeated, fresh, short = [1, 2, 3, 4, 5, 1, 2], [1, 2, 3], [5, 6, 5]
     drafts = propose(Fixed(config()), repeated, fresh, short, repeated, fresh=(1, 1, 2, 0))
     assert drafts == [[3, 4, 5, 1], [], [6, 5, 6, 5], []]
+
+
+def test_drafts_are_as_long_as_the_number_of_requests_allows() -> None:
+    text = [1, 2, 3, 4, 5, 1, 2]
+    proposer = Fixed(config(4, [[1, 1, 4], [2, 3, 2], [4, 8, 0]]))
+    for rows, longest in ((1, 4), (2, 2), (3, 2), (4, 0), (8, 0), (9, 0), (1, 4)):
+        assert propose(proposer, *[text] * rows) == [[3, 4, 5, 1][:longest]] * rows
+    assert len(propose(Fixed(config(4, [[1, 2, 3]])), *[text] * 5)[4]) == 3, "as vLLM: the last length beyond the last number"
+
+
+def test_what_was_kept_is_learnt_where_nothing_is_drafted_next() -> None:
+    proposer, rule = Fixed(config(4, [[1, 1, 4], [2, 8, 0]])), Recorded()
+    proposer.rule = rule
+    text = [1, 2, 3, 4, 5, 1, 2]
+    propose(proposer, text)
+    propose(proposer, [*text, 3, 9], [8, 8])
+    assert [kept for _, kept in rule.seen] == [True, False]
 
 
 def test_a_draft_never_leaves_the_context() -> None:

@@ -38,13 +38,16 @@ class Fixed:
     """Drafts `num_speculative_tokens` tokens as long as the text's n-grams say something; further classes stop earlier.
 
     Args:
-        vllm_config: vLLM's; its speculative config has the longest draft, its additional config the rest (`settings`).
+        vllm_config: vLLM's; its speculative config has the longest draft, for each number of requests where it names lengths by batch
+            size (vLLM leaves a class to heed them), its additional config the rest (`settings`).
     Raises:
         ValueError: settings that are wrong, or a draft or table that cannot be read.
     """
 
     def __init__(self, vllm_config: Any):
-        self.k = int(vllm_config.speculative_config.num_speculative_tokens)
+        speculative = vllm_config.speculative_config
+        self.k = int(speculative.num_speculative_tokens)
+        self.lengths = [tuple(map(int, part)) for part in getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()]
         self.max_model_len = int(vllm_config.model_config.max_model_len)
         self.settings = read_settings(getattr(vllm_config, "additional_config", None))
         self.rule = self.make_rule(self.settings, None)
@@ -85,10 +88,12 @@ class Fixed:
             would end vLLM.
         """
         before, self._drafted = self._drafted, {}
+        longest = self.longest(len(sampled_token_ids))
         found: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):
             try:
-                found.append(self._propose_row(row, token_ids_cpu[row, : int(num_tokens_no_spec[row])], bool(sampled), before.get(row)))
+                ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+                found.append(self._propose_row(row, ids, longest if sampled else 0, before.get(row)))
             except Exception:
                 found.append([])
                 if not self._complained:
@@ -98,11 +103,18 @@ class Fixed:
             self._model.keep(len(found))
         return found
 
-    def _propose_row(self, row: int, ids: Any, goes_on: bool, before: Drafted | None) -> list[int]:
+    def longest(self, rows: int) -> int:
+        """The longest draft where so many requests are decoded at once; beyond the last number that is named, as with that one."""
+        for _, last, k in self.lengths:
+            if rows <= last:
+                return int(k)
+        return int(self.lengths[-1][2]) if self.lengths else self.k
+
+    def _propose_row(self, row: int, ids: Any, longest: int, before: Drafted | None) -> list[int]:
         if before is not None:
             learn(before, ids)
-        room = min(self.k, self.max_model_len - len(ids))
-        if not goes_on or room <= 0:
+        room = min(longest, self.max_model_len - len(ids))
+        if room <= 0:
             return []
         drafted = self.draft(row, ids, room)
         if drafted.tokens:
