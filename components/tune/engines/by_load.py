@@ -2,8 +2,8 @@
 
 It pays where it is surely faster than plain decoding at every load at which it drafts, and not surely slower at the others. N-grams cost
 nothing where nothing is drafted. For others a length of 0 is no plain decoding: with `draft_model` and `eagle3` vLLM runs a pass of the
-drafter all the same, to keep its cache complete, and returns an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32). So
-it is measured like the others.
+drafter all the same, to keep its cache complete, and returns an empty draft only then (`vllm/v1/spec_decode/llm_base_proposer.py`, 0.32).
+So it is measured like the others.
 """
 
 from __future__ import annotations
