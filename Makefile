@@ -153,9 +153,10 @@ peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environ
 
 # Without dependencies, because the files name all of them but three that vLLM does not import with.
 $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
-	$(call step,1/2 virtual environment in $(@D),"$(PYTHON)" -m venv "$(@D)")
+	$(call step,1/3 virtual environment in $(@D),"$(PYTHON)" -m venv "$(@D)")
 	@mkdir -p "$(@D)/share/draftwell/installed"
-	$(call step,2/2 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s).json" -r $<)
+	$(call step,2/3 PyTorch of $*,! grep '^torch==' $< > "$(@D)/.torch" || "$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/torch.json" $$(PYTHON="$(@D)/bin/python" .ci/torch-index "$(or $(TORCH_INDEX),cpu)") -r "$(@D)/.torch")
+	$(call step,3/3 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s).json" -r $<)
 	@touch "$@"
 
 bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= DATASETS= FLAGS="--rounds 3"

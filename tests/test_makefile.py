@@ -79,13 +79,18 @@ def test_peers_are_installed_from_exact_versions_and_only_once(checkout: Path) -
     python.chmod(0o755)
     folder = checkout / "components" / "bench" / "peers"
     folder.mkdir(parents=True)
+    (checkout / ".ci").mkdir(exist_ok=True)
+    (checkout / ".ci" / "torch-index").write_text('#!/bin/sh\n[ "$1" = cpu ] && echo --index-url some-index\n')
+    (checkout / ".ci" / "torch-index").chmod(0o755)
     for name in ("vllm", "llama.cpp"):
         shutil.copyfile(REPO / folder.relative_to(checkout) / f"requirements-{name}.txt", folder / f"requirements-{name}.txt")
     assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
     asked = log.read_text().splitlines()
     assert [line for line in asked if "venv" in line] == ["-m venv made/vllm", "-m venv made/llama.cpp"]
     assert [line.split("-r ")[1] for line in asked if "--no-deps" in line] == [
-        "components/bench/peers/requirements-vllm.txt", "components/bench/peers/requirements-llama.cpp.txt"]
+        "made/vllm/.torch", "components/bench/peers/requirements-vllm.txt", "components/bench/peers/requirements-llama.cpp.txt"]
+    assert ["index" in line for line in asked if "--no-deps" in line] == [True, False, False], "PyTorch's index has its build for CPUs"
+    assert (checkout / "made" / "vllm" / ".torch").read_text().count("\n") == 1
     assert present(checkout, ("made/vllm/.stamp", "made/llama.cpp/.stamp")) == ["made/vllm/.stamp", "made/llama.cpp/.stamp"]
     (checkout / "made" / "vllm" / ".stamp").unlink()
     assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
@@ -141,6 +146,15 @@ def test_without_a_gpu_torch_is_a_build_for_cpus(index: str) -> None:
     done = torch_index("", index)
     assert done.stdout == f"--index-url {index}\n"
     assert "TORCH_INDEX=none" in done.stderr
+
+
+def test_a_package_that_needs_a_build_for_cpus_gets_it_on_every_machine(index: str, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = torch_index("cpu", index, path=str(tmp_path))
+    assert done.stdout == f"--index-url {index}\n"
+    assert "no GPU" not in done.stderr
+    assert torch_index("cpu", SILENT).stdout == ""
 
 
 @without_gpu
