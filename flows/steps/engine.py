@@ -39,7 +39,7 @@ ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
 CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
 """Names of files, without what `file_of` adds."""
-SEARCH = 2
+SEARCH = 3
 """Of `tune_engine`: a choice of an earlier one is made again, of what was measured for it."""
 
 

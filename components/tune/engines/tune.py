@@ -50,7 +50,41 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
         winner, reason = finalists[0] if finalists else (Method(), why_plain(confirmed))
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
                              confirmed=tuple(confirmed.values()), finals=tuple(finals), left_out=out)
-        return found if winner.name == OFF or len(settings.levels) == 1 else choose_by_load(lab, settings, finalists, found)
+        if winner.name == OFF or len(settings.levels) == 1:
+            return found
+        found = choose_by_load(lab, settings, finalists, found)
+        return found if found.method != OFF else other_methods(lab, settings, explored, found)
+
+
+def other_methods(lab: Lab, settings: EngineTuneSettings, explored: Mapping[Method, Figure], found: EngineChoice) -> EngineChoice:
+    """Where no finalist pays at all loads: the best of each further method that explored as faster than plain decoding, until one does.
+
+    The finalists may all be lengths of one method, whose price at other loads they share.
+
+    Args:
+        found: plain decoding, with all that was measured.
+    """
+    known = {figure.label for figure in found.confirmed}
+    tried = {method.name for method in explored if method.label in known}
+    best: dict[str, Method] = {}
+    for method in sorted(explored, key=lambda method: -explored[method].ratio):
+        if method.name not in tried and explored[method].ratio > 1:
+            best.setdefault(method.name, method)
+    loads = [(level, settings.groups) for level in settings.levels[1:]]
+    for method in best.values():
+        out: dict[str, str] = {}
+        if not lab.has(method, "confirm") and not lab.budget.allows([(1, len(lab.prompts))], loads):
+            out[method.label] = NO_TIME
+        with left_out_if_it_fails(out, method.label):
+            if not out:
+                (figure,) = lab.measure(method, "confirm", tail=TAIL / (settings.confirm + len(best)))
+                found = found.model_copy(update={"confirmed": (*found.confirmed, figure)})
+                if finalists := sure({method: figure}):
+                    found = choose_by_load(lab, settings, finalists, found)
+        found = found.model_copy(update={"left_out": {**found.left_out, **out}})
+        if found.method != OFF:
+            break
+    return found
 
 
 def refuse_if_all_failed(failed: Mapping[str, str]) -> None:

@@ -413,6 +413,23 @@ def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: 
     assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
 
 
+def test_where_no_length_of_the_finalists_pays_at_all_loads_other_methods_are_tried() -> None:
+    """All three finalists are lengths of the head, which costs a pass where nothing is drafted, too."""
+    speeds = {"eagle3:5": 1.6, "eagle3:3": 1.5, "eagle3:2": 1.4, "eagle3@8": 0.6, "eagle3:0@8": 0.94, "custom_class": 1.3,
+              "custom_class:8@8": 0.8, "draft_model:3": 1.2, "ngram": 1.1}
+    speeds |= {f"{name}:{k}@8": 0.6 for name, lengths in (("eagle3", (1, 2, 3, 5)), ("draft_model", (1, 2, 3, 5)), ("ngram", (3, 5, 8)))
+               for k in lengths}
+    settings = EngineTuneSettings(methods=("ngram", "cascade", "draft_model", "eagle3"), levels=(1, 8))
+    found = tune_engine(lab(speeds, slots=8, head=True), settings)
+    assert (found.method, found.schedule) == ("cascade", ((1, 1, 8), (2, 8, 0)))
+    assert [figure.label for figure in found.confirmed] == [*(f"eagle3(k={k})" for k in (5, 3, 2)), "cascade(k=8)"]
+    assert "0.94 times" in found.left_out["eagle3(k=5) by load"]
+    measured = lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True)
+    assert tune_engine(measured, settings).chosen == Method(), "nothing else pays"
+    failing = lab(speeds, slots=8, head=True, faults=["start cascade(k=8)"])
+    assert tune_engine(failing, settings).schedule == ((1, 1, 3), (2, 8, 0)), "the next one"
+
+
 def test_our_plug_in_drafts_by_load_and_costs_nothing_where_it_does_not() -> None:
     """A head's cache is kept complete where nothing is drafted, too, so that the fastest for one request is no choice for many."""
     speeds = {"eagle3:5": 1.6, "eagle3:5@8": 0.6, "eagle3:0@8": 0.94, "custom_class": 1.3, "custom_class:8@8": 0.8}
