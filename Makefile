@@ -155,7 +155,7 @@ peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environ
 $(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
 	$(call step,1/3 virtual environment in $(@D),"$(PYTHON)" -m venv "$(@D)")
 	@mkdir -p "$(@D)/share/draftwell/installed"
-	$(call step,2/3 PyTorch of $*,! grep '^torch==' $< > "$(@D)/.torch" || "$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/torch.json" $$(PYTHON="$(@D)/bin/python" .ci/torch-index "$(or $(TORCH_INDEX),cpu)") -r "$(@D)/.torch")
+	$(call step,2/3 PyTorch of $*,! grep '^torch==' $< > "$(@D)/.torch" || "$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s)-torch.json" $$(PYTHON="$(@D)/bin/python" .ci/torch-index "$(or $(TORCH_INDEX),cpu)") -r "$(@D)/.torch")
 	$(call step,3/3 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps --report "$(@D)/share/draftwell/installed/$$(date +%s).json" -r $<)
 	@touch "$@"
 

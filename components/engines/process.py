@@ -30,8 +30,8 @@ START_SECONDS = 1800.0
 """vLLM compiles for minutes when it starts for the first time."""
 ANSWER_SECONDS = 600.0
 END_SECONDS = 10.0
-FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
-"""Variables of this process's environment that another interpreter must not see."""
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables of this process's environment that another interpreter must not see; PyTorch sets the last one in this process."""
 
 M = TypeVar("M", bound=BaseModel)
 

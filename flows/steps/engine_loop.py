@@ -149,6 +149,7 @@ class EngineLoop:
             with self.step("monitor"):
                 self.monitor()
         if self.wanted.grid:
+            write_json(self.space.folder / REPORT, self.report)  # the grid takes long, and may fail
             with self.step("grid"):
                 self.grid(choice, texts)
         write_json(self.space.folder / REPORT, self.report)

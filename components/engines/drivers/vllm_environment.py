@@ -35,7 +35,7 @@ def prepare(*, one_process: bool) -> None:
         # would compile again, for a minute; Inductor's cache is read. Only with the former vLLM keeps that one in its own folder.
         defaults["VLLM_USE_AOT_COMPILE"] = "0"
         root = os.environ.get("VLLM_CACHE_ROOT", defaults["VLLM_CACHE_ROOT"])
-        variables["TORCHINDUCTOR_CACHE_DIR"] = str(Path(root) / "inductor")
+        defaults["TORCHINDUCTOR_CACHE_DIR"] = str(Path(root) / "inductor")
     os.execve(sys.executable, [sys.executable, *sys.argv], defaults | dict(os.environ) | variables)
 
 

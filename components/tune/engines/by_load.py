@@ -20,18 +20,23 @@ from components.tune.engines.lab import Lab, left_out_if_it_fails
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
 
+BECAUSE = "plain decoding, because "
 Finalist = tuple[Method, str]
 """A setting that is surely faster with one request at a time, and that in a sentence."""
 
 
-def choose_by_load(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Finalist], found: EngineChoice) -> EngineChoice:
+def choose_by_load(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Finalist], found: EngineChoice, tries: int = 0,
+                   before: str = "") -> EngineChoice:
     """The first of the finalists that pays at all loads; plain decoding after the last.
 
-    Where there is no time to measure one at other loads, it is chosen without them. What failed before it is in `left_out`.
+    Where there is no time to measure the first at other loads, it is chosen without them; after one that did not pay there, none is. What
+    failed before the choice is in `left_out`.
 
     Args:
         finalists: at least one, the fastest first.
         found: with all that was measured at one request at a time.
+        tries: methods that are tried at most, which share what intervals leave out; 0: the finalists'.
+        before: why plain decoding was to be chosen without these.
     Raises:
         DraftwellError: as `tune_engine`.
     """
@@ -40,11 +45,12 @@ def choose_by_load(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[F
     for method, reason in tried:
         begun = found.model_copy(update={"method": method.name, "k": method.k, "n": method.n, "reason": reason, "levels": (),
                                          "schedule": (), "scheduled": ()})
-        found = with_lengths(lab, settings, method, begun, len(tried))
-        if found.method != OFF:
+        found = with_lengths(lab, settings, method, begun, tries or len(tried))
+        if found.method != OFF and (found.levels or not (failed or before)):
             return found.model_copy(update={"left_out": {**found.left_out, **failed}})
-        failed[f"{method.label} by load"] = found.reason
-    return found.model_copy(update={"left_out": {**found.left_out, **failed}}).off(f"plain decoding, because {'; '.join(failed.values())}")
+        failed[f"{method.label} by load"] = found.reason if found.method == OFF else NO_TIME
+    reasons = [before.removeprefix(BECAUSE)] * bool(before) + list(failed.values())
+    return found.model_copy(update={"left_out": {**found.left_out, **failed}}).off(BECAUSE + "; ".join(reasons))
 
 
 def once_each(finalists: Sequence[Finalist]) -> list[Finalist]:
@@ -88,7 +94,7 @@ def measure_loads(lab: Lab, settings: EngineTuneSettings, winner: Method, out: d
     """
     higher = settings.levels[1:]
     lengths = (winner.k,) if winner.name in ONE_LENGTH else lengths_of(winner.name, settings)
-    together = [[(level, settings.groups) for level in some] for some in (higher, settings.levels)]
+    together = load_engines(lab, settings)
     loads: dict[int, list[Figure]] = {}
     for method in (winner.with_k(k) for k in sorted(lengths, key=lambda k: k != winner.k)):
         if not all(lab.has(method, "load", level) for level in higher) and not lab.budget.allows(*together):
@@ -97,6 +103,12 @@ def measure_loads(lab: Lab, settings: EngineTuneSettings, winner: Method, out: d
         with left_out_if_it_fails(out, method.label):
             loads[method.k] = lab.measure(method, "load", higher, tail=TAIL / len(lengths) / tries)
     return loads
+
+
+def load_engines(lab: Lab, settings: EngineTuneSettings) -> list[list[tuple[int, int]]]:
+    """What lengths by load take at least, as `Budget.allows` takes it: a length at the higher loads, and the lengths together at all."""
+    higher = [(level, settings.groups) for level in settings.levels[1:]]
+    return [higher, [(1, len(lab.prompts)), *higher]] if higher else []
 
 
 def run_together(lab: Lab, settings: EngineTuneSettings, winner: Method, found: EngineChoice, levels: Sequence[Level],

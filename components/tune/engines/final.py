@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from components.bench.engines.figures import Figure, figure_of
 from components.engines.vllm_methods import Method
 from components.tune.engines.budget import NO_TIME
-from components.tune.engines.by_load import Finalist
+from components.tune.engines.by_load import Finalist, load_engines
 from components.tune.engines.choice import Final
 from components.tune.engines.lab import Lab, left_out_if_it_fails
 from components.tune.engines.settings import EngineTuneSettings
@@ -33,7 +33,7 @@ def play_finals(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Fina
     """
     ranked: list[Finalist] = list(finalists[:1])
     played: list[Final] = []
-    loads = [[(level, settings.groups) for level in settings.levels[1:]]] if len(settings.levels) > 1 else []
+    loads = load_engines(lab, settings)
     for method, reason in finalists[1:]:
         own, why = ranked[0]
         ranked.append((method, reason))

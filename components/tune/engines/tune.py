@@ -10,10 +10,10 @@ from components.bench.engines.measure import Beside
 from components.engines.vllm_methods import OFF, Method
 from components.report.intervals import FEWEST_PROMPTS
 from components.tune.engines.budget import NO_TIME
-from components.tune.engines.by_load import Finalist, choose_by_load
+from components.tune.engines.by_load import Finalist, choose_by_load, load_engines
 from components.tune.engines.candidates import candidates, first_ngram, left_out
 from components.tune.engines.choice import EngineChoice, Final
-from components.tune.engines.final import final_of, play_finals
+from components.tune.engines.final import final_of, left_out_if_there_is_no_room, play_finals
 from components.tune.engines.lab import Lab, left_out_if_it_fails
 from components.tune.engines.ngram_replay import Text
 from components.tune.engines.settings import EngineTuneSettings
@@ -36,55 +36,75 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
     out = dict(lacking)
     with lab.open():
         explored = explore(lab, settings, [name for name in settings.methods if name not in out and name != OFF], out, texts)
-        best = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
-        confirmed: dict[Method, Figure] = {}
-        for method in best:
-            if confirmed and not lab.has(method, "confirm") and not lab.budget.allows([(1, len(lab.prompts))]):
-                out[method.label] = NO_TIME
-                continue
-            with left_out_if_it_fails(out, method.label):
-                confirmed[method] = lab.measure(method, "confirm", tail=TAIL / len(best))[0]
-        if not confirmed:
+        first = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
+        # the first may all be lengths of one method, whose price at other loads they share
+        further = best_of_others(explored, first) if len(settings.levels) > 1 else []
+        tail, tries = TAIL / max(1, len(first) + len(further)), len({method.name for method in (*first, *further)})
+        confirmed = confirm(lab, first, out, tail)
+        if not confirmed and not further:
             refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking and why != NO_TIME})
-        finalists, finals = play_finals(lab, settings, sure(confirmed), confirmed, out)
-        winner, reason = finalists[0] if finalists else (Method(), why_plain(confirmed))
-        found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
-                             confirmed=tuple(confirmed.values()), finals=tuple(finals), left_out=out)
-        if winner.name == OFF or len(settings.levels) == 1:
-            return found
-        found = choose_by_load(lab, settings, finalists, found)
-        return found if found.method != OFF else other_methods(lab, settings, explored, found)
+        found = EngineChoice(method=OFF, k=0, n=0, reason=why_plain(confirmed), explored=tuple(explored.values()), left_out=out)
+        found = choose(lab, settings, confirmed, found, tries)
+        if found.method == OFF and further:
+            loads = load_engines(lab, settings)
+            more = confirm(lab, further, out := dict(found.left_out), tail, loads)
+            if not confirmed and not more:
+                refuse_if_all_failed({name: why for name, why in out.items() if name not in lacking and why != NO_TIME})
+            found = choose(lab, settings, more, found.model_copy(update={"left_out": out}), tries, before=found.reason)
+        return found
 
 
-def other_methods(lab: Lab, settings: EngineTuneSettings, explored: Mapping[Method, Figure], found: EngineChoice) -> EngineChoice:
-    """Where no finalist pays at all loads: the best of each further method that explored as faster than plain decoding, until one does.
-
-    The finalists may all be lengths of one method, whose price at other loads they share.
-
-    Args:
-        found: plain decoding, with all that was measured.
-    """
-    known = {figure.label for figure in found.confirmed}
-    tried = {method.name for method in explored if method.label in known}
+def best_of_others(explored: Mapping[Method, Figure], first: Sequence[Method]) -> list[Method]:
+    """The best length of every method without one among the first, unless it is surely slower than plain decoding; the fastest first."""
+    names = {method.name for method in first}
     best: dict[str, Method] = {}
     for method in sorted(explored, key=lambda method: -explored[method].ratio):
-        if method.name not in tried and explored[method].ratio > 1:
+        if method.name not in names and not explored[method].surely_slower:
             best.setdefault(method.name, method)
-    loads = [(level, settings.groups) for level in settings.levels[1:]]
-    for method in best.values():
-        out: dict[str, str] = {}
-        if not lab.has(method, "confirm") and not lab.budget.allows([(1, len(lab.prompts))], loads):
+    return list(best.values())
+
+
+def confirm(lab: Lab, methods: Sequence[Method], out: dict[str, str], tail: float,
+            loads: Sequence[Sequence[tuple[int, int]]] | None = None) -> dict[Method, Figure]:
+    """Measure ways on all prompts.
+
+    Args:
+        out: gets what fails, and what there was no time for.
+        loads: engines that a way has to be measured with afterwards to be of use; None: none, and the first is measured in any case.
+    """
+    found: dict[Method, Figure] = {}
+    for method in methods:
+        late = not lab.has(method, "confirm") and not lab.budget.allows([(1, len(lab.prompts))], *(loads or ()))
+        if late and (found or loads):
             out[method.label] = NO_TIME
+            continue
         with left_out_if_it_fails(out, method.label):
-            if not out:
-                (figure,) = lab.measure(method, "confirm", tail=TAIL / (settings.confirm + len(best)))
-                found = found.model_copy(update={"confirmed": (*found.confirmed, figure)})
-                if finalists := sure({method: figure}):
-                    found = choose_by_load(lab, settings, finalists, found)
-        found = found.model_copy(update={"left_out": {**found.left_out, **out}})
-        if found.method != OFF:
-            break
+            (found[method],) = lab.measure(method, "confirm", tail=tail)
     return found
+
+
+def choose(lab: Lab, settings: EngineTuneSettings, confirmed: Mapping[Method, Figure], found: EngineChoice, tries: int,
+           before: str = "") -> EngineChoice:
+    """The fastest of what was confirmed, at all loads, or plain decoding.
+
+    Args:
+        found: plain decoding, with all that was measured and chosen among before.
+        tries: methods that are tried at other loads at most, these and others.
+        before: why plain decoding was to be chosen without these; empty: nothing was tried before.
+    """
+    out = dict(found.left_out)
+    finalists, finals = play_finals(lab, settings, sure(confirmed), confirmed, out)
+    found = found.model_copy(update={"confirmed": (*found.confirmed, *confirmed.values()), "finals": (*found.finals, *finals),
+                                     "left_out": out})
+    if before:
+        out |= {figure.label: f"it is not surely faster than plain decoding (at least {figure.low:.2f} times)"
+                for figure in confirmed.values() if not figure.surely_faster}
+    if not finalists:
+        return found
+    if len(settings.levels) > 1:
+        return choose_by_load(lab, settings, finalists, found, tries, before)
+    winner, reason = finalists[0]
+    return found.model_copy(update={"method": winner.name, "k": winner.k, "n": winner.n, "reason": reason})
 
 
 def refuse_if_all_failed(failed: Mapping[str, str]) -> None:
@@ -168,7 +188,8 @@ def grid_of(lab: Lab, settings: EngineTuneSettings, choice: EngineChoice,
         if own.label in methods and len(methods) > 1:
             speeds = {OFF: 1.0, **{label: figure_of(label, beside).ratio for label, beside in found.items()}}
             rival = max(speeds.keys() - {own.label}, key=lambda label: speeds[label])
-            with left_out_if_it_fails(failed, f"{rival} beside {own.label}"):
+            name = f"{rival} beside {own.label}"
+            with left_out_if_there_is_no_room(failed, name), left_out_if_it_fails(failed, name):
                 final = final_of(lab, own, methods[rival], "grid final")
     return found, final, failed
 

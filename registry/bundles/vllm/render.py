@@ -80,8 +80,10 @@ if [ -z "$${VLLM_USE_AOT_COMPILE:-}" ]; then
   export VLLM_USE_AOT_COMPILE=0 # vLLM cannot load again what it compiles ahead of time on CPUs, and would compile at each start
   DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_USE_AOT_COMPILE"
 fi
-export TORCHINDUCTOR_CACHE_DIR="$$VLLM_CACHE_ROOT/inductor" # otherwise in /tmp, for all bundles
-DRAFTWELL_SET="$$DRAFTWELL_SET TORCHINDUCTOR_CACHE_DIR"
+if [ -z "$${TORCHINDUCTOR_CACHE_DIR:-}" ]; then
+  export TORCHINDUCTOR_CACHE_DIR="$$VLLM_CACHE_ROOT/inductor" # by itself in /tmp, for all bundles
+  DRAFTWELL_SET="$$DRAFTWELL_SET TORCHINDUCTOR_CACHE_DIR"
+fi
 if [ -z "$${LD_PRELOAD+named}" ]; then
   LD_PRELOAD=$$("$$PYTHON" -P cpu.py libraries)
   export LD_PRELOAD

@@ -25,7 +25,7 @@ from components.tune.engines.ngram_replay import best_n, passes, propose
 from components.tune.engines.regret import grid_regret, regret_of
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
-from components.tune.engines.tune import grid_of, sure, tune_engine
+from components.tune.engines.tune import best_of_others, grid_of, sure, tune_engine
 from serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
 from tests.support.peers.fake_engine import maker
@@ -415,19 +415,54 @@ def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: 
 
 def test_where_no_length_of_the_finalists_pays_at_all_loads_other_methods_are_tried() -> None:
     """All three finalists are lengths of the head, which costs a pass where nothing is drafted, too."""
-    speeds = {"eagle3:5": 1.6, "eagle3:3": 1.5, "eagle3:2": 1.4, "eagle3@8": 0.6, "eagle3:0@8": 0.94, "custom_class": 1.3,
+    speeds = {"eagle3:5": 1.6, "eagle3:3": 1.5, "eagle3:2": 1.4, "eagle3:0@8": 0.94, "custom_class": 1.3,
               "custom_class:8@8": 0.8, "draft_model:3": 1.2, "ngram": 1.1}
     speeds |= {f"{name}:{k}@8": 0.6 for name, lengths in (("eagle3", (1, 2, 3, 5)), ("draft_model", (1, 2, 3, 5)), ("ngram", (3, 5, 8)))
                for k in lengths}
     settings = EngineTuneSettings(methods=("ngram", "cascade", "draft_model", "eagle3"), levels=(1, 8))
     found = tune_engine(lab(speeds, slots=8, head=True), settings)
     assert (found.method, found.schedule) == ("cascade", ((1, 1, 8), (2, 8, 0)))
-    assert [figure.label for figure in found.confirmed] == [*(f"eagle3(k={k})" for k in (5, 3, 2)), "cascade(k=8)"]
+    assert [figure.label for figure in found.confirmed] == [*(f"eagle3(k={k})" for k in (5, 3, 2)), "cascade(k=8)", "draft_model(k=3)",
+                                                            "ngram(k=5,n=2)"]
     assert "0.94 times" in found.left_out["eagle3(k=5) by load"]
-    measured = lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True)
-    assert tune_engine(measured, settings).chosen == Method(), "nothing else pays"
+    nothing = tune_engine(lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True), settings)
+    assert nothing.chosen == Method()
+    assert "eagle3 is surely faster than plain decoding at no load; cascade is" in nothing.reason, "all that was tried"
     failing = lab(speeds, slots=8, head=True, faults=["start cascade(k=8)"])
     assert tune_engine(failing, settings).schedule == ((1, 1, 3), (2, 8, 0)), "the next one"
+
+
+def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_not_pay_there() -> None:
+    """There is time to confirm it and for a load, but not for the lengths together."""
+    speeds = {"eagle3:3": 1.6, "eagle3:5": 1.5, "eagle3:2": 1.4, "eagle3:0@8": 0.94, "custom_class": 1.3}
+    speeds |= {f"eagle3:{k}@8": 0.6 for k in (1, 2, 3, 5)}
+    settings = EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8))
+    measured = lab(speeds, slots=8, head=True)
+    inner = measured.measure
+
+    def measure(method: Method, stage: str, *given: Any, **more: Any) -> list[Figure]:
+        made = inner(method, stage, *given, **more)
+        if stage == "schedule":
+            measured.budget = Budget(-1.0)
+        return made
+
+    measured.measure = measure  # type: ignore[method-assign]
+    found = tune_engine(measured, settings)
+    assert (found.chosen, found.left_out["cascade(k=8)"]) == (Method(), NO_TIME)
+    with measured.open():
+        confirmed = {method: inner(method, "confirm")[0] for method in (Method("cascade", 8),)}
+        late = choose_by_load(measured, settings, sure(confirmed), found, before="plain decoding, because a head does not pay at 8")
+    assert (late.chosen, late.levels) == (Method(), ())
+    assert late.reason == f"plain decoding, because a head does not pay at 8; {NO_TIME}"
+
+
+def test_of_further_methods_those_are_confirmed_that_may_be_faster() -> None:
+    """On six prompts .92 [.77, 1.24] was 1.27 on twelve."""
+    (figure,) = figures_of(x=1.0)
+    explored = {method: figure.model_copy(update={"ratio": ratio, "low": low, "high": high}) for method, ratio, low, high in (
+        (Method("eagle3", 3), 1.6, 1.4, 1.8), (Method("eagle3", 5), 1.5, 1.3, 1.7), (Method("cascade", 8), 0.92, 0.77, 1.24),
+        (Method("ngram", 5, 2), 0.8, 0.7, 0.9), (Method("draft_model", 2), 1.1, 1.0, 1.2), (Method("draft_model", 3), 1.0, 0.9, 1.1))}
+    assert best_of_others(explored, [Method("eagle3", 3), Method("eagle3", 5)]) == [Method("draft_model", 2), Method("cascade", 8)]
 
 
 def test_our_plug_in_drafts_by_load_and_costs_nothing_where_it_does_not() -> None:

@@ -95,6 +95,8 @@ def test_drafts_are_as_long_as_the_number_of_requests_allows() -> None:
     for rows, longest in ((1, 4), (2, 2), (3, 2), (4, 0), (8, 0), (9, 0), (1, 4)):
         assert propose(proposer, *[text] * rows) == [[3, 4, 5, 1][:longest]] * rows
     assert len(propose(Fixed(config(4, [[1, 2, 3]])), *[text] * 5)[4]) == 3, "as vLLM: the last length beyond the last number"
+    gap = Fixed(config(4, [[6, 8, 1], [1, 2, 9]]))
+    assert [gap.longest(rows) for rows in (1, 2, 5, 6, 9)] == [4, 4, 4, 1, 1], "ranges in any order, no longer than the longest draft"
 
 
 def test_what_was_kept_is_learnt_where_nothing_is_drafted_next() -> None:

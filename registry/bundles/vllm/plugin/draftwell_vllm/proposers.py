@@ -47,7 +47,8 @@ class Fixed:
     def __init__(self, vllm_config: Any):
         speculative = vllm_config.speculative_config
         self.k = int(speculative.num_speculative_tokens)
-        self.lengths = [tuple(map(int, part)) for part in getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()]
+        by_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()
+        self.lengths = sorted((int(first), min(int(k), self.k)) for first, _, k in by_size)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
         self.settings = read_settings(getattr(vllm_config, "additional_config", None))
         self.rule = self.make_rule(self.settings, None)
@@ -104,11 +105,10 @@ class Fixed:
         return found
 
     def longest(self, rows: int) -> int:
-        """The longest draft where so many requests are decoded at once; beyond the last number that is named, as with that one."""
-        for _, last, k in self.lengths:
-            if rows <= last:
-                return int(k)
-        return int(self.lengths[-1][2]) if self.lengths else self.k
+        """The longest draft where so many requests are decoded at once. As in vLLM (`dynamic/utils.py`), numbers that no range names have
+        the length of the range before them."""
+        fitting = [k for first, k in self.lengths if first <= rows]
+        return fitting[-1] if fitting else self.lengths[0][1] if self.lengths else self.k
 
     def _propose_row(self, row: int, ids: Any, longest: int, before: Drafted | None) -> list[int]:
         if before is not None:
