@@ -59,6 +59,7 @@ DIGEST=$$("$$PYTHON" -P check.py --digest)
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 # for a rolling restart: what is set here and not by you, and how many options are yours
 DRAFTWELL_SET="DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE$names"
+INDUCTOR="$${VLLM_CACHE_ROOT:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm}/inductor"
 if [ -z "$${VLLM_CACHE_ROOT:-}" ]; then
   # a folder for each bundle: vLLM does not read what it compiled with other settings
   export VLLM_CACHE_ROOT="$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/vllm/draftwell-$$DIGEST"
@@ -81,7 +82,7 @@ if [ -z "$${VLLM_USE_AOT_COMPILE:-}" ]; then
   DRAFTWELL_SET="$$DRAFTWELL_SET VLLM_USE_AOT_COMPILE"
 fi
 if [ -z "$${TORCHINDUCTOR_CACHE_DIR:-}" ]; then
-  export TORCHINDUCTOR_CACHE_DIR="$$VLLM_CACHE_ROOT/inductor" # by itself in /tmp, for all bundles
+  export TORCHINDUCTOR_CACHE_DIR="$$INDUCTOR" # found by what was compiled, so that bundles share it; by itself in /tmp
   DRAFTWELL_SET="$$DRAFTWELL_SET TORCHINDUCTOR_CACHE_DIR"
 fi
 if [ -z "$${LD_PRELOAD+named}" ]; then

@@ -360,7 +360,7 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
         (folder / "__init__.py").write_text("")
     (place / "api_server.py").write_text(
         "import json, os, sys\nprint(json.dumps(sys.argv[1:]))\n"
-        "shown = ('LD_PRELOAD', 'VLLM_CACHE_ROOT', 'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
+        "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', 'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
         "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n")
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
@@ -487,6 +487,11 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(bundl
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu"))[name] == "0"
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **{name: "1"}))[name] == "1"
     assert name not in variables_of(run_bundle(bundle, tmp_path)), "on GPUs it is vLLM's"
+    place = {"XDG_CACHE_HOME": "/my/cache"}
+    for named, folder in (({}, "/my/cache/vllm/inductor"), ({"VLLM_CACHE_ROOT": "/mine"}, "/mine/inductor"),
+                          ({"TORCHINDUCTOR_CACHE_DIR": "/own", "VLLM_CACHE_ROOT": "/mine"}, "/own")):
+        found = variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **place, **named))
+        assert found["TORCHINDUCTOR_CACHE_DIR"] == folder, "what is compiled is shared by bundles"
     configs = [ray_serve(serving(**one))["applications"][0]["args"]["llm_configs"][0] for one in (CPU, {})]
     assert [config["runtime_env"]["env_vars"].get(name) for config in configs] == ["0", None]
 
@@ -494,7 +499,8 @@ def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(bundl
 def test_what_a_user_named_is_not_what_serve_sh_has_set(tmp_path: Path) -> None:
     """A rolling restart passes on what the user named, and nothing that belongs to the bundle before."""
     bundle = cpu_bundle(tmp_path / "served")
-    mine = {"VLLM_CACHE_ROOT": "/mine", "VLLM_CPU_OMP_THREADS_BIND": "0", "LD_PRELOAD": "", "VLLM_USE_AOT_COMPILE": "1"}
+    mine = {"VLLM_CACHE_ROOT": "/mine", "VLLM_CPU_OMP_THREADS_BIND": "0", "LD_PRELOAD": "", "VLLM_USE_AOT_COMPILE": "1",
+            "TORCHINDUCTOR_CACHE_DIR": "/own"}
     assert not set(mine) & set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", **mine))["DRAFTWELL_SET"].split())
     assert set(mine) <= set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu"))["DRAFTWELL_SET"].split())
 
