@@ -40,7 +40,7 @@ ROOM = 64
 CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
 """Names of files, without what `file_of` adds."""
 SEARCH = 3
-"""Of `tune_engine`: a choice of an earlier one is made again, of what was measured for it."""
+"""Version of the search in `tune_engine`: a choice that an earlier version made is made again, from the measurements that are kept."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ def prepare(*, one_process: bool) -> None:
                       "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
     defaults = {"VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), "VLLM_CPU_KVCACHE_SPACE": "2"}
     if for_cpus():
-        # what vLLM 0.32 compiles ahead of time it cannot load again ('function' object has no attribute 'finalize_loading'), so each start
-        # would compile again, for a minute; Inductor's cache is read. Only with the former vLLM keeps that one in its own folder.
+        # vLLM 0.32 cannot load again what it compiles ahead of time ('function' object has no attribute 'finalize_loading'), so each start
+        # would compile for a minute. Without that it reads Inductor's cache, which is in /tmp unless a folder is named.
         defaults["VLLM_USE_AOT_COMPILE"] = "0"
         root = os.environ.get("VLLM_CACHE_ROOT", defaults["VLLM_CACHE_ROOT"])
         defaults["TORCHINDUCTOR_CACHE_DIR"] = str(Path(root) / "inductor")
