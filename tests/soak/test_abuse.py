@@ -1,8 +1,9 @@
 """A server whose clients do all that they should not, at once: wrong bodies, requests that are never completed, answers that nobody reads,
 connections that are reset, and other processes that take all cores.
 
-The real command with the tiny pair, in a process of its own; about two minutes, on a busy machine more. What it holds: no crash and no 5xx,
-others' answers the same as without all this, and afterwards every slot free, no connection left and memory where it was.
+The real command with the tiny pair, in a process of its own; about three minutes, on a busy machine more. What it holds: no crash and no
+5xx, others' answers the same as without all this, and afterwards every slot free, no connection left and memory where it was once its
+caches were full.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tests.support.server.server_process import server_process, wait_until
 
 pytestmark = pytest.mark.soak
 
-ROUNDS, WRONG, SLOTS = 4, 500, 3
+ROUNDS, WARM_UP, WRONG, SLOTS = 8, 3, 500, 3
+"""Memory grows for three rounds, in which caches fill: 494, 510, 524, 528 MB, then 532 to the twelfth (docs/log.md)."""
 HEADER_SECONDS, BODY_SECONDS, STALL_SECONDS = 2.0, 4.0, 4.0
 """Of the server, instead of half a minute, one, and two; kept connections end after two seconds instead of 75."""
 SERVE = [sys.executable, "-c", f"""
@@ -122,18 +124,15 @@ def head_of(body: bytes, length: int | None = None) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def unfinished(server: Process, stack: ExitStack) -> list[socket.socket]:
-    """Connections that say nothing, half a header, half a body, and a whole request whose answer of megabytes nobody reads."""
+def unfinished(server: Process, stack: ExitStack) -> None:
+    """Open connections that say nothing, half a header, half a body, and a whole request whose answer of megabytes nobody reads."""
     asked = json.dumps(LONG).encode()
     sent = [b"", b"POST /v1/completions HTTP/1.1\r\nHost: local", head_of(asked) + asked[:20], head_of(asked) + asked]
-    made = []
     for said in sent * 4:
         one = stack.enter_context(socket.socket())
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(server.address)
         one.sendall(said)
-        made.append(one)
-    return made
 
 
 async def read_slowly(server: Process, seconds: float) -> None:
@@ -152,9 +151,9 @@ async def ask(http: httpx.AsyncClient, prompt: str) -> httpx.Response:
     return await http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0})
 
 
-async def abuse(server: Process, wrong: list[tuple[str, bytes]], alone: dict[str, str]) -> Counter[int]:
-    """Everything at once; the codes of the answers to wrong bodies."""
-    codes: Counter[int] = Counter()
+async def abuse(server: Process, wrong: list[tuple[str, bytes]], alone: dict[str, str]) -> tuple[Counter[int], Counter[str]]:
+    """Everything at once; the codes of the answers to wrong bodies, and how often the text of each right prompt was compared."""
+    codes, compared = Counter[int](), Counter[str]()
 
     async def post(http: httpx.AsyncClient, path: str, body: bytes) -> None:
         answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
@@ -163,16 +162,17 @@ async def abuse(server: Process, wrong: list[tuple[str, bytes]], alone: dict[str
 
     async def behave(http: httpx.AsyncClient) -> None:
         for prompt in PROMPTS * 2:
-            answer = await ask(http, prompt)
-            assert answer.status_code in {200, 429}, answer.text
-            if answer.status_code == 200:
-                assert answer.json()["choices"][0]["text"] == alone[prompt], "others changed it"
+            while (answer := await ask(http, prompt)).status_code == 429:
+                await asyncio.sleep(float(answer.headers["retry-after"]))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == alone[prompt], "others changed it"
+            compared[prompt] += 1
 
     limits = httpx.Limits(max_connections=64, keepalive_expiry=0.5)  # before the server closes them: a request on one of these is lost
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
         await asyncio.gather(*(post(http, path, body) for path, body in wrong), *(behave(http) for _ in range(4)),
                              *(read_slowly(server, 3.0) for _ in range(4)))
-    return codes
+    return codes, compared
 
 
 def texts(server: Process) -> dict[str, str]:
@@ -188,9 +188,10 @@ def test_everything_at_once(server: Process) -> None:
     codes, memory = Counter[int](), []
     for turn in range(ROUNDS):
         with spinning_neighbours(), ExitStack() as stack:
-            left = unfinished(server, stack)
-            codes += asyncio.run(abuse(server, wrong[turn::ROUNDS], alone))
-            assert len(left) == 16
+            unfinished(server, stack)
+            seen, compared = asyncio.run(abuse(server, wrong[turn::ROUNDS], alone))
+            codes += seen
+            assert set(compared) == set(PROMPTS)
             wait_until(lambda: server.connections == 0, "connections without a request, or a reader, are closed by the server")
         wait_until(lambda: server.idle, "all slots are free")
         wait_until(lambda: server.connections == 0, "no connection is left")
@@ -200,5 +201,5 @@ def test_everything_at_once(server: Process) -> None:
     assert sum(codes.values()) == ROUNDS * WRONG
     assert codes[400] > ROUNDS * WRONG / 3
     assert "Traceback" not in server.log.read_text()
-    for size in memory[1:]:
-        assert abs(size - memory[0]) <= 0.05 * memory[0]
+    for size in memory[WARM_UP:]:
+        assert abs(size - memory[WARM_UP]) <= 0.05 * memory[WARM_UP]

@@ -253,11 +253,11 @@ def short_questions() -> list[Question]:
     return [question for question in questions() if question[1] == 48]
 
 
-@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64),
-                                               *((kind, clients) for kind in ("hybrid", "eagle3") for clients in (1, 8, 32, 64))])
+@pytest.mark.parametrize(("kind", "clients"), [("server", 8), ("server", 64), ("hybrid", 1), ("hybrid", 8),
+                                               *(("eagle3", clients) for clients in (1, 8, 32, 64))])
 def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, clients: int, request: pytest.FixtureRequest) -> None:
-    """Hybrid drafts for a single request only: with more clients plain decoding is compared with itself. The aim of 1.1 times plain
-    decoding at eight clients is read from what is printed: this pair does not reach it (docs/log.md, 0.9.0)."""
+    """Hybrid drafts for a single request only: with more clients it is plain decoding, so one number of them is enough. The aim of 1.1
+    times plain decoding at eight clients is read from what is printed: this pair does not reach it (docs/log.md, 0.9.0)."""
     served = request.getfixturevalue(kind)
     warm_up(served, clients)  # in which a server that learns from its rounds begins to
     ratios, records = [], []
@@ -271,6 +271,8 @@ def test_speculation_under_load_is_not_slower_than_plain_decoding(kind: str, cli
     print(f"\n{kind}, {clients} at once, over plain decoding: {found}, {made[False].tokens / SECONDS_OF_A_WINDOW:.1f} tokens/s, "
           f"draft limits {control['draft_limits']}")
     check_memory(records)
+    if kind == "hybrid" and clients > 1:
+        assert control["draft_limits"]["hybrid"] == 0
     found.check_not_slower()
 
 

@@ -56,9 +56,12 @@ def part(command: Forward, start: int, end: int) -> Forward:
 
 
 def reads_prompt(task: Task) -> bool:
-    """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long draft that is verified."""
+    """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long draft that is verified.
+
+    A prompt that is rated always is: it is read in short parts, whose ends together would be half of it.
+    """
     assert task.waiting is not None
-    return tokens_left(task) > (LEAST if task.waiting.rates else max(LEAST, task.waiting.keep))
+    return task.waiting.rates or tokens_left(task) > max(LEAST, task.waiting.keep)
 
 
 def tokens_left(task: Task) -> int:
@@ -70,8 +73,8 @@ def tokens_left(task: Task) -> int:
 def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
-    Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones share
-    `room` (`split_room`). Prompts that are rated also share `MOST_ROWS`, and take turns at it.
+    Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones, and
+    those of prompts that are rated, share `room` (`split_room`). The latter also share `MOST_ROWS`, and take turns at it.
 
     Args:
         tasks: in their order of arrival.

@@ -65,11 +65,12 @@ class Calling(Generation):
         """Calls where they are asked for; where the model decides, calls or what the request's own format says."""
         tools, asked = self.offered, self.asked_format
         most = 1 if self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction) else MOST_CALLS
+        calls = Format("tools", lambda own: calls_grammar(tools, own, most=most))
         if tools and self.must_call:
-            return Format("tools", lambda own: calls_grammar(tools, own, most=most))
+            return calls
         if tools and asked is not None and asked.rule is not None:
             rule = asked.rule
-            return Format(asked.field, lambda own: calls_grammar(tools, own, most=most, answer=rule()))
+            return Format(asked.field, lambda own: calls_grammar(tools, own, most=most, answer=rule()), parts=(calls,))
         if tools and any(tool.function.strict for tool in tools):
             return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=True))
         return asked

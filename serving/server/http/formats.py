@@ -34,11 +34,13 @@ class Format:
             is written as text.
         rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can allow it beside other things; None: there
             is none.
+        parts: what it is made of by other fields, each a format of its own: which of them is at fault where the whole is refused.
     """
 
     field: str
     define: Callable[[Callable[[str], bool]], str]
     rule: Callable[[], str] | None = None
+    parts: tuple[Format, ...] = ()
 
 
 class NamedSchema(BaseModel):

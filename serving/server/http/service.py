@@ -129,6 +129,8 @@ class Service:
                 return known
             return await self._compilers.run(client_of(request), self.served.grammar, definition, owner)
         except InvalidRequest as error:
+            for part in asked.parts:  # if one of them is refused alone, the message names its field
+                await self._grammar(part, owner, request)
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
         except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error

@@ -163,6 +163,18 @@ def test_calls_or_an_answer_in_the_format(client: openai.OpenAI, served: ServedM
     assert chosen.message.content in ("yes", "no")
 
 
+@pytest.mark.parametrize(("unknown", "named"), [("tool", "tools"), ("format", "response_format")])
+def test_what_is_refused_is_named_beside_a_format(client: openai.OpenAI, unknown: str, named: str) -> None:
+    odd = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    parameters, schema = (odd, POINT) if unknown == "tool" else (POINT, odd)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": parameters}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, tools=tools, response_format=form)
+    assert caught.value.param == named
+    assert "uniqueItems" in caught.value.message
+
+
 def test_a_single_call_is_not_cut_by_the_mark_within_its_arguments(client: openai.OpenAI) -> None:
     tag = {"type": "object", "properties": {"tag": {"const": "a </tool_call> b"}}, "required": ["tag"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "say", "parameters": tag}}]
