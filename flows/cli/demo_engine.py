@@ -1,4 +1,4 @@
-"""`draftwell demo --engine vllm`: the loop of `flows.steps.engine_loop`, and what it ends with: a table and a few lines."""
+"""`draftwell demo --engine vllm`: the loop of `flows.steps.engine.loop`, and what it ends with: a table and a few lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     from components.engines.ports import refuse_taken
     from components.gate.verdict import FAILED, PASSED, UNDECIDED, Thresholds
     from components.prompts.prompt import demo_prompts, mixed, read_prompts
-    from flows.steps.engine_loop import EngineLoop, LoopSettings
+    from flows.steps.engine.loop import EngineLoop, LoopSettings
     from flows.steps.monitor import load_limits
     from flows.steps.verdict import result_of
     from registry.gates import load_gates
@@ -71,7 +71,7 @@ def figures_table(report: Mapping[str, Any]) -> Table:
 def outcome(report: Mapping[str, Any]) -> Iterator[str]:
     """What was chosen and why, its regret, the verdict, where it is, and how it was served."""
     from components.tune.engines.choice import Final
-    from flows.steps.engine_loop import clock_time
+    from flows.steps.engine.loop import clock_time
     from flows.steps.verdict import sentence, unmet
 
     seconds = report["seconds"]

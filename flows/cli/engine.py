@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from components.gate.verdict import GateVerdict
     from components.prompts.overlap import TrainingPrompts
     from components.prompts.prompt import Prompt
-    from flows.steps.engine import EngineSpace
+    from flows.steps.engine.space import EngineSpace
 
 ALWAYS = ("pair", "dtype", "device", "threads", "engine")
 
@@ -56,7 +56,7 @@ def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequen
 def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
     """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
     from components.engines.vllm import command, device_for
-    from flows.steps.engine import engine_space
+    from flows.steps.engine.space import engine_space
 
     command()
     space = engine_space(pair, dtype, pick_device(device_for(device)), threads, say)
@@ -76,7 +76,8 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     from components.bench.engines.table import figure_table
     from components.tune.engines.settings import EngineTuneSettings
     from flows.context import training_prompts
-    from flows.steps.engine import CHOICE, refuse_if_nothing_is_left, tune_on_engine
+    from flows.steps.engine.space import CHOICE
+    from flows.steps.engine.tune import refuse_if_nothing_is_left, tune_on_engine
 
     if methods is not None:
         settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())
@@ -108,7 +109,8 @@ def gate_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     """`draftwell gate --engine vllm`: a title and the verdict of every choice, each at the temperature that it was tuned for."""
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import demo_prompts, read_prompts
-    from flows.steps.engine import gate_on_engine, tuned_choice, untouched
+    from flows.steps.engine.gate import gate_on_engine
+    from flows.steps.engine.space import tuned_choice, untouched
     from registry.gates import load_gates
 
     with open_engine("gate", pair, dtype, device, threads) as space:
@@ -127,7 +129,8 @@ def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: i
     """`draftwell bench --engine vllm`."""
     from components.bench.engines.table import figure_table
     from components.prompts.prompt import mixed
-    from flows.steps.engine import about, bench_on_engine
+    from flows.steps.engine.collect import bench_on_engine
+    from flows.steps.engine.space import about
 
     if out is not None:
         check_output(out)
@@ -148,7 +151,7 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
                       method: str | None, out: Path | None, fresh: bool, logprobs: int, **sampling: Any) -> None:
     """`draftwell collect --engine vllm`."""
     from components.engines.vllm_methods import Method, parse_method
-    from flows.steps.engine import collect_on_engine
+    from flows.steps.engine.collect import collect_on_engine
 
     with open_engine("collect", pair, dtype, device, threads) as space:
         choice = space.choice(sampling.get("temperature", 0.0))
@@ -164,7 +167,7 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
 def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: Path, temperature: float, ungated: str | None,
                      with_weights: bool, options: Sequence[str]) -> Path:
     """`draftwell deploy --engine vllm`: the bundle's folder, after remarks."""
-    from flows.steps.engine_deploy import deploy_on_engine, remarks
+    from flows.steps.engine.deploy import deploy_on_engine, remarks
     from flows.workspace import parse_settings
     from registry.bundles.signing import signature_remark
 
@@ -180,9 +183,9 @@ def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool
                       out: Path) -> AcceptanceReport:
     """`draftwell monitor --engine vllm`; vLLM need not be installed here, and where it is, its device is the one that is looked at."""
     from components.engines.vllm import device_for
-    from flows.steps.engine import EngineSpace
+    from flows.steps.engine.monitor import check_engine
+    from flows.steps.engine.space import EngineSpace
     from flows.steps.monitor import load_limits, spool_of
-    from flows.steps.monitor_engine import check_engine
     from flows.workspace import Workspace
 
     space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), 1)
@@ -203,8 +206,8 @@ def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str], replica: in
         DraftwellError: the port is taken (`engine_port_taken`).
     """
     from components.engines.ports import refuse_taken
-    from flows.steps.engine_processes import option_of
-    from flows.steps.engine_serve import server_environment
+    from flows.steps.engine.processes import option_of
+    from flows.steps.engine.serve import server_environment
 
     variables = server_environment(pair)
     if replica is not None:
@@ -224,7 +227,7 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
     Raises:
         DraftwellError: there are some, or another bundle is named (`engine_option`), and what `rolling_restart` raises.
     """
-    from flows.steps.engine_replicas import rolling_restart
+    from flows.steps.engine.replicas import rolling_restart
 
     if options:
         raise DraftwellError(f"{options[0]} means nothing with --restart, which starts each process with the options of the one before: "
@@ -237,7 +240,7 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
 
 def port_of(bundle: Path, options: Sequence[str]) -> int | None:
     """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then what is wrong."""
-    from flows.steps.engine_processes import option_of
+    from flows.steps.engine.processes import option_of
 
     try:
         named = option_of(options, "--port") or os.environ.get("PORT")

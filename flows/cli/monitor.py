@@ -77,7 +77,7 @@ def monitor(context: typer.Context, pair: Pair = "default",
     from flows.cli.recalibrate_engine import recalibrate_elsewhere
     from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
     from flows.steps import monitor as monitor_step
-    from flows.steps.engine_recalibrate import REFUSED, UNDECIDED_STATE, said_of
+    from flows.steps.engine.recalibrate import REFUSED, UNDECIDED_STATE, said_of
     from flows.workspace import Workspace
 
     if refuse_options(context, engine, ("spool", "limits", "as_json", "out", "recalibrate", *OF_RECALIBRATE),

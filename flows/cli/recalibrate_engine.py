@@ -1,4 +1,4 @@
-"""`draftwell monitor --engine vllm --recalibrate`: a few lines over `flows.steps.engine_recalibrate`."""
+"""`draftwell monitor --engine vllm --recalibrate`: a few lines over `flows.steps.engine.recalibrate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def recalibrate_elsewhere(pair: str, dtype: str | None, device: str | None, *, l
     Args:
         settings: of `EngineDriftSettings`, by its names; those that are None keep their defaults.
     """
-    from flows.steps.engine_recalibrate import EngineDriftSettings, recalibrate_engine
+    from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
     from flows.steps.monitor import load_limits
 
     if methods is not None:

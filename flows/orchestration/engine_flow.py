@@ -1,4 +1,5 @@
-"""The flow that keeps another engine tuned: a check of what it serves, and where that has drifted the whole answer (`engine_recalibrate`).
+"""The flow that keeps another engine tuned: a check of what it serves, and where that has drifted the whole answer
+(`flows/steps/engine/recalibrate.py`).
 
 It takes the pair's slots, because it measures. Nothing but drift makes it compute, and a run that was killed resumes what was begun.
 """
@@ -14,7 +15,7 @@ from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import FLOW, LONGEST, RETRY
 from flows.orchestration.prefect_artifacts import key_for
 from flows.progress import announce
-from flows.steps.engine_recalibrate import EngineDriftSettings, recalibrate_engine, said_of
+from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine, said_of
 from registry.pairs import find_pair
 
 SPARE_SECONDS = 3600.0
@@ -24,7 +25,7 @@ SPARE_SECONDS = 3600.0
 @task(name="check and recalibrate an engine", **{**RETRY, "timeout_seconds": LONGEST})
 def recalibrate_engine_task(settings: EngineDriftSettings) -> dict[str, Any]:
     """Check, and answer drift; returns the outcome without the loop's report, which is in the workspace."""
-    from flows.steps.engine import engine_space
+    from flows.steps.engine.space import engine_space
 
     space = engine_space(settings.pair, settings.dtype, settings.device, settings.threads, announce)
     outcome = recalibrate_engine(space, settings, announce)

@@ -102,7 +102,7 @@ def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path,
 def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is_none(
         demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain texts do not depend on the head; texts of other lengths are collected again instead of being refused."""
-    from flows.steps.engine import EngineSpace
+    from flows.steps.engine.space import EngineSpace
 
     assert demo().exit_code == 0
     texts = (folder / "loop-texts.jsonl").read_bytes()

@@ -187,7 +187,7 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
 def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, installed: Path, pair_file: Path, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM for CPUs on a machine with a CUDA device."""
-    import flows.steps.monitor_engine
+    import flows.steps.engine.monitor
     import serving.device
     from serving.errors import DraftwellError
 
@@ -198,7 +198,7 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, 
         raise DraftwellError("seen")
 
     monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
-    monkeypatch.setattr(flows.steps.monitor_engine, "check_engine", looked)
+    monkeypatch.setattr(flows.steps.engine.monitor, "check_engine", looked)
     assert "seen" in line(run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path))
     assert seen == ["cpu"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from components.engines.ports import free_port, listening
-from flows.steps.engine import engine_space
-from flows.steps.engine_processes import replicas_of
-from flows.steps.engine_recalibrate import EngineDriftSettings, recalibrate_engine
-from flows.steps.engine_serve import server_environment
+from flows.steps.engine.processes import replicas_of
+from flows.steps.engine.recalibrate import EngineDriftSettings, recalibrate_engine
+from flows.steps.engine.serve import server_environment
+from flows.steps.engine.space import engine_space
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server
 from tests.support.server.server_process import wait_until
@@ -220,7 +220,7 @@ def test_too_few_prompts_are_one_line_and_nothing_is_begun(loop: Loop, tmp_path:
 
 
 def test_the_command(run: Any, vllm: Any, pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from flows.steps import engine_recalibrate
+    from flows.steps.engine import recalibrate
 
     asked: list[EngineDriftSettings] = []
     outcome = {"state": "refused", "why": "the gate failed"}
@@ -229,7 +229,7 @@ def test_the_command(run: Any, vllm: Any, pair_file: Path, own_stores: Path, mon
         asked.append(settings)
         return outcome
 
-    monkeypatch.setattr(engine_recalibrate, "recalibrate_engine", instead)
+    monkeypatch.setattr(recalibrate, "recalibrate_engine", instead)
     with_server(tmp_path / "peers")
     words = ("monitor", "--engine", "vllm", "--pair", pair_file)
     done = run(*words, "--recalibrate", "--prompts", tmp_path, "--restart", "true", "--levels", "1,4", "--methods", "ngram, suffix",

@@ -293,7 +293,7 @@ def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_
 
 def test_prompts_of_other_flows_are_none_of_an_engines_recalibration() -> None:
     """`--prompts` was taken for its recorded requests, and with `collect_prompts=200` its window never held enough of them."""
-    from flows.steps.engine_recalibrate import EngineDriftSettings
+    from flows.steps.engine.recalibrate import EngineDriftSettings
 
     contents = {"deployments": [{"entrypoint": "a", "parameters": {"settings": {"prompts": "/recorded"}}}, {"entrypoint": "b"}]}
     given = {"pair": "tiny", "out": "/dist", "prompts": "traffic.jsonl", "collect_prompts": "200", "minutes": "9"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.orchestration import engine_flow
-from flows.steps.engine_recalibrate import EngineDriftSettings
+from flows.steps.engine.recalibrate import EngineDriftSettings
 
 
 def test_the_flow_returns_what_became_of_it_and_shows_it(pair_file: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_the_flow_returns_what_became_of_it_and_shows_it(pair_file: Path, prefec
         asked.append((space, settings))
         return {"state": "deployed", "why": "a bundle is deployed", "bundle": "dist/vllm/tiny/2-cpu", "report": {"long": 1}}
 
-    monkeypatch.setattr("flows.steps.engine.engine_space", lambda *of, **_: of[:4])
+    monkeypatch.setattr("flows.steps.engine.space.engine_space", lambda *of, **_: of[:4])
     monkeypatch.setattr(engine_flow, "recalibrate_engine", instead)
     settings = EngineDriftSettings(pair=str(pair_file), device="cpu", minutes=5.0)
     found = engine_flow.engine_recalibration(settings)

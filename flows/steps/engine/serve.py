@@ -19,7 +19,7 @@ from components.engines.environments import interpreter, peers_root
 from components.engines.failures import one_line
 from components.engines.process import FOREIGN
 from components.engines.vllm import NAME, file_name
-from flows.steps.engine_processes import TRIAL
+from flows.steps.engine.processes import TRIAL
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
 

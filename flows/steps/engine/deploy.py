@@ -18,7 +18,7 @@ from components.engines.port import Acceptance
 from components.engines.vllm import NAME
 from components.engines.vllm_methods import NEEDS
 from components.tune.engines.candidates import NEEDS_PACKAGE
-from flows.steps.engine import RECORD, EngineSpace, about, tuned_choice
+from flows.steps.engine.space import RECORD, EngineSpace, about, tuned_choice
 from serving.errors import DraftwellError
 from serving.number_format import dtype_of
 

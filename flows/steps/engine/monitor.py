@@ -15,7 +15,7 @@ from serving.files import write_json
 if TYPE_CHECKING:
     from components.drift.acceptance import AcceptanceReport
     from components.drift.schema import DriftLimits
-    from flows.steps.engine import EngineSpace
+    from flows.steps.engine.space import EngineSpace
 
 REPORT = "drift.json"
 

@@ -18,22 +18,13 @@ from typing import TYPE_CHECKING, Any
 from components.bench.engines.figures import figure_of
 from components.engines.vllm_methods import OFF, ONE_LENGTH
 from components.tune.engines.settings import EngineTuneSettings
-from flows.steps.engine import (
-    CHOICE,
-    EngineSpace,
-    about,
-    collect_on_engine,
-    gate_on_engine,
-    judged_digest,
-    lab_of,
-    refuse_if_nothing_is_left,
-    tune_on_engine,
-    tuning_subject,
-    untouched,
-)
-from flows.steps.engine_deploy import JUDGED, deploy_on_engine, read_record, unmeasured_loads
-from flows.steps.engine_serve import serve_and_ask
-from flows.steps.engine_served import Deployment
+from flows.steps.engine.collect import collect_on_engine
+from flows.steps.engine.deploy import JUDGED, deploy_on_engine, read_record, unmeasured_loads
+from flows.steps.engine.gate import gate_on_engine, judged_digest
+from flows.steps.engine.serve import serve_and_ask
+from flows.steps.engine.served import Deployment
+from flows.steps.engine.space import CHOICE, EngineSpace, about, untouched
+from flows.steps.engine.tune import lab_of, refuse_if_nothing_is_left, tune_on_engine, tuning_subject
 from registry.bundles.vllm.build import activate_vllm_bundle
 from registry.bundles.vllm.edits import keep_edits
 from registry.bundles.vllm.render import MANIFEST
@@ -360,7 +351,7 @@ class EngineLoop:
     def since_tuning(self) -> dict[str, str]:
         """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled ones."""
         from components.drift.schema import NOT_ENOUGH
-        from flows.steps.monitor_engine import check_engine
+        from flows.steps.engine.monitor import check_engine
 
         if temperature := self.wanted.deployment.temperature:
             return {"verdict": NOT_ENOUGH, "why": f"it is tuned for temperature {temperature:g}, and the trial's requests were greedy"}

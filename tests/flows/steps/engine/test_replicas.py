@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from components.engines.ports import free_port, listening, refuse_taken
-from flows.steps import engine_replicas, engine_restart_record
-from flows.steps.engine_processes import Replica, given, replicas_of, started_at
-from flows.steps.engine_replicas import end_process, restart_hook, rolling_restart
-from flows.steps.engine_restart_record import read_record, write_record
-from flows.steps.engine_serve import server_environment, trial_environment
+from flows.steps.engine import replicas as replicas_step
+from flows.steps.engine import restart_record
+from flows.steps.engine.processes import Replica, given, replicas_of, started_at
+from flows.steps.engine.replicas import end_process, restart_hook, rolling_restart
+from flows.steps.engine.restart_record import read_record, write_record
+from flows.steps.engine.serve import server_environment, trial_environment
 from registry.bundles.places import link_current
 from registry.bundles.vllm.render import write_bundle
 from registry.bundles.vllm.settings import VllmServing
@@ -368,10 +369,10 @@ def test_a_restart_that_is_stopped_while_the_old_process_answers_starts_none_bes
             raise SystemExit(143)
         end_process(old, seconds)
 
-    monkeypatch.setattr(engine_replicas, "end_process", stopped_first)
+    monkeypatch.setattr(replicas_step, "end_process", stopped_first)
     alive = list[bool]()
-    spawn = engine_replicas.spawn
-    monkeypatch.setattr(engine_replicas, "spawn", lambda old, *rest: (alive.append(old.runs), spawn(old, *rest))[1])
+    spawn = replicas_step.spawn
+    monkeypatch.setattr(replicas_step, "spawn", lambda old, *rest: (alive.append(old.runs), spawn(old, *rest))[1])
     with pytest.raises(SystemExit):
         restarted(out, said)
     client.join()
@@ -405,7 +406,7 @@ def test_what_was_noted_before_the_machine_was_started_again_is_forgotten(tmp_pa
     old = Replica(1, tmp_path, 8000, ("--x",), {"A": "\udce9"}, 5, frozenset({0, 1}), 45.0)
     write_record(tmp_path / "record", old)
     assert read_record(tmp_path / "record") == old
-    monkeypatch.setattr(engine_restart_record, "boot", lambda: "another")
+    monkeypatch.setattr(restart_record, "boot", lambda: "another")
     assert read_record(tmp_path / "record") is None
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.steps.engine_deploy import OPTIONS
-from flows.steps.monitor_engine import served_settings
+from flows.steps.engine.deploy import OPTIONS
+from flows.steps.engine.monitor import served_settings
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.engines.vllm_methods import VllmFiles
-from flows.steps.engine import EngineSpace
+from flows.steps.engine.space import EngineSpace
 from tests.support.errors import raises_code
 from tests.support.peers.environments import install
 

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.drift.schema import NOT_ENOUGH
 from components.gate.verdict import FAILED, PASSED, UNDECIDED
-from flows.steps.engine_loop import EngineLoop, LoopSettings
-from flows.steps.engine_served import Deployment, served_deployment
-from flows.steps.monitor_engine import check_engine, served_settings
+from flows.steps.engine.loop import EngineLoop, LoopSettings
+from flows.steps.engine.monitor import check_engine, served_settings
+from flows.steps.engine.served import Deployment, served_deployment
 from flows.steps.verdict import result_of, sentence
 from registry.bundles.vllm.build import activate_vllm_bundle, bundles_of
 from registry.bundles.vllm.render import MANIFEST
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from components.drift.schema import DriftLimits
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import Prompt
-    from flows.steps.engine import EngineSpace
+    from flows.steps.engine.space import EngineSpace
 
 STATE, PROMPTS = "recalibration.json", "recalibration-prompts.jsonl"
 RESUMED = timedelta(hours=24)
@@ -306,7 +306,7 @@ def recalibrate_engine(space: EngineSpace, settings: EngineDriftSettings, say: C
         limits: None takes those of the registry.
     """
     from components.gate.verdict import Thresholds
-    from flows.steps.engine_replicas import restart_hook
+    from flows.steps.engine.replicas import restart_hook
     from flows.steps.monitor import load_limits, spool_of
     from registry.gates import load_gates
 

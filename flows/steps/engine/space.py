@@ -1,10 +1,9 @@
-"""The pipeline steps on another engine: what it reads of a pair, and collect, tune, gate and bench over the engine port."""
+"""What another engine reads of a pair, and where its choices, records and measurements are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,35 +11,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import peers_root
-from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, gpu_share, lacks
-from components.engines.vllm_methods import CASCADE, OFF, Method, VllmFiles
+from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, gpu_share
+from components.engines.vllm_methods import VllmFiles
 from flows.context import Bar, now, training_prompts
 from flows.workspace import Workspace
 from registry.bundles.vllm.plugin_wheel import PACKAGE, plugin_version
 from serving.errors import DraftwellError
-from serving.files import json_digest, write_json
+from serving.files import json_digest
 from serving.number_format import dtype_of
 
 if TYPE_CHECKING:
-    from components.bench.engines.figures import Figure
-    from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import Difference, EngineGateRecord, Null
-    from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
-    from components.tune.engines.budget import Budget
     from components.tune.engines.choice import EngineChoice
-    from components.tune.engines.lab import Lab
-    from components.tune.engines.ngram_replay import Text
-    from components.tune.engines.settings import EngineTuneSettings
     from serving.runtime.pair import LoadedPair
     from serving.runtime.requests import Sampling
 
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
 CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
-"""Names of files, without what `file_of` adds."""
-SEARCH = 3
-"""Version of the search in `tune_engine`: a choice that an earlier version made is made again, from the measurements that are kept."""
+"""Names of files, without what `EngineSpace.file_of` adds."""
 
 
 @dataclass(frozen=True)
@@ -212,63 +201,6 @@ def engine_space(pair: str, dtype: str | None, device: str | None, threads: int 
     return space
 
 
-def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False,
-                   texts: Sequence[Text] | None = None, budget: Budget | None = None) -> dict[str, Any]:
-    """Choose how the engine speculates; the document is written into the workspace and returned.
-
-    Args:
-        texts: greedy texts of the target that were collected, which decide which n-grams are looked up.
-        budget: of time; None takes as long as it takes.
-    """
-    from components.prompts.overlap import hashes_of
-    from components.tune.engines.tune import tune_engine
-
-    lab, store = lab_of(space, prompts, settings, fresh=fresh)
-    lab.budget = budget or lab.budget
-    space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
-    if store.read:
-        space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
-    choice = tune_engine(lab, settings, lacks, texts)
-    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts),
-                "subject": tuning_subject(store, settings, texts), "choice": choice.model_dump(mode="json"),
-                "exports": exports(choice, space.files)}
-    write_json(space.file_of(CHOICE, settings.temperature), document)
-    return document
-
-
-def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) -> None:
-    """Refuse a tuning in which none of the methods that a person named can be tried: plain decoding would be no answer to that.
-
-    Raises:
-        DraftwellError: the line says why for each (`no_method_left`).
-    """
-    from components.tune.engines.candidates import left_out
-
-    out = left_out(settings, space.files, lacks)
-    if all(name in out for name in settings.methods if name != OFF):
-        reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
-        raise DraftwellError(f"none of the methods that were named can be tried ({reasons or 'off alone'}): name others with --methods",
-                             code="no_method_left")
-
-
-def tuning_subject(store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None) -> str:
-    """Digest of all that a choice depends on but for the time that there was."""
-    return json_digest([SEARCH, store.subject, settings.model_dump(mode="json"), texts])
-
-
-def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Lab, Measurements]:
-    """What a tuning measures with, and its store."""
-    from components.bench.engines.store import Measurements
-    from components.tune.engines.lab import Lab
-
-    ids, context = space.encoded(prompts, settings.max_tokens)
-    sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
-    slots = max(settings.levels)
-    subject = space.subject(ids, sampling, slots=slots, context=context, explore=settings.explore, groups=settings.groups)
-    store = Measurements(space.file_of(MEASUREMENTS, settings.temperature), subject, fresh=fresh)
-    return Lab(space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar), store
-
-
 def about(space: EngineSpace) -> dict[str, Any]:
     """What a document is about."""
     from serving.device import device_class
@@ -276,90 +208,6 @@ def about(space: EngineSpace) -> dict[str, Any]:
     return {"engine": NAME, "version": space.version, "pair": space.workspace.spec.name, "fingerprint": space.fingerprint,
             "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "distribution": distribution(),
             "threads": space.threads, "made": now()}
-
-
-def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
-    """The choice as settings of engines; a key is missing where the engine cannot express it."""
-    from components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
-
-    found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
-    if choice.levels and choice.method == "eagle3":
-        found["sglang_adaptive"] = sglang_adaptive([(level.at_once, level.open) for level in choice.levels])
-    if choice.levels and choice.method not in (OFF, CASCADE):
-        found["tensorrt_llm"] = tensorrt_llm_schedule([(level.at_once, level.k) for level in choice.levels])
-    return found
-
-
-def bench_on_engine(space: EngineSpace, prompts: Sequence[Prompt], methods: Sequence[Method], sampling: Sampling,
-                    at_once: int = 1) -> list[Figure]:
-    """Ways to speculate beside plain decoding; nothing is kept."""
-    from components.bench.engines.store import Measurements
-    from components.tune.engines.lab import Lab
-
-    ids, context = space.encoded(prompts, sampling.max_tokens)
-    groups = max(2, -(-len(ids) // at_once))
-    lab = Lab(space.engine, space.files, ids, sampling, at_once, context, groups, Measurements(None, {}), space.bar)
-    with lab.open():
-        return [lab.measure(method, "bench", (at_once,))[0] for method in methods if method.name != OFF]
-
-
-def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Thresholds, max_tokens: int, *,
-                   temperature: float = 0.0, keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
-    """Judge what was tuned for the engine, beside its plain decoding; the record is written unless `keep` is False.
-
-    Args:
-        temperature: of the requests that it was tuned for, at which it is judged; outputs are compared at 0.
-
-    Raises:
-        DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
-    """
-    from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord, judge_engine
-    from components.tune.engines.lab import Lab
-
-    choice, known = tuned_choice(space, temperature), about(space)
-    if keep:
-        space.file_of(RECORD, temperature).unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
-    ids, context = space.encoded(prompts, max_tokens)
-    levels = tuple(level.at_once for level in choice.levels) or (1,)
-    sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
-    lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
-    with lab.open():
-        figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
-        unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures and not temperature else (None, None)
-        idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
-        verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
-    plugin = plugin_version() if choice.method == CASCADE else None
-    names = ("engine", "version", "distribution", "device_class", "dtype", "fingerprint", "threads", "made")
-    record = EngineGateRecord(**{name: known[name] for name in names}, temperature=temperature, plugin=plugin, passed=verdict.passed,
-                              judged=judged_digest(prompts, max_tokens), settings=choice.chosen.speculative_config(space.files),
-                              checks=[vars(check) for check in verdict.checks], figures=tuple(figures))
-    if keep:
-        write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
-    return verdict, record
-
-
-def judged_digest(prompts: Sequence[Prompt], max_tokens: int) -> str:
-    """Digest of what a gate judges with."""
-    from components.prompts.overlap import hashes_of
-
-    return json_digest([sorted(hashes_of(prompts)), max_tokens])
-
-
-def compare_outputs(lab: Lab, method: Method, levels: Sequence[int], dtype: str) -> tuple[list[Difference], Null | None]:
-    """Differences at every level, and where near-ties are among them how often plain decoding differs from itself.
-
-    Another width is that of a pass over a draft.
-    """
-    from components.gate.engine_checks import differences, null_of
-
-    unlike = [one for level in levels
-              for one in differences(lab.found(method, "gate", level), lab.groups_at(level), lab.plain(), dtype, lab.sampling)]
-    if not any(one.near_tie for one in unlike):
-        return unlike, None
-    width = method.k + 1
-    with lab.wide(width) as engine:
-        return unlike, null_of(lab.found(method, "gate", levels[0]), lab.groups_at(levels[0]), engine, width, lab.sampling)
 
 
 def tuned_choice(space: EngineSpace, temperature: float = 0.0) -> EngineChoice:
@@ -391,27 +239,3 @@ def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, 
     for line in lines:
         space.workspace.say(line)
     return left
-
-
-def collect_on_engine(space: EngineSpace, prompts: Sequence[Prompt], method: Method, sampling: Sampling, file: Path, *,
-                      at_once: int = 8, fresh: bool = False) -> dict[str, Any]:
-    """Texts, top log-probabilities and acceptance, one JSON object a line; a run that was stopped resumes after the last whole group.
-
-    Args:
-        sampling: of the first prompt; each further prompt has the next seed. `logprobs` says how many tokens are named.
-        file: is written atomically after every group; one of other prompts or settings is refused unless `fresh`.
-    Returns:
-        `rows`, `tokens`, `tokens_per_second` (of those that were decoded now) and `acceptance` (of all).
-    """
-    from components.engines.port import EngineSettings
-    from components.engines.texts import EngineTexts
-
-    ids, context = space.encoded(prompts, sampling.max_tokens)
-    unused = {} if method.name != OFF else {"head": None, "plugin": None}  # a head that is trained later changes no plain text
-    subject = space.subject(ids, sampling, method=method.label, logprobs=sampling.logprobs, **unused)
-    texts = EngineTexts(file, {**about(space), "subject": json_digest(subject), "method": method.label}, fresh=fresh)
-    with ExitStack() as stack:
-        engine = space.engine(method.label)
-        stack.callback(engine.stop)
-        settings = EngineSettings(speculation=method.speculative_config(space.files), slots=at_once, context=context)
-        return texts.write(engine, settings, prompts, ids, sampling, decode=space.pair.decode, progress=space.bar)

@@ -2,7 +2,7 @@
 
 Where other processes listen on the old one's port, these answer while it is ended and the new one starts in its place. A single process is
 ended only when the new one listens beside it; both share the port (`listen.py` of the bundle). What is served is found by asking Linux
-(`engine_processes`).
+(`processes.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from components.engines.failures import last_line, why_ended
 from components.engines.ports import listening
 from components.engines.process import START_SECONDS
 from components.engines.vllm import NAME, file_name
-from flows.steps.engine_processes import Replica, replicas_of
-from flows.steps.engine_restart_record import read_record, write_record
+from flows.steps.engine.processes import Replica, replicas_of
+from flows.steps.engine.restart_record import read_record, write_record
 from registry.bundles.vllm.build import bundles_of
 from serving.errors import DraftwellError
 from serving.files import file_lock

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flows.steps.engine_processes import Replica
+from flows.steps.engine.processes import Replica
 from serving.files import write_atomically
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")

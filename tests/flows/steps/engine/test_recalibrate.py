@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from components.drift.schema import DRIFTED
-from flows.steps import engine_recalibrate
-from flows.steps.engine_loop import LoopSettings
-from flows.steps.engine_recalibrate import EngineDriftSettings, EngineRecalibration, recalibrate_engine
+from flows.steps.engine import recalibrate
+from flows.steps.engine.loop import LoopSettings
+from flows.steps.engine.recalibrate import EngineDriftSettings, EngineRecalibration, recalibrate_engine
 from flows.steps.monitor import load_limits
 from registry.bundles.places import link_current
 from serving.errors import DraftwellError
@@ -73,7 +73,7 @@ class Case:
         """Let the last recalibration, and the bundle, be as old."""
         file, then = self.folder / "recalibration.json", time.time() - 3600 * hours
         if file.exists():
-            state = engine_recalibrate.Begun.model_validate_json(file.read_text())
+            state = recalibrate.Begun.model_validate_json(file.read_text())
             ago = timedelta(hours=hours)
             changed = {"at": state.at - ago, "failed": None if state.failed is None else state.failed - ago}
             file.write_text(state.model_copy(update=changed).model_dump_json())
@@ -117,7 +117,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
             self.activate(current if same else made.bundle(number, made.makes))
             return {"record": {"passed": True, "checks": []}}
 
-    monkeypatch.setattr(engine_recalibrate, "EngineLoop", Loop)
+    monkeypatch.setattr(recalibrate, "EngineLoop", Loop)
     return made
 
 
@@ -198,7 +198,7 @@ def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(case: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_recalibrate, "activate_vllm_bundle", killed)
+        patch.setattr(recalibrate, "activate_vllm_bundle", killed)
         with pytest.raises(KeyboardInterrupt):
             case.run()
     assert (case.state(), case.run()["state"]) == ("deploying", "deployed")

@@ -9,8 +9,8 @@ import pytest
 from components.bench.engines.figures import Figure
 from components.bench.engines.measure import groups_of
 from components.engines.port import Acceptance
-from flows.steps.engine_deploy import counts_by_prompt
-from flows.steps.engine_serve import server_environment
+from flows.steps.engine.deploy import counts_by_prompt
+from flows.steps.engine.serve import server_environment
 from tests.support.peers.environments import install
 
 
