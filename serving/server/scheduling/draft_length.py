@@ -78,10 +78,9 @@ class Gain:
         """Standard error, by the scatter of rounds or of blocks, whichever is larger: rounds of one block share a moment of the machine."""
         return max(self.rounds.error, self.blocks.error) if self.blocks.count > 1 else self.rounds.error
 
-    @property
-    def promises(self) -> bool:
-        """Whether it may prove to be above 1."""
-        return self.confirmed < BLOCKS or self.value + self.error > 1 + PLAIN_MARGIN
+    def promises(self, margin: float) -> bool:
+        """Whether it may prove to be above 1 by `margin`; with less it would not be put in force, however often it is tried."""
+        return self.confirmed < BLOCKS or self.value + self.error > 1 + margin
 
     def follow(self, block: Gain) -> bool:
         """Take in a block; True: it contradicts the earlier ones, which are forgotten."""
@@ -245,7 +244,7 @@ class DraftLength:
         place = lengths.index(self.in_force)
         beside = {0, *lengths[max(0, place - 1) : place + 2]} - {self.in_force}
         others = [length for length in lengths if length != self.in_force and (length in beside or self._expected(length) >= HOPE)]
-        is_open = [length for length in others if length not in self._gains or self._gains[length].promises]
+        is_open = [length for length in others if length not in self._gains or self._gains[length].promises(margin_of(length))]
         drafts = [length for length in is_open or others if length]
         if not drafts or (self.in_force and self._blocks % 2 == 0):
             return 0, bool(is_open)
@@ -260,7 +259,7 @@ class DraftLength:
         gain.predicted = self._predicted(length)
         least = gain.value - CLEAR * gain.error
         enough = gain.confirmed >= BLOCKS or (gain.confirmed > 1 and least > 1 + CHANGED)
-        if enough and least > 1 and gain.value > 1 + (MARGIN if length else PLAIN_MARGIN):
+        if enough and least > 1 and gain.value > 1 + margin_of(length):
             self._put_in_force(length, gain)
 
     def _put_in_force(self, length: int, gain: Gain) -> None:
@@ -273,6 +272,11 @@ class DraftLength:
         self._known = self._speed.value * factor
         self.in_force, self._speed = length, Ratio()
         self.switches += 1
+
+
+def margin_of(length: int) -> float:
+    """Gain that a length needs to be put in force."""
+    return MARGIN if length else PLAIN_MARGIN
 
 
 def best_of(prior: Mapping[int, float]) -> int:
