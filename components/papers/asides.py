@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import NamedTuple
+
+import numpy as np
 
 from components.bench.schema import BenchEntry
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN
-from components.papers.estimates import calls, settings_of, speed, sums_of
+from components.papers.estimates import calls, mat, settings_of, speed, sums_of
 from components.papers.points import SD_ROLES
 from components.report.tables import markdown, number
 from serving.artifacts.forward_costs import seconds_at
@@ -105,14 +108,14 @@ def curves(file: CellFile) -> dict[str, Curve]:
 
 def calls_over(entry: BenchEntry, base: BenchEntry) -> float:
     """Target calls a token over another contender's."""
-    return float(calls(sums_of(entry.per_prompt).sum(0)) / calls(sums_of(base.per_prompt).sum(0)))
+    return float(calls(sums_of(entry).sum(0)) / calls(sums_of(base).sum(0)))
 
 
 def tried_row(role: str, entry: BenchEntry, plain: BenchEntry, base: BenchEntry | None) -> list[str]:
     """A row of text."""
     speeds = [None if other is None else speed(entry, other) for other in (plain, base)]
     cost = None if base is None else calls_over(entry, base)
-    accepted = sum(row.accepted for row in entry.per_prompt)
-    sampled = sum(row.tokens for row in entry.per_prompt) - accepted
+    with np.errstate(divide="ignore", invalid="ignore"):
+        accepted = float(mat(sums_of(entry).sum(0)))
     return [role, settings_of(entry), *("–" if found is None else f"{found.value:.2f}" for found in speeds),
-            number(cost, ".2f"), number(accepted / sampled if sampled else None, ".2f")]
+            number(cost, ".2f"), number(accepted if isfinite(accepted) else None, ".2f")]

@@ -15,7 +15,10 @@ from components.report.intervals import bootstrap_of_sums, paired_bootstrap_rati
 TAIL = 0.05
 
 Sums = np.ndarray
-"""`[..., 5]`: seconds, tokens, target calls, accepted, judged."""
+"""`[..., 6]`: seconds, tokens, target calls, accepted, judged, tokens that came with the prompt's reading (`sums_of`)."""
+WIDTH = 6
+DRAFT_FIRST = ("pearl", "duo_decoding")
+"""Strategies that draft while the target reads the prompt: their first token is one that follows a draft, too."""
 
 
 class Estimate(NamedTuple):
@@ -66,7 +69,7 @@ class Measured:
             return None if base is None else argmax_difference(mine, base)
         if row.metric == "efficiency":
             return efficiency(mine)
-        return counted(SHARES[row.metric], mine.per_prompt, None if base is None else base.per_prompt)
+        return counted(SHARES[row.metric], mine, base)
 
     def whole(self, row: Row) -> float | None:
         """A speed with the prompt's reading in it; None of other metrics."""
@@ -122,8 +125,8 @@ def calls(sums: Sums) -> np.ndarray:
 
 
 def mat(sums: Sums) -> np.ndarray:
-    """Accepted draft tokens per token that was sampled from the target."""
-    return np.asarray(sums[..., 3] / (sums[..., 1] - sums[..., 3]))
+    """Accepted draft tokens per token that was sampled from the target behind a draft."""
+    return np.asarray(sums[..., 3] / (sums[..., 1] - sums[..., 3] - sums[..., 5]))
 
 
 def acceptance(sums: Sums) -> np.ndarray:
@@ -134,14 +137,14 @@ def acceptance(sums: Sums) -> np.ndarray:
 SHARES: dict[str, Callable[[Sums], np.ndarray]] = {"calls": calls, "mat": mat, "acceptance": acceptance}
 
 
-def counted(measure: Callable[[Sums], np.ndarray], mine: Sequence[PromptRow], base: Sequence[PromptRow] | None) -> Estimate | None:
+def counted(measure: Callable[[Sums], np.ndarray], mine: BenchEntry, base: BenchEntry | None) -> Estimate | None:
     """A ratio of counts, or what it is over another contender's on the same prompts; None where it is undefined."""
     table = np.concatenate([sums_of(mine), sums_of(mine if base is None else base)], axis=1)
 
     def metric(sums: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
-            value = measure(sums[..., :5])
-            return (value if base is None else value / measure(sums[..., 5:]))[..., None]
+            value = measure(sums[..., :WIDTH])
+            return (value if base is None else value / measure(sums[..., WIDTH:]))[..., None]
 
     value = float(metric(table.sum(0)[None])[0, 0])
     if not np.isfinite(value):
@@ -172,7 +175,7 @@ def efficiency(entry: BenchEntry) -> Estimate | None:
     Reports have drafted tokens in total only: the interval takes those of a prompt in proportion to its target calls, which with drafts of
     fixed length they are but for a last draft that the budget cuts short.
     """
-    value, spread = entry.draft_efficiency, counted(per_call, entry.per_prompt, None)
+    value, spread = entry.draft_efficiency, counted(per_call, entry, None)
     if value is None or spread is None or spread.value <= 0:
         return None
     return Estimate(value, value * spread.low / spread.value, value * spread.high / spread.value)
@@ -183,9 +186,11 @@ def per_call(sums: Sums) -> np.ndarray:
     return np.asarray(sums[..., 3] / sums[..., 2])
 
 
-def sums_of(rows: Sequence[PromptRow]) -> np.ndarray:
-    """`[prompts, 5]` float64."""
-    return np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged) for row in rows], dtype=np.float64)
+def sums_of(entry: BenchEntry) -> np.ndarray:
+    """`[prompts, WIDTH]` float64; a prompt's reading brings its first token before any draft, but for strategies that draft first."""
+    first = 0 if entry.strategy in DRAFT_FIRST else 1
+    return np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged, min(row.tokens, first))
+                     for row in entry.per_prompt], dtype=np.float64)
 
 
 def accuracy(entry: BenchEntry) -> Estimate | None:

@@ -12,7 +12,7 @@ from components.papers.cell_file import CellFile
 from components.papers.cells import QUICK, Scale
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
-from components.papers.predictions import prediction_rows
+from components.papers.predictions import agreement_words, predictions
 from components.papers.prompts import SHIPPED
 from components.papers.public import DATA_WORDS, STAND_IN
 from components.papers.tables import Paper, PaperTable
@@ -153,9 +153,10 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     words += f"\n\n{asides(file)}" if file else ""
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
-    rows = prediction_rows(file) if file and table.formulas else []
+    rows = predictions(file) if file and table.formulas else []
     if rows and file:
-        text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, rows)}"
+        text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
+        text += f"\n{agreement_words(rows)}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
     for key, title in ((table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")):
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""

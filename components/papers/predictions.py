@@ -5,14 +5,62 @@ The formulas know nothing of the prompt: measured speeds next to them are of dec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from components.bench.schema import BenchEntry
 from components.papers import formulas
 from components.papers.cell_file import CellFile, Costs
 from components.papers.cells import PLAIN
 
+CLOSE = 0.15
+"""Share of a prediction by which what is measured may differ from it and still agree."""
 
-def prediction_rows(file: CellFile) -> list[list[str]]:
-    """Rows of text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured, share reached.
+
+class Prediction(NamedTuple):
+    """One engine's speed, predicted and measured.
+
+    Args:
+        engine: its label; `over` says what its speed is over where that is not plain decoding.
+        gamma: draft length; None: it varies.
+        c: seconds of a draft pass over those of a target pass.
+        ideal: by Leviathan's formula; None where it does not apply.
+        predicted: with the passes as they were measured.
+    """
+
+    engine: str
+    acceptance: float
+    gamma: int | None
+    c: float
+    ideal: float | None
+    predicted: float
+    measured: float
+    over: str = ""
+
+    @property
+    def share(self) -> float:
+        """What was reached of the prediction."""
+        return self.measured / self.predicted
+
+    def cells(self) -> list[str]:
+        """As text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured, share reached."""
+        return [self.engine + (f", over {self.over}" if self.over else ""), f"{self.acceptance:.2f}",
+                "–" if self.gamma is None else str(self.gamma), f"{self.c:.3f}", "–" if self.ideal is None else f"{self.ideal:.2f}",
+                f"{self.predicted:.2f}", f"{self.measured:.2f}", f"{self.share:.0%}"]
+
+
+def agreement_words(rows: Sequence[Prediction]) -> str:
+    """How many predictions were right; empty where there are none."""
+    said = []
+    for name, some in (("vanilla SD", [row for row in rows if not row.over]), ("SPIDE over SD", [row for row in rows if row.over])):
+        if some:
+            right = sum(abs(row.share - 1) <= CLOSE for row in some)
+            said.append(f"{right} of {len(some)} of {name}")
+    return f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}." if said else ""
+
+
+def predictions(file: CellFile) -> list[Prediction]:
+    """Of every vanilla SD of a cell, and of every SPIDE that overlaps.
 
     All speeds are over plain decoding with all cores, also those of engines whose models have a share of them each.
     The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's prediction, from SD's acceptance.
@@ -36,7 +84,7 @@ def decoding_speed(entry: BenchEntry, base: BenchEntry) -> float | None:
     return mine / other if mine and other else None
 
 
-def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> list[str] | None:
+def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> Prediction | None:
     """One vanilla SD."""
     alpha, gamma = entry.acceptance_rate, int(entry.parameters.get("num_speculative_tokens", 5))
     measured = decoding_speed(entry, plain)
@@ -46,10 +94,10 @@ def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> li
     share = costs.t_verify[1] / verify[1]  # the formula is over the same target pass, which on a share of the cores is slower than plain's
     ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1]) * share
     predicted = formulas.sd_speedup(alpha, gamma, costs.t_verify[1], draft, verify, costs.t_rest)
-    return row_of(label, alpha, str(gamma), draft / verify[1], ideal, predicted, measured)
+    return Prediction(label, alpha, gamma, draft / verify[1], ideal, predicted, measured)
 
 
-def spide_rows(file: CellFile, costs: Costs) -> list[list[str]]:
+def spide_rows(file: CellFile, costs: Costs) -> list[Prediction]:
     """Every SPIDE that overlaps, over the fastest SD of its cell."""
     found = file.measured()
     if "SD" not in found.labels or costs.busy is None or costs.alone is None:
@@ -65,11 +113,5 @@ def spide_rows(file: CellFile, costs: Costs) -> list[list[str]]:
         predicted = formulas.spide_pace(alpha, float(entry.parameters["tau"]), costs.alone, costs.busy, costs.t_rest)
         predicted /= formulas.sd_pace(alpha, gamma, costs.alone, costs.t_rest)
         if (measured := decoding_speed(entry, base)) is not None:
-            rows.append(row_of(f"{label}, over SD", alpha, "–", costs.busy[0] / costs.busy[1][1], None, predicted, measured))
+            rows.append(Prediction(label, alpha, None, costs.busy[0] / costs.busy[1][1], None, predicted, measured, over="SD"))
     return rows
-
-
-def row_of(label: str, alpha: float, gamma: str, c: float, ideal: float | None, predicted: float, measured: float) -> list[str]:
-    """A row of text."""
-    return [label, f"{alpha:.2f}", gamma, f"{c:.3f}", "–" if ideal is None else f"{ideal:.2f}", f"{predicted:.2f}", f"{measured:.2f}",
-            f"{measured / predicted:.0%}"]

@@ -227,13 +227,15 @@ PAPER = Paper(
         "12 prompts of each set (quick runs: 2); the paper has 164 of HumanEval and 100 of GSM8K.",
         "SD's γ and SPIDE's τ are the fastest of those tried on the same prompts, as in the paper: such a best is a little optimistic.",
         "Without dynamic drafting the draft length is fixed at 5; the paper takes the γ that is best for SD.",
-        "The acceptance table starts empty here, and a bin without counts from a prior (its midpoint). The paper calls the cold start "
+        "The acceptance table of near-copy pairs starts empty here, and a bin without counts from a prior (its midpoint); smollm2-135m has "
+        "the shipped one, which then learns on. The paper calls the cold start "
         "negligible, since rates are stable after some 500 draft tokens; a contender of ours emits 768 tokens in all, so most of a run is "
         "what the paper leaves out.",
         "Figures 6 and 7 and Tables 17 and 18 have no values in the text but the best γ, τ and s: the settings that were tried here stand "
         "under each Table 1; s is measured for each verification.",
         "s varies with the number of tokens that are verified; the paper fixes one s for a pair.",
-        "MAT counts accepted tokens per token sampled from the target. The paper's acceptance is the α at which a round of γ drafts "
+        "MAT counts accepted tokens per token sampled from the target behind a draft (all but the first token of a text, except with "
+        "PEARL, which drafts before it). The paper's acceptance is the α at which a round of γ drafts "
         "accepts MAT tokens, α(1 − α^γ)/(1 − α), with γ of Table 17, which names no data set.",
         "Each pair of ours stands next to the paper's of nearest acceptance, on both data sets together: Vicuna 68M & 13B twice: "
         "next to smollm2-135m, whose draft is even cheaper (c .023, Vicuna's 1/20 at most), and next to that of its acceptance "

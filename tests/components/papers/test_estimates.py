@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import argmax_difference, efficiency, pace, speed
+from components.papers.estimates import argmax_difference, counted, efficiency, mat, pace, speed
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -48,3 +48,10 @@ def test_speeds_leave_the_prompts_reading_out() -> None:
     ended = entry((1.0, 1), (1.0, 1))
     assert speed(ended, plain) is None
     assert pace(ended.per_prompt) == 1.0
+
+
+def test_accepted_tokens_are_counted_for_each_token_behind_a_draft() -> None:
+    """Three rounds of three accepted tokens and one of the target's: MAT is 3, whatever else the prompt's reading brought."""
+    rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=13, target_calls=4, accepted=9, judged=9) for name in "ab")
+    found = [counted(mat, BenchEntry(strategy=name, per_prompt=rows), None) for name in ("vanilla_sd", "pearl")]
+    assert [one and one.value for one in found] == pytest.approx([3.0, 2.25]), "PEARL drafts before its first token, too"

@@ -7,7 +7,7 @@ import pytest
 from components.bench.schema import BenchEntry, PromptRow
 from components.papers import formulas
 from components.papers.cell_file import Costs
-from components.papers.predictions import decoding_speed, sd_row
+from components.papers.predictions import agreement_words, decoding_speed, sd_row
 
 VERIFY = {1: 0.1, 8: 0.1}
 COSTS = Costs(t_draft=0.01, t_verify=VERIFY, t_rest=0.0)
@@ -28,8 +28,10 @@ def test_measured_over_predicted_leaves_the_prompts_reading_out() -> None:
     sd = entry(5.0, 0.1 / predicted, acceptance_rate=alpha, parameters={"num_speculative_tokens": gamma}, strategy="vanilla_sd")
     row = sd_row("vanilla_sd", sd, plain, COSTS)
     assert row is not None
-    assert row[-1] == "100%"
-    assert row[-2] == f"{predicted:.2f}"
+    assert (row.cells()[-1], row.measured) == ("100%", pytest.approx(predicted))
+    worse = row._replace(measured=0.8 * row.measured)
+    assert agreement_words([row, worse]) == "Within 15% of what acceptance and passes predict: 1 of 2 of vanilla SD."
+    assert agreement_words([worse._replace(over="SD")]).endswith("predict: 0 of 1 of SPIDE over SD.")
 
 
 def test_leviathans_formula_is_over_plain_decoding_with_all_cores() -> None:
@@ -39,7 +41,7 @@ def test_leviathans_formula_is_over_plain_decoding_with_all_cores() -> None:
     ideal = formulas.leviathan_speedup(alpha, gamma, 0.1)
     values = {"acceptance_rate": alpha, "parameters": {"num_speculative_tokens": gamma}, "strategy": "vanilla_sd"}
     rows = [sd_row("vanilla_sd", entry(5.0, 0.05, split_cores=split, **values), entry(5.0, 0.1), costs) for split in (False, True)]
-    assert [row and row[4] for row in rows] == [f"{ideal:.2f}", f"{ideal / 2:.2f}"]
+    assert [row and row.cells()[4] for row in rows] == [f"{ideal:.2f}", f"{ideal / 2:.2f}"]
 
 
 def test_speed_of_decoding_is_unknown_where_nothing_was_decoded() -> None:
