@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from components.bench.answers.accuracy import Checked, checked, task_accuracy
-from components.bench.answers.rouge import mean_rouge_l
+from components.bench.answers.rouge import mean_rouge_l, rouge_l
 from components.bench.origins import origins
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
@@ -72,8 +72,9 @@ class BenchMetrics:
             PromptRow(prompt_id=name, seconds=run.seconds, tokens=len(run.tokens), target_calls=run.stats.target_calls,
                       accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
                       identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs),
-                      target_argmax=None if kept is None else kept.matches, divergence=None if kept is None else kept.divergence)
-            for name, run, runs, kept in zip(m.prompt_ids, m.typical, m.runs, counted, strict=True))
+                      target_argmax=None if kept is None else kept.matches, divergence=None if kept is None else kept.divergence,
+                      rouge_l=100 * rouge_l(self.pair.decode(run.tokens), answer) if answer else None)
+            for name, run, runs, kept, answer in zip(m.prompt_ids, m.typical, m.runs, counted, self.answers, strict=True))
 
     def cost_reference(self) -> CostReference | None:
         """The vanilla SD that cost ratios refer to."""

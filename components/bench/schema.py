@@ -56,6 +56,7 @@ class PromptRow(Frozen):
     divergence: float | None = Field(None, description="nats by which the target finds the output less likely than samples of its own, "
                                      "over all its tokens (`target_agreement.agreement`); None where that was not read")
     departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
+    rouge_l: float | None = Field(None, description="ROUGE-L against the prompt's reference, points, 0 to 100; None without one")
 
 
 class OverVanilla(Frozen):

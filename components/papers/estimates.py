@@ -67,6 +67,8 @@ class Measured:
             return ratio_of_medians([p.ttft_ms for p in mine.per_prompt], [p.ttft_ms for p in base.per_prompt])
         if row.metric == "argmax":
             return None if base is None else argmax_difference(mine, base)
+        if row.metric in ("rouge", "wins"):
+            return None if base is None else overlap(mine, base, wins=row.metric == "wins")
         if row.metric == "efficiency":
             return efficiency(mine)
         return counted(SHARES[row.metric], mine, base)
@@ -164,6 +166,25 @@ def argmax_difference(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
 
     def metric(sums: np.ndarray) -> np.ndarray:
         return np.asarray(sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])[..., None]
+
+    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
+def overlap(mine: BenchEntry, base: BenchEntry, *, wins: bool) -> Estimate | None:
+    """ROUGE-L, points of 100, less another contender's on the same prompts; None where no prompt has a reference.
+
+    Args:
+        wins: the share of prompts on which it is at least the other's, instead.
+    """
+    sides = [(one.rouge_l, other.rouge_l) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
+    known = [one - other for one, other in sides if one is not None and other is not None]
+    if not known:
+        return None
+    table = np.array([(difference >= 0 if wins else difference, 1.0) for difference in known], dtype=np.float64)
+
+    def metric(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
 
     low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
     return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "accuracy", "ttft"]
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge", "wins", "accuracy", "ttft"]
 """Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on."""
 
 
@@ -21,7 +21,8 @@ class Row:
         paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
         role: of the cell's contenders; or the spec of one of them, where a setting is the paper's and not the fastest.
-        against: the role that it is divided by (or subtracted from it, `argmax` and `accuracy`); None: the metric by itself.
+        against: the role that it is divided by (or subtracted from it, `argmax`, `rouge` and `accuracy`; or that it is compared with
+            prompt by prompt, `wins`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
     """
@@ -53,6 +54,17 @@ def quality_rows(*roles: str) -> tuple[Row, ...]:
     """
     return tuple(Row(f"{role}: share of the target's first choices, less plain's (ours only)", None, "argmax", role, PLAIN, neutral=0.0)
                  for role in roles)
+
+
+def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tuple[Row, ...]:
+    """For strategies that the paper judges by their answers: words in common with the reference, by ROUGE-L.
+
+    Args:
+        judged: the paper's share of answers that a judge finds as good as the other's, or better.
+    """
+    return (Row(f"{role}: ROUGE-L less {against}'s, points of 100 (ours only)", None, "rouge", role, against, neutral=0.0),
+            Row(f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)", judged, "wins", role, against, neutral=None,
+                comparable=False))
 
 
 @dataclass(frozen=True)

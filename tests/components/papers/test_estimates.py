@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import argmax_difference, counted, efficiency, mat, pace, speed
+from components.papers.estimates import argmax_difference, counted, efficiency, mat, overlap, pace, speed
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -55,3 +55,17 @@ def test_accepted_tokens_are_counted_for_each_token_behind_a_draft() -> None:
     rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=13, target_calls=4, accepted=9, judged=9) for name in "ab")
     found = [counted(mat, BenchEntry(strategy=name, per_prompt=rows), None) for name in ("vanilla_sd", "pearl")]
     assert [one and one.value for one in found] == pytest.approx([3.0, 2.25]), "PEARL drafts before its first token, too"
+
+
+def test_overlap_is_compared_prompt_by_prompt() -> None:
+    """A tie counts as won, as in the paper's win-tie rates; prompts without a reference are left out."""
+    def entry(*points: float | None) -> BenchEntry:
+        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), rouge_l=value) for i, value in enumerate(points)))
+
+    mine, base = entry(20.0, 30.0, 10.0, None), entry(20.0, 10.0, 16.0, 50.0)
+    less, won = (overlap(mine, base, wins=wins) for wins in (False, True))
+    assert less is not None
+    assert won is not None
+    assert (less.value, won.value) == (pytest.approx(14 / 3), pytest.approx(2 / 3))
+    assert less.low < 0 < less.high
+    assert overlap(mine, entry(None, None, None, None), wins=True) is None
