@@ -6,8 +6,9 @@ its last rounds, would have brought in the same seconds; the sums of many blocks
 all lengths alike changes no comparison. What no block has tried yet is taken from the hardware profile, corrected by what was measured of
 other lengths. The length in force changes only for a gain that is beyond doubt.
 
-How long a block took decides when the next one comes, so blocks have a bounded share of the time: 1 in 9 while a comparison is open, 1 in
-65 when all are decided. Even with drafts that bring nothing a server makes the rest of the tokens of plain decoding.
+How long a block took decides when the next one comes, so blocks have a bounded share of the time: the more a length may still gain the
+larger, from 1 in 65 to 1 in 9. Even with drafts that bring nothing a server makes the rest of the tokens of plain decoding. A block takes
+longer than its rounds: drafts of a model that has been idle read the texts first. So it goes on for as long as that took.
 
 Numbers only: no torch, no clock.
 """
@@ -20,13 +21,16 @@ from statistics import median
 
 from serving.server.scheduling.ratio import Ratio
 
-BLOCK = 8
-"""Rounds of a block that count."""
+BLOCK, LONG_BLOCK = 8, 32
+"""Rounds of a block that count, and the most of one whose drafts had much to read."""
 SETTLING = 2
 """Rounds before and after a block that do not: drafts of the first began with the length before; in the second they catch up with what
 plain decoding wrote."""
 OFTEN, SELDOM = 8, 64
-"""The length in force gets at least so many times the seconds of the block before: `OFTEN` while a comparison is open, up to `SELDOM`."""
+"""The length in force gets at least so many times the seconds of the block before: `OFTEN` where another may gain `LARGE`, more in inverse
+proportion where less is to be had, and `SELDOM` where nothing that would put another in force."""
+LARGE, UNTRIED = 0.25, 0.05
+"""Gains: a large one, and the least that a length may bring which nothing has tried."""
 MEMORY = 128
 """Rounds that the speed of the length in force is the average of, with exponentially falling weights."""
 ENOUGH = 16
@@ -75,12 +79,14 @@ class Gain:
 
     @property
     def error(self) -> float:
-        """Standard error, by the scatter of rounds or of blocks, whichever is larger: rounds of one block share a moment of the machine."""
-        return max(self.rounds.error, self.blocks.error) if self.blocks.count > 1 else self.rounds.error
+        """Standard error, by the scatter of rounds or of blocks, whichever is larger: rounds of one block share a moment of the machine.
+        Of two blocks, the older of which has faded, the rounds say more."""
+        return max(self.rounds.error, self.blocks.error) if self.blocks.count >= 2 else self.rounds.error
 
-    def promises(self, margin: float) -> bool:
-        """Whether it may prove to be above 1 by `margin`; with less it would not be put in force, however often it is tried."""
-        return self.confirmed < BLOCKS or self.value + self.error > 1 + margin
+    @property
+    def hope(self) -> float:
+        """By how much it may prove to be above 1; a few blocks say little."""
+        return self.value - 1 + self.error * (CLEAR if self.confirmed < BLOCKS else 1.0)
 
     def follow(self, block: Gain) -> bool:
         """Take in a block; True: it contradicts the earlier ones, which are forgotten."""
@@ -132,6 +138,7 @@ class DraftLength:
         self._blocks = 0
         self._in_force_seconds = self._block_seconds = 0.0
         self._settling, self._left = SETTLING, 0
+        self._settled_seconds = 0.0  # of the rounds before the block's
         self._block: list[tuple[float, float]] = []
 
     @property
@@ -183,11 +190,12 @@ class DraftLength:
             self._left -= 1
         if self._settling:
             self._settling -= 1
+            self._settled_seconds = self._block_seconds
         elif clean and seconds > 0:
             self._count(tokens, seconds)
         if self.trial is None:
             self._begin_block()
-        elif len(self._block) >= BLOCK or self._left <= 0:
+        elif self._left <= 0 or (len(self._block) >= BLOCK and self._block_seconds >= 2 * self._settled_seconds):
             self._end_block(self.trial)
 
     def tokens_per_second(self) -> dict[int, float]:
@@ -229,26 +237,32 @@ class DraftLength:
     def _begin_block(self) -> None:
         if not self.measured or self._speed.count < ENOUGH or len(self.prior) == 1:
             return
-        trial, is_open = self._next_trial()
-        if self._in_force_seconds < (OFTEN if is_open else SELDOM) * self._block_seconds:
+        trial, hope = self._next_trial()
+        if self._in_force_seconds < min(SELDOM, OFTEN * max(1.0, LARGE / hope)) * self._block_seconds:
             return
         self.trial = trial
         self._blocks += 1
         self._tried[self.trial] = self._blocks
-        self._settling, self._block, self._left = SETTLING, [], 4 * BLOCK
+        self._settling, self._block, self._left = SETTLING, [], LONG_BLOCK
         self._block_seconds = 0.0
 
-    def _next_trial(self) -> tuple[int, bool]:
-        """What the next block tries, and whether a comparison is open: anything may still prove faster than the length in force."""
+    def _next_trial(self) -> tuple[int, float]:
+        """What the next block tries, and the largest gain that any length may still prove to have, above 0."""
         lengths = sorted(self.prior)
         place = lengths.index(self.in_force)
         beside = {0, *lengths[max(0, place - 1) : place + 2]} - {self.in_force}
         others = [length for length in lengths if length != self.in_force and (length in beside or self._expected(length) >= HOPE)]
-        is_open = [length for length in others if length not in self._gains or self._gains[length].promises(margin_of(length))]
-        drafts = [length for length in is_open or others if length]
+        hopes = {length: hope for length in others if (hope := self._hope(length)) > margin_of(length)}
+        largest = max(hopes.values(), default=LARGE * OFTEN / SELDOM)
+        drafts = [length for length in hopes or others if length]
         if not drafts or (self.in_force and self._blocks % 2 == 0):
-            return 0, bool(is_open)
-        return min(drafts, key=lambda length: (self._tried.get(length, 0), -self._expected(length))), bool(is_open)
+            return 0, largest
+        return min(drafts, key=lambda length: (self._tried.get(length, 0), -self._expected(length))), largest
+
+    def _hope(self, length: int) -> float:
+        """The gain that a length may still prove to have; one of up to `margin_of` would not put it in force, however often it is tried."""
+        gain = self._gains.get(length)
+        return max(UNTRIED, self._expected(length) - 1) if gain is None else gain.hope
 
     def _end_block(self, length: int) -> None:
         self.trial, self._settling, self._in_force_seconds = None, SETTLING, 0.0

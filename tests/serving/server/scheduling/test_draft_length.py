@@ -27,10 +27,16 @@ def speeds(seconds: Seconds, running: int) -> dict[int, float]:
 
 
 class Load:
-    """Requests that run round after round under a control, with random acceptance, times that scatter, and hiccups."""
+    """Requests that run round after round under a control, with random acceptance, times that scatter, and hiccups.
 
-    def __init__(self, control: DraftLength, running: int, seconds: Seconds, seed: int = 0):
+    Args:
+        reading: seconds in which drafts read a token that plain decoding wrote.
+        hiccups: share of rounds that take eight times as long.
+    """
+
+    def __init__(self, control: DraftLength, running: int, seconds: Seconds, seed: int = 0, reading: float = 0.0, hiccups: float = 0.002):
         self.control, self.running, self.seconds, self.random = control, running, seconds, random.Random(seed)
+        self.reading, self.hiccups, self.missed = reading, hiccups, 0
         self.tokens = self.time = 0.0
         self.in_force: list[int] = []
 
@@ -39,7 +45,9 @@ class Load:
         tokens = time = 0.0
         for _ in range(rounds):
             length = self.control.length
-            taken = self.seconds(length) * self.random.lognormvariate(0, 0.1) * (8 if self.random.random() < 0.002 else 1)
+            taken = self.seconds(length) * self.random.lognormvariate(0, 0.1) * (8 if self.random.random() < self.hiccups else 1)
+            taken += self.reading * self.missed if length else 0.0
+            self.missed = 0 if length else min(self.missed + self.running, 120 * self.running)
             kept = sum(1 + self._kept(length) for _ in range(self.running))
             self.control.observe(kept, taken)
             self.in_force.append(self.control.in_force)
@@ -119,8 +127,23 @@ def test_lengths_that_are_equally_fast_do_not_take_turns(running: int) -> None:
     compared = load.control.rounds_in_trials
     load.run(5000)
     assert load.control.switches <= 4
-    assert compared > 250, "it has compared"
+    assert compared > 120, "it has compared"
     assert load.control.rounds_in_trials - compared < 160, "what is as fast would not be put in force: it is seldom tried again"
+
+
+def test_comparing_costs_little_where_drafts_have_much_to_read_first() -> None:
+    """As eight requests on two cores: a draft of one token is as fast as plain decoding, longer ones are slower, and whoever has decoded
+    plainly for long has to read its text with the head first, which takes as long as fifteen rounds."""
+    true = {0: 1.0, 1: 0.99, 2: 0.94, 3: 0.82, 4: 0.75}
+    seconds = {length: 0.016 * sum(KEPT**i for i in range(length + 1)) / speed for length, speed in true.items()}
+    shares = []
+    for seed in range(6):
+        control = DraftLength({0: 1.0, 1: 1.03, 2: 0.97, 3: 0.88, 4: 0.8})
+        load = Load(control, 8, seconds.__getitem__, seed, reading=0.0003, hiccups=0.0)
+        shares.append([load.run(3000) * 0.016 / 8 for _ in range(2)])
+    first, later = (sum(column) / len(shares) for column in zip(*shares, strict=True))
+    assert first > 0.96
+    assert later > 0.98
 
 
 def test_plain_decoding_is_tried_though_the_profile_calls_it_hopeless() -> None:
@@ -148,7 +171,7 @@ def test_blocks_are_short_and_have_the_share_of_the_time_that_is_said() -> None:
         time[trial] += seconds
         control.observe(8 * (1 + 0.3 * control.length), seconds)
     assert control.rounds_in_trials > before, "it goes on comparing"
-    assert longest == BLOCK + SETTLING
+    assert longest == BLOCK + SETTLING, "what it settled for took no longer than the rounds that count"
     assert time[True] / sum(time.values()) <= 1.1 / (1 + SELDOM)
 
 
@@ -182,7 +205,7 @@ def test_an_hour_in_which_a_prompt_was_read_or_nobody_came_is_not_the_blocks() -
     while control.trial is None and rounds < 3000:
         control.observe(8, 1.0)
         rounds += 1
-    assert rounds < 200
+    assert rounds < 1000
 
 
 def test_a_speed_is_a_ratio_of_sums() -> None:
