@@ -248,16 +248,21 @@ def test_sampled_sprinter_has_the_published_loops_law_of_texts_and_rounds(rounds
 
 def test_the_published_sd_overshoots_its_budget_and_knows_no_stop_token(rounds):
     """Ours ends drafts with the budget and at stop tokens, and so drafts less at the end; up to there it is the same."""
-    longer = 0
+    stopped = overshot = 0
     for pair in pairs():
-        job = run(pair, "vanilla_sd", {"num_speculative_tokens": 5}, rounds, max_tokens=30, stop_token_ids=frozenset({4}))
-        published = speculative_sampling(pair.target, pair.draft, greedy(), [*PROMPT, pair.target.best(PROMPT)], 29, 5)
-        text = [pair.target.best(PROMPT), *published.text]
-        end = text.index(4) + 1 if 4 in text[:30] else 30
-        assert job.output == text[:end]
-        assert job.session.stats.drafted <= 5 * len(published.rounds)
-        longer += len(text) - len(job.output)
-    assert longer > 0
+        first = pair.target.best(PROMPT)
+        published = speculative_sampling(pair.target, pair.draft, greedy(), [*PROMPT, first], 12, 5)
+        overshot += len(published.text) > 12
+        text = [first, *published.text][:13]
+        for stop in range(8):
+            job = run(pair, "vanilla_sd", {"num_speculative_tokens": 5}, rounds, max_tokens=13, stop_token_ids=frozenset({stop}))
+            assert job.output == (text[:text.index(stop) + 1] if stop in text else text)
+            last = rounds[-1] if rounds else Round(0, 0, 0)
+            if stop in text and last.accepted == last.judged > 0:
+                assert last.drafted == last.accepted, "nothing is drafted after a stop token"
+                stopped += 1
+    assert stopped > 0
+    assert overshot > 0
 
 
 def test_the_published_pearl_returns_tokens_that_nobody_verified(rounds):
