@@ -8,7 +8,7 @@ other lengths. The length in force changes only for a gain that is beyond doubt.
 
 How long a block took decides when the next one comes, so blocks have a bounded share of the time: the more a length may still gain the
 larger, from 1 in 65 to 1 in 9. Even with drafts that bring nothing a server makes the rest of the tokens of plain decoding. A block takes
-longer than its rounds: drafts of a model that has been idle read the texts first. So it goes on for as long as that took.
+longer than its rounds: drafts of a model that has been idle read the texts first. So it continues for as long as that took.
 
 Numbers only: no torch, no clock.
 """
