@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
 from serving.server.app import create_app
+from serving.server.deployment.deployments import Deployments
 from serving.server.http import answer as answer_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
@@ -32,6 +33,7 @@ from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
 from tests.support.server.served_pair import served_pair, serving, web_server
@@ -273,6 +275,14 @@ def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], m
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
+
+
+def test_a_drain_hides_no_hung_round(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployments = Deployments(served)
+    deployments.drain()
+    assert deployments.health()["status"] == "draining", "that no thread runs any more is what a drain is for"
+    monkeypatch.setattr(Scheduler, "hung", True)
+    assert deployments.health()["status"] == "failed"
 
 
 def test_lossy_strategies_are_offered_on_demand_only() -> None:
