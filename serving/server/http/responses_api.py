@@ -76,6 +76,9 @@ class ResponsesRequest(Calling):
         if self.response_format is not None:
             raise PydanticCustomError("unsupported_field", "a response does not take {param}: its format is in text",
                                       {"param": "response_format"})
+        if self.decoding.trace:
+            raise PydanticCustomError("unsupported_field", "a response has no place for {param}: ask /v1/chat/completions for it",
+                                      {"param": "speculation.trace"})
         asked = next((name for name in self.FORMATS if getattr(self, name) is not None), None)
         if asked and self.text is not None and self.text.format is not None:
             raise contradiction(asked, "cannot be combined with text.format: ask for one format")
