@@ -17,6 +17,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.server.http import answer as answer_module
 from serving.server.http.answer import Answer
+from serving.server.http.conversation import Conversation
 from serving.server.http.response_items import OutputItems
 from serving.server.http.tool_calls import ToolCallParser
 from serving.server.model.served_model import ServedModel
@@ -165,7 +166,8 @@ def test_a_list_of_calls_is_one_call_where_one_is_wanted(client: openai.OpenAI, 
 def test_a_stream_of_which_nothing_may_be_shown_is_not_silent(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, path: str,
                                                               asked: dict[str, Any]) -> None:
     """Events come all the time, but their text may all be part of a call."""
-    step = Engine.step
+    step, following = Engine.step, Conversation.next
+    monkeypatch.setattr(Conversation, "next", lambda conversation, seconds: following(conversation))  # none is late
     monkeypatch.setattr(answer_module, "PING_SECONDS", 0.1)
     monkeypatch.setattr(ToolCallParser, "push", lambda parser, text: [])
     monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.03), step(engine))[1])
