@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -86,12 +87,19 @@ def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int] | Penalt
     """
     if sampling.biases:
         logits = logits.clone()
-        for token, bias in sampling.biases:
-            logits[:, token] += bias
+        tokens, biases = tensors_of(sampling.biases, logits.device, logits.dtype)
+        logits[:, tokens] += biases
     if not sampling.penalises:
         return logits
     penalties = written if isinstance(written, Penalties) else Penalties(sampling).follow(written)
     return penalties.apply(logits)
+
+
+@lru_cache(64)
+def tensors_of(pairs: tuple[tuple[int, float], ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tokens and numbers as tensors: a request needs the same ones for every draft step and every verification."""
+    tokens, numbers = zip(*pairs, strict=True)
+    return torch.tensor(tokens, device=device), torch.tensor(numbers, device=device, dtype=dtype)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

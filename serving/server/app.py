@@ -15,7 +15,7 @@ from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.feedback.feedback import Feedback
 from serving.server.http.capabilities import offers_router
 from serving.server.http.errors import APIError, install_error_handlers
-from serving.server.http.guards import RequestLimit, RequestLog
+from serving.server.http.guards import RequestLog
 from serving.server.http.page import page_router
 from serving.server.http.responses_api import ResponsesRequest
 from serving.server.http.schemas import ChatRequest, CompletionRequest
@@ -65,18 +65,16 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
-    app.add_middleware(RequestLimit)
     app.add_middleware(CountAnswers, metrics=metrics)  # around the others: what they refuse is counted too
-    app.add_middleware(RequestLog)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
-    app.include_router(metrics_router(metrics))
-    app.include_router(page_router())
-    app.include_router(offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters))
-    app.include_router(model_router(deployments))
-    app.include_router(tokens_router(lambda: deployments.current.service))
-    app.include_router(probe_router(deployments))
+    routers = [metrics_router(metrics), page_router(), model_router(deployments), probe_router(deployments),
+               offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters),
+               tokens_router(lambda: deployments.current.service)]
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
     return app
 
 

@@ -1,12 +1,20 @@
-"""Uvicorn's HTTP protocol with bounds on what a client may leave undone: the rest of a request's headers, and reading its answer."""
+"""Uvicorn's HTTP protocol with bounds on how many connections are open, and on what a client may leave undone: the rest of a request's
+headers, and reading its answer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from functools import cache
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+try:
+    import resource
+except ImportError:  # Windows, where sockets are no files
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +22,28 @@ HEADER_SECONDS = 30.0
 """How long a request's headers may take to arrive, from the connection or from their first byte on."""
 STALL_SECONDS = 120.0
 """How long a client may read nothing of an answer that waits to be sent."""
+MOST_CONNECTIONS = 8192
+"""Twice as many as requests are answered at once (guards.py), so that probes find room beside all of them."""
+OTHER_FILES = 128
+"""Files that the process needs besides connections."""
+
+
+@cache
+def most_connections() -> int:
+    """Connections at once: `MOST_CONNECTIONS`, or what the process's limit of open files leaves, which is raised first where the system
+    allows it: its usual value of 1,024 is meant for programs that know no larger numbers."""
+    if resource is None:
+        return MOST_CONNECTIONS
+    wanted = 2 * MOST_CONNECTIONS  # many may be accepted before the first of them is counted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, soft - OTHER_FILES))
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -23,12 +53,30 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().__init__(*args, **options)
         self._headers: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
+        self._asked = self.loop.time()  # when the last request came, or the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for headers, and be told of every byte that cannot be sent at once."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         self._await_headers()
+        if len(self.connections) > most_connections():
+            self._make_room()
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request is being answered or sent, but for its headers."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _make_room(self) -> None:
+        """Close silent connections, first those that have been so for longest: whoever asks at once is served, however many others are
+        opened. Several at a time, since looking for them takes a while; this one itself where none is silent."""
+        silent = sorted((one for one in self.connections if one.silent and one is not self), key=lambda one: one._asked)
+        closed = silent[: 1 + most_connections() // 16] or [self]
+        log.warning("more than %d connections are open: %d on which nothing is asked are closed", most_connections(), len(closed))
+        for one in closed:
+            self.connections.discard(one)  # it no longer counts for those that come in the same moment
+            one.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Note whether headers are complete."""
@@ -37,6 +85,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._await_headers()
         else:
             self._stop("_headers")
+            self._asked = self.loop.time()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""

@@ -79,11 +79,12 @@ class Deployments:
         return next((scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None)
 
     def health(self) -> dict[str, Any]:
-        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": no request will be answered."""
+        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": no request will be answered, nor end by itself."""
         now = self._newest
         load = now.scheduler.load
-        works = now.scheduler.alive and not self.device_lost and not now.scheduler.hung
-        status = "draining" if self._draining else "ok" if works else "failed"
+        ended = not now.scheduler.alive and not self._draining  # a drain ends it
+        failed = ended or self.device_lost or now.scheduler.hung
+        status = "failed" if failed else "draining" if self._draining else "ok"
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
                 "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
                 "switches": self.switches, "last_switch_error": self.last_switch_error,

@@ -89,24 +89,30 @@ class Answer:
         return self.shape.answer(done, usage=self._usage().model_dump(), **fields)
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
-        """Server-sent events, from the first event of the conversation on; a comment wherever there is none for `PING_SECONDS`."""
-        found = first
+        """Server-sent events, from the first event of the conversation on, with comments as `sent` has them."""
         try:
-            while True:
-                if found is None:
-                    yield PING
-                else:
-                    if pieces := await self.apart(partial(self._pieces, *found)):
-                        yield pieces
-                if self.conversation.over:
-                    break
-                found = await self.conversation.next(PING_SECONDS)
+            async for piece in self.sent(first, self._pieces):
+                yield piece
         except APIError as error:
             yield sse(error.body)
             return
         if self.body.wants_usage:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
+
+    async def sent(self, first: Found | None, write: Callable[[AnswerChoice, Delta | End], str]) -> AsyncIterator[str]:
+        """What `write` makes of the conversation's events; a comment wherever nothing is sent for `PING_SECONDS`, also where events have
+        come of which nothing may be shown yet, such as the parts of a call."""
+        clock = asyncio.get_running_loop().time
+        found, due = first, clock() + PING_SECONDS
+        while True:
+            piece = await self.apart(partial(write, *found)) if found is not None else ""
+            if piece or found is None or clock() >= due:
+                yield piece or PING
+                due = clock() + PING_SECONDS
+            if self.conversation.over:
+                return
+            found = await self.conversation.next(due - clock())
 
     def _pieces(self, choice: AnswerChoice, event: Delta | End) -> str:
         """The chunks of an event as server-sent events; "" where there is none."""

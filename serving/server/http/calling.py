@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from serving.server.http.fields import contradiction
 from serving.server.http.formats import Format
 from serving.server.http.generation import Generation
-from serving.server.http.tool_calls import FirstCall
+from serving.server.http.tool_calls import FirstCall, ToolCallParser
 from serving.server.http.tools import MOST_CALLS, ChosenFunction, Tool, calls_grammar
 from serving.server.scheduling.detokenize import StopStrings
 
@@ -80,6 +80,10 @@ class Calling(Generation):
         if not self.offered or self.parallel_tool_calls is not False:
             return super().stops()
         return FirstCall({tool.function.name for tool in self.offered}, self.stop_strings)
+
+    def parser(self) -> ToolCallParser:
+        """Takes the calls out of one answer's text."""
+        return ToolCallParser({tool.function.name for tool in self.offered}, 1 if self.parallel_tool_calls is False else None)
 
     @property
     def tool_options(self) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class StructuredOutputs(BaseModel):
     disable_fallback: bool | None = Field(None, description="without effect: there is one backend")
     disable_any_whitespace: bool | None = Field(None, description="true: nothing stands between the parts of a JSON text")
     disable_additional_properties: Literal[False] | None = Field(None, description="only false or null: write it into the schema")
+    structural_tag: None = Field(None, description="only null, as vLLM's own class sends it")
 
     @model_validator(mode="after")
     def check_one(self) -> Self:

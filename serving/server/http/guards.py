@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.server.http.errors import APIError, retry_after
@@ -100,10 +101,14 @@ class RequestLimit:
 
 class RequestLog:
     """Gives every request an id, the client's own if it sent a usable one, returns it in `x-request-id`, and logs one line when the answer
-    is over."""
+    is over.
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    Args:
+        routes: what the request may be for, so that the line names it also where the request is refused before it gets there.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute] = ()):
+        self.app, self.routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,6 +131,10 @@ class RequestLog:
         finally:
             if scope["path"] not in QUIET or status >= 400:
                 state = scope.get("state", {})
-                path = getattr(scope.get("route"), "path", "unknown path")  # the client's own could hold anything
-                log.info("%s %s %d%s in %.3f s, client %s, request %s", scope["method"], path, status, "" if ended else " unfinished",
-                         time.monotonic() - started, state.get("client") or "unknown", name)
+                log.info("%s %s %d%s in %.3f s, client %s, request %s", scope["method"], self.path_of(scope), status,
+                         "" if ended else " unfinished", time.monotonic() - started, state.get("client") or "unknown", name)
+
+    def path_of(self, scope: Scope) -> str:
+        """The path of the request's route; the client's own could hold anything."""
+        route = scope.get("route") or next((one for one in self.routes if one.matches(scope)[0] is not Match.NONE), None)
+        return str(getattr(route, "path", "unknown path"))

@@ -48,6 +48,8 @@ class Message(OpenAIFields):
     tool_calls: Annotated[list[PastCall], Field(max_length=MOST_TOOL_CALLS)] | None = Field(
         None, description="of an assistant: the calls that it has made")
     tool_call_id: Label | None = Field(None, description="of a tool: the call that it answers")
+    reasoning: Text | None = Field(None, description="of an assistant: what it thought before; whether it is read is the template's choice")
+    reasoning_content: Text | None = Field(None, description="the same, by its older name")
 
     # Clients send these fields of an earlier answer back; empty ones are accepted. Chat templates use no names.
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -65,11 +67,13 @@ class Message(OpenAIFields):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """Role and text, as chat templates take them, and the calls of an assistant or the call that a tool answers."""
+        """Role and text, as chat templates take them, the thoughts and calls of an assistant, or the call that a tool answers."""
         text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
         said: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             said["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "assistant" and (thought := self.reasoning or self.reasoning_content):
+            said |= {"reasoning": thought, "reasoning_content": thought}  # templates know one name or the other
         if self.role == "tool":
             said |= {key: value for key, value in (("tool_call_id", self.tool_call_id), ("name", self.name)) if value}
         return said

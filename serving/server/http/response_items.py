@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
@@ -18,9 +18,9 @@ class OutputItems:
 
     Args:
         response: its id, which the items' ids are made of.
-        names: the functions that are offered; empty: all text is one message.
+        parser: takes calls out of the text; None: all of it is one message.
 
-    >>> items = OutputItems("resp-1", {"add"})
+    >>> items = OutputItems("resp-1", ToolCallParser({"add"}))
     >>> found = items.push('Well: <tool_call>{"name": "add", "arguments": {"a"', []) + items.push(": 1}}</tool_call>", [])
     >>> [kind.removeprefix("response.") for kind, _ in found + items.finish("completed")]  # doctest: +NORMALIZE_WHITESPACE
     ['output_item.added', 'content_part.added', 'output_text.delta', 'output_text.done', 'content_part.done', 'output_item.done',
@@ -30,9 +30,9 @@ class OutputItems:
     ['message', 'function_call']
     """
 
-    def __init__(self, response: str, names: Collection[str] = ()):
+    def __init__(self, response: str, parser: ToolCallParser | None = None):
         self.items: list[dict[str, Any]] = []
-        self._response, self._parser = response, ToolCallParser(names) if names else None
+        self._response, self._parser = response, parser
         self._open = False  # whether the last item may grow
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not said yet
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
+from serving.server.http.answer import Answer, Found
 from serving.server.http.calling import Calling, Choice
+from serving.server.http.conversation import AnswerChoice
 from serving.server.http.errors import APIError
 from serving.server.http.fields import Text, contradiction
 from serving.server.http.formats import Format, TextFormat
@@ -21,7 +21,7 @@ from serving.server.http.response_items import Event, OutputItems
 from serving.server.http.responses import ChatShape
 from serving.server.http.tools import Tool
 from serving.server.scheduling.detokenize import TokenInfo
-from serving.server.scheduling.ticket import Delta
+from serving.server.scheduling.ticket import Delta, End
 
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -76,6 +76,9 @@ class ResponsesRequest(Calling):
         if self.response_format is not None:
             raise PydanticCustomError("unsupported_field", "a response does not take {param}: its format is in text",
                                       {"param": "response_format"})
+        if self.decoding.trace:
+            raise PydanticCustomError("unsupported_field", "a response has no place for {param}: ask /v1/chat/completions for it",
+                                      {"param": "speculation.trace"})
         asked = next((name for name in self.FORMATS if getattr(self, name) is not None), None)
         if asked and self.text is not None and self.text.format is not None:
             raise contradiction(asked, "cannot be combined with text.format: ask for one format")
@@ -140,7 +143,7 @@ class ResponseAnswer(Answer):
         return self._ended(items)
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
-        """Server-sent events as OpenAI's clients read them, each with its number; a comment wherever there is none for `PING_SECONDS`."""
+        """Server-sent events as OpenAI's clients read them, each with its number, and comments as `sent` has them."""
         number = 0
 
         def event(kind: str, **fields: Any) -> str:
@@ -157,24 +160,17 @@ class ResponseAnswer(Answer):
         yield event("response.in_progress", response=begun)
         yield written(items.begin())
 
-        def told(delta: Delta) -> str:
-            return written(items.push(delta.text, self._listed(delta.tokens)))
+        def told(_: AnswerChoice, found: Delta | End) -> str:
+            return written(items.push(found.text, self._listed(found.tokens))) if isinstance(found, Delta) else ""
 
         def ending() -> str:
             last = written(items.finish(self._status))
             ended = self._ended(items)
             return last + event(f"response.{ended['status']}", response=ended)
 
-        found = first
         try:
-            while True:
-                if found is None:
-                    yield PING
-                elif isinstance(found[1], Delta) and (piece := await self.apart(partial(told, found[1]))):
-                    yield piece
-                if self.conversation.over:
-                    break
-                found = await self.conversation.next(PING_SECONDS)
+            async for piece in self.sent(first, told):
+                yield piece
         except APIError as error:
             said = error.body["error"]
             failed = {"code": failure_code(error), "message": said["message"]}
@@ -193,7 +189,7 @@ class ResponseAnswer(Answer):
     @property
     def _items(self) -> OutputItems:
         """What makes items of the answer's text."""
-        return OutputItems(self.shape.id, {tool.function.name for tool in self.body.offered})
+        return OutputItems(self.shape.id, self.body.parser() if self.body.offered else None)
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
 from serving.server.http.errors import NO_RETRY, APIError, retry_after
-from serving.server.http.guards import BUSY_SECONDS, OWN_NAMES, REQUEST_ID, HostCheck, without_port
+from serving.server.http.guards import BUSY_SECONDS, OWN_NAMES, REQUEST_ID, HostCheck, RequestLimit, without_port
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
@@ -90,12 +90,13 @@ def install_security(app: FastAPI, security: Security) -> None:
     """Add the middleware to an app. The last one added sees a request first."""
     app.add_middleware(BodyLimit, limit=security.body_bytes, together=security.bodies_bytes)
     app.add_middleware(KeyCheck, security=security)
-    if security.cors_origins:  # outside of the key check: a browser's preflight carries no key
+    if security.hosts:
+        app.add_middleware(HostCheck, hosts=security.hosts)
+    app.add_middleware(RequestLimit)
+    if security.cors_origins:  # outside of the others: a preflight carries no key, and a page may read why its request was refused
         app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
                            allow_credentials=False, expose_headers=["Retry-After", REQUEST_ID])
-    if security.hosts:
-        app.add_middleware(HostCheck, hosts=security.hosts)
 
 
 def is_open(path: str) -> bool:

@@ -99,10 +99,15 @@ class Service:
         """When the request has to be answered, from now on.
 
         Raises:
-            APIError: the queue has no room for it (429), which is not worth any work, or the server is shutting down.
+            APIError: it asks for too many answers (400), which no wait would change; the queue has no room for it (429), which is not
+                worth any work; or the server is shutting down.
         """
+        count = body.n or 1
+        if not 1 <= prompts * count <= MOST_CHOICES:
+            raise APIError(400, f"{prompts} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
+                           param="prompt" if prompts != 1 else "n")
         try:
-            self.scheduler.check_room(client_of(request), prompts * (body.n or 1))
+            self.scheduler.check_room(client_of(request), prompts * count)
         except QueueFull as error:
             raise queue_full(str(error), error.retry_after_seconds) from error
         except SchedulerClosed as error:
@@ -143,9 +148,6 @@ class Service:
             given: as `_given` returns it.
         """
         count = body.n or 1
-        if not 1 <= len(prompts) * count <= MOST_CHOICES:
-            raise APIError(400, f"{len(prompts)} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
-                           param="prompt" if len(prompts) != 1 else "n")
         rated = 0 if body.alternatives is None else 1 + body.alternatives  # entries for each token
         traced = int(body.decoding.trace is True)
         strategy = self._strategy(body, request)

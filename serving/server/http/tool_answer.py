@@ -9,7 +9,7 @@ from serving.server.http.answer import Answer
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.responses import ChatShape
 from serving.server.http.schemas import ChatRequest
-from serving.server.http.tool_calls import Call, Piece, Text, ToolCallParser
+from serving.server.http.tool_calls import Call, Piece, Text
 from serving.server.model.served_model import ServedModel
 
 
@@ -20,8 +20,7 @@ class ToolAnswer(Answer):
 
     def __init__(self, served: ServedModel, conversation: Conversation, body: ChatRequest, shape: ChatShape):
         super().__init__(served, conversation, body, shape)
-        names = {tool.function.name for tool in body.offered}
-        self._parsers = {choice.index: ToolCallParser(names) for choice in conversation.choices}
+        self._parsers = {choice.index: body.parser() for choice in conversation.choices}
 
     def _whole(self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         parser = self._parsers[choice.index]

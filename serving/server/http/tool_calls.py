@@ -59,6 +59,7 @@ class ToolCallParser:
 
     Args:
         names: the functions that are offered.
+        most: how many calls there may be; further ones are left out. None: any number.
 
     >>> parser = ToolCallParser({"add"})
     >>> found = parser.push('Let me see.\\n<tool_call>\\n{"name": "add", "argum')
@@ -67,8 +68,8 @@ class ToolCallParser:
     ['Let me see.', ('add', ''), (None, '{"a": 1}')]
     """
 
-    def __init__(self, names: Collection[str]):
-        self.names = names
+    def __init__(self, names: Collection[str], most: int | None = None):
+        self.names, self.most = names, most
         self.calls = 0
         self._held = ""
         self._gap = ""  # white space before what may be a call
@@ -87,7 +88,7 @@ class ToolCallParser:
         found: list[Piece] = []
         while self._step(found):
             pass
-        return found
+        return self._allowed(found)
 
     def finish(self) -> list[Piece]:
         """The rest, when no text follows; a call that was cut within its arguments keeps what there is of them."""
@@ -101,7 +102,11 @@ class ToolCallParser:
         elif self._step == self._in_text and self._held and not self._after_call:
             found.append(Text(self._held))
         self._held = ""
-        return found
+        return self._allowed(found)
+
+    def _allowed(self, found: Sequence[Piece]) -> list[Piece]:
+        """Without the calls beyond `most`: a list of calls, or several among an answer's least tokens."""
+        return [piece for piece in found if isinstance(piece, Text) or self.most is None or piece.index < self.most]
 
     # Each step reads what it can of `_held`, and says whether another one may read on.
 

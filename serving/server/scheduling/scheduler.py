@@ -31,6 +31,8 @@ HUNG_SECONDS = 300.0
 """Longest round, without prompts, also on a machine that others keep busy."""
 TOKEN_SECONDS = 0.5
 """What each token of a prompt that its step reads adds to that: a large model on few cores reads a few tokens a second."""
+MOST_PROMPT_SECONDS = 600.0
+"""What all of them add at most: an idle server's step reads thousands, and a device that hangs meanwhile must be noticed all the same."""
 
 
 class Scheduler:
@@ -86,7 +88,8 @@ class Scheduler:
     def hung(self) -> bool:
         """Whether a round has taken so long that it will hardly end: a device or a lock that does not answer."""
         began = self._round_began
-        return began is not None and time.monotonic() - began > HUNG_SECONDS + TOKEN_SECONDS * self.engine.reading
+        prompts = min(TOKEN_SECONDS * self.engine.reading, MOST_PROMPT_SECONDS)
+        return began is not None and time.monotonic() - began > HUNG_SECONDS + prompts
 
     @property
     def accepts(self) -> bool:

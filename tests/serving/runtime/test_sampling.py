@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serving.errors import InvalidRequest, NotFinite
 from serving.runtime.output import Output
@@ -81,6 +82,25 @@ def test_penalties_move_the_greedy_choice_and_leave_the_models_logits_alone():
 def test_a_request_without_penalties_or_biases_copies_nothing():
     logits = torch.zeros(2, 5)
     assert adjusted(logits, Sampling(), [1, 2]) is logits
+
+
+def test_many_biases_take_few_operations_and_change_no_bit():
+    class Operations(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            Operations.count += 1
+            return operation(*args, **kwargs or {})
+
+    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(1)) * 10
+    biases = {token: (token - 300) / 7 for token in range(0, 900, 3)}
+    expected = logits.clone()
+    for token, bias in biases.items():
+        expected[:, token] += bias
+    with Operations():
+        found = adjusted(logits, Sampling(logit_bias=biases), [])
+    assert torch.equal(found, expected)
+    assert Operations.count < 20
 
 
 def test_a_bias_is_kept_as_pairs_however_it_was_given():

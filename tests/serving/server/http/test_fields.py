@@ -17,6 +17,7 @@ from serving.server.http import service as service_module
 from serving.server.http.answer import PING
 from serving.server.http.conversation import Conversation
 from serving.server.http.generation import VLLM_OFF
+from serving.server.http.messages import Messages
 from serving.server.http.schemas import ChatRequest, CompletionRequest
 from serving.server.model.loading import log_defaults
 from serving.server.model.served_model import ServedModel
@@ -343,3 +344,12 @@ def test_no_event_is_lost_to_a_timeout() -> None:
         return found
 
     assert asyncio.run(run()) == list(range(300))
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_an_assistants_thoughts_reach_the_template_by_both_names(name: str) -> None:
+    """As clients send them back, with the answer that they belong to."""
+    asked = {"messages": [{"role": role, "content": "said", name: "thought"} for role in ("assistant", "user")]}
+    answer, question = (message.plain() for message in Messages.model_validate(asked).messages)
+    assert answer == {"role": "assistant", "content": "said", "reasoning": "thought", "reasoning_content": "thought"}
+    assert question == {"role": "user", "content": "said"}

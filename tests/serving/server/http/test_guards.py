@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from serving.errors import DeviceLost, OutOfMemory
 from serving.server import protocol as protocol_module
 from serving.server.app import create_app
+from serving.server.deployment.deployments import Deployments
 from serving.server.http import answer as answer_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
@@ -32,6 +34,7 @@ from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
 from tests.support.server.served_pair import served_pair, serving, web_server
@@ -99,6 +102,20 @@ def test_every_answer_has_an_id_and_one_line(server: tuple[httpx.Client, Any], c
     assert first.startswith("POST /v1/completions 200 in ")
     assert first.endswith("request mine-1")
     assert second.startswith("POST /v1/completions 400 in ")
+
+
+def test_the_line_of_a_refusal_names_what_was_asked_for(server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Also of one that comes before the routes; the client's own words are never in it."""
+    http, _ = server
+    with caplog.at_level(logging.INFO, "serving.server.http.guards"):
+        for number, path in enumerate(("/v1/completions", "/v1/models/mine", "/nothing")):
+            http.post(path, json=PLAIN, headers={"Host": "evil.example", "x-request-id": f"refused-{number}"})
+
+        def lines() -> list[str]:
+            return [message.partition(" in ")[0] for message in caplog.messages if "request refused-" in message]
+
+        wait_until(lambda: len(lines()) >= 3, "three lines of the log", 30)
+    assert sorted(lines()) == ["POST /v1/completions 421", "POST /v1/models/{name:path} 421", "POST unknown path 421"]
 
 
 def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +246,8 @@ def test_nothing_is_encoded_for_a_full_queue(served: ServedModel, monkeypatch: p
                 refused = http.post("/v1/completions", json=PLAIN | {"prompt": "refused"})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
                 assert "Retry-After" in refused.headers
+                never = http.post("/v1/completions", json=PLAIN | {"prompt": ["too many"] * 128, "n": 2})
+                assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt"), "waiting would not help"
                 assert encoded == ["first"]
             finally:
                 go_on.set()
@@ -273,6 +292,14 @@ def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], m
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
+
+
+def test_a_drain_hides_no_hung_round(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployments = Deployments(served)
+    deployments.drain()
+    assert deployments.health()["status"] == "draining", "that no thread runs any more is what a drain is for"
+    monkeypatch.setattr(Scheduler, "hung", True)
+    assert deployments.health()["status"] == "failed"
 
 
 def test_lossy_strategies_are_offered_on_demand_only() -> None:
@@ -351,6 +378,41 @@ def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: byte
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(10) == b""
             wait_until(lambda: not server.server_state.connections, "the connection ends")
+
+
+def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have been so for longest are closed; those that are being answered stay, and beside them alone no more are taken."""
+    monkeypatch.setattr(protocol_module, "most_connections", lambda: 4)
+    with web_server(endless) as server, contextlib.ExitStack() as opened:
+        address = server.servers[0].sockets[0].getsockname()
+
+        def connect(sent: bytes = b"") -> socket.socket:
+            client = opened.enter_context(socket.create_connection(address, timeout=60))
+            client.sendall(sent)
+            return client
+
+        request = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+        first = connect(request)
+        assert first.recv(10) == b"HTTP/1.1 2"
+        silent = [connect() for _ in range(8)]
+        for _ in range(3):
+            assert connect(request).recv(10) == b"HTTP/1.1 2"
+            assert len(server.server_state.connections) <= 4
+        for client in (*silent, connect()):
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(10) == b""
+        assert first.recv(10)
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised", "most"), [
+    (1024, 1 << 20, 16384, 8192), (1024, -1, 16384, 8192), (1024, 4096, 4096, 3968), (1024, 1024, 1024, 896),
+    (1 << 20, 1 << 20, 1 << 20, 8192), (-1, -1, -1, 8192), (64, 64, 64, 1)])
+def test_connections_leave_room_for_other_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int) -> None:
+    limits = [(soft, hard)]
+    system = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda _: limits[-1], setrlimit=lambda _, new: limits.append(new))
+    monkeypatch.setattr(protocol_module, "resource", system)
+    assert protocol_module.most_connections.__wrapped__() == most
+    assert limits[-1] == (raised, hard)
 
 
 def test_too_many_requests_are_refused_but_for_probes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,13 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import build_strategy
+from serving.server.http import answer as answer_module
+from serving.server.http.answer import Answer
+from serving.server.http.conversation import Conversation
 from serving.server.http.response_items import OutputItems
+from serving.server.http.tool_calls import ToolCallParser
 from serving.server.model.served_model import ServedModel
 from tests.serving.runtime.grammar.schemas import DIGIT, closed
 from tests.support.server.functions import SCHEMAS, TOOLS
@@ -114,7 +120,7 @@ def test_items_of_text_and_calls_in_their_order() -> None:
     """The same however the text is cut; every item is added, and done, in turn."""
     text = f"Well: {CALL} and {CALL}\nDone."
     for pieces in ([text], list(text)):
-        items = OutputItems("resp-1", {"stop"})
+        items = OutputItems("resp-1", ToolCallParser({"stop"}))
         events = [event for piece in pieces for event in items.push(piece, [])] + items.finish("incomplete")
         assert [item["type"] for item in items.items] == ["message", "function_call", "message", "function_call", "message"]
         assert [item["status"] for item in items.items] == ["completed"] * 4 + ["incomplete"]
@@ -134,3 +140,37 @@ def test_what_cannot_be_written_is_refused(client: openai.OpenAI, body: bytes) -
     response = httpx.post(f"{client.base_url}responses", content=b'{"model": "tiny", "max_output_tokens": 2, %s}' % body, timeout=60,
                           headers={"Content-Type": "application/json"})
     assert response.status_code == 400, response.text
+
+
+def test_a_list_of_calls_is_one_call_where_one_is_wanted(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model writes as one list, in both shapes of an answer."""
+    collect, written = Answer.collect, '<tool_call>[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]</tool_call>'
+
+    async def collected(answer: Answer) -> Any:
+        await collect(answer)
+        return [written], [[]]
+
+    monkeypatch.setattr(Answer, "collect", collected)
+    for several, calls in ((None, 2), (True, 2), (False, 1)):
+        asked: Any = {} if several is None else {"parallel_tool_calls": several}
+        output = respond(client, max_output_tokens=1, **asked).output
+        assert [item.type for item in output] == ["function_call"] * calls
+        messages: Any = [{"role": "user", "content": "hi"}]
+        chat = client.chat.completions.create(model="tiny", tools=TOOLS, max_tokens=1, messages=messages, **asked)
+        assert len(chat.choices[0].message.tool_calls or []) == calls
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "max_tokens": 60}),
+    ("responses", {"input": "hi", "tools": FLAT, "max_output_tokens": 60})])
+def test_a_stream_of_which_nothing_may_be_shown_is_not_silent(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, path: str,
+                                                              asked: dict[str, Any]) -> None:
+    """Events come all the time, but their text may all be part of a call."""
+    step, following = Engine.step, Conversation.next
+    monkeypatch.setattr(Conversation, "next", lambda conversation, seconds: following(conversation))  # none is late
+    monkeypatch.setattr(answer_module, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(ToolCallParser, "push", lambda parser, text: [])
+    monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.03), step(engine))[1])
+    body = {"model": "tiny", "stream": True, "temperature": 0, "ignore_eos": True} | asked
+    with httpx.stream("POST", f"{client.base_url}{path}", json=body, timeout=100) as response:
+        assert list(response.iter_lines()).count(": ping") >= 2

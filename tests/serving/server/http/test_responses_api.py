@@ -137,6 +137,7 @@ def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
     ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"), ({"tool_choice": "required"}, "tool_choice"),
     ({"inputs": "x"}, "inputs"),
     ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input"), ({"model": 5}, "model"),
+    ({"speculation": {"trace": True}}, "speculation.trace"),
 ])
 def test_what_needs_stored_state_or_is_wrong_is_refused_in_one_line(client: openai.OpenAI, change: dict[str, Any], param: str) -> None:
     body = {"model": "tiny", "input": "hi", "max_output_tokens": 2} | change

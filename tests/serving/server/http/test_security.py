@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from serving.errors import DraftwellError
 from serving.server.app import create_app
 from serving.server.http.errors import without_paths
+from serving.server.http.guards import RequestLimit
 from serving.server.http.security import KEY_VARIABLE, BodyLimit, Security, key_in, origins, read_keys
 from serving.server.scheduling.admission import QueueFull
 from tests.support.errors import raises_code
@@ -228,6 +229,18 @@ def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
         assert answer.headers["access-control-allow-origin"] == "https://site.example"
         other = http.get("/v1/models", headers={"Origin": "https://other.example", "Authorization": "Bearer k"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_an_allowed_page_may_read_every_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"Origin": "https://site.example"}
+    allowed = Security(keys=("k",), cors_origins=(page["Origin"],), hosts=("localhost", "127.0.0.1"))
+    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url, headers=page) as http:
+        refused = [http.get("/v1/models", headers={"Host": "evil.example"}), http.get("/v1/models")]
+    monkeypatch.setattr(RequestLimit.__init__, "__defaults__", (0,))
+    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url, headers=page) as http:
+        refused.append(http.get("/v1/models"))
+    assert [answer.status_code for answer in refused] == [421, 401, 503]
+    assert [answer.headers.get("access-control-allow-origin") for answer in refused] == [page["Origin"]] * 3
 
 
 def test_the_preflight_of_openais_client_for_browsers_is_answered() -> None:

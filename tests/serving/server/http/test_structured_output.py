@@ -18,6 +18,7 @@ import pytest
 
 from serving.errors import DraftwellError
 from serving.runtime.grammar import guidance, masks
+from serving.server.http.formats import StructuredOutputs
 from serving.server.http.security import Security
 from serving.server.model import served_model as module
 from serving.server.model.grammar_cache import GrammarCache
@@ -350,3 +351,11 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_request(http: httpx.Client
     response = http.post("/v1/completions", json=PLAIN | {"guided_json": PERSON})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_grammar")
     assert answer(http, "/v1/completions", max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_vllms_own_class_may_be_sent_with_all_its_fields() -> None:
+    every = dict.fromkeys(("json", "regex", "grammar", "json_object", "whitespace_pattern", "structural_tag")) | {
+        "choice": ["a"], "disable_fallback": False, "disable_any_whitespace": False, "disable_additional_properties": False}
+    assert StructuredOutputs.model_validate(every).asked == ["choice"]
+    with pytest.raises(ValueError, match="structural_tag"):
+        StructuredOutputs.model_validate(every | {"structural_tag": "{}"})

@@ -140,3 +140,12 @@ def test_arguments_come_as_they_are_written() -> None:
         seen += [piece.arguments for piece in parser.push(letter) if isinstance(piece, Call) and piece.id is None]
     assert len(seen) == len('{"a": 1, "b": [2, "}]"]}')
     assert json.loads("".join(seen)) == {"a": 1, "b": [2, "}]"]}
+
+
+@pytest.mark.parametrize("text", [TEXTS["a list"][0], f"{ONE} and {TWO}"], ids=["a list", "one after another"])
+def test_there_are_no_more_calls_than_are_wanted(text: str) -> None:
+    """Within a list, or where the answer's least tokens hold several."""
+    for pieces in ([text], [*text]):
+        parser = ToolCallParser({"add", "say"}, most=1)
+        found = [piece for part in pieces for piece in parser.push(part)] + parser.finish()
+        assert [call["function"]["name"] for call in joined(found)] == ["add"]

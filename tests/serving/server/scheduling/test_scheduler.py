@@ -295,6 +295,7 @@ def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(monkeypatch: pyte
     assert read[1:] == [8] * 4
     assert engine.reading == 0
     began = time.monotonic()
-    for seconds, reading, hung in ((299, 0, False), (301, 0, True), (301, 1000, False), (801, 1000, True)):
+    for seconds, reading, hung in ((299, 0, False), (301, 0, True), (301, 1000, False), (801, 1000, True), (801, 4096, False),
+                                   (901, 4096, True)):  # an idle server's step reads so many
         it._round_began, engine.reading = began - seconds, reading
         assert it.hung is hung
