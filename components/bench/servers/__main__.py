@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from components.bench.peers.loading import LOOKUP
-from components.bench.servers.load_test import DATASETS, LoadTest, compare, failures, load_table, report
+from components.bench.servers.load_test import DATASETS, LoadTest, Row, compare, failures, load_table, report, told
 from components.bench.servers.long_prompt import stall, stall_table, text_of
 from components.bench.servers.processes import Server
 from components.engines.environments import VLLM_COMMAND, interpreter, peers_root
@@ -39,6 +39,7 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
                                                     "prefix_repetition.")] = "custom",
          prefix_caching: Annotated[bool, typer.Option(
              "--prefix-caching", help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.")] = False,
+         alone: Annotated[bool, typer.Option("--alone", help="Ask our server only, and leave vLLM's out.")] = False,
          slots: Annotated[int, typer.Option(min=1, help="Requests that each server decodes at once.")] = 32,
          prompts: Annotated[Path | None, typer.Option(help="JSONL file of prompts. Default: those that the project ships.")] = None,
          limit: Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")] = 64,
@@ -46,7 +47,7 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
          long_prompt: Annotated[int, typer.Option(
              min=1, max=CONTEXT - 256, help="Tokens of the prompt that is sent while others are being answered.")] = 4000,
          rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 1,
-         out: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None) -> None:
+         out: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, after every run.")] = None) -> None:
     """Compare our server with vLLM's and print one table."""
     from rich.console import Console
 
@@ -56,20 +57,28 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
     folder = peers_root() / "logs" / "bench-server"
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended on the way out
+    caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
+               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, "
+               f"{'with' if prefix_caching else 'no'} prefix cache; medians of TTFT and time per token")
+    runs: list[Row] = []
+
+    def after(row: Row) -> None:
+        runs.append(row)
+        typer.echo(told(row), err=True)
+        if out is not None:
+            write_json(out, report(runs, caption))
+
     with ExitStack() as stack:
         servers = []
-        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching):
+        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching)[: 1 if alone else None]:
             typer.echo(f"starting {label}", err=True)
             servers.append(Server(label, command, folder / f"{label.replace(', ', '-').replace(' ', '-')}.log", env=env))
             stack.callback(servers[-1].close)
-        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder, sets), rounds=rounds)
+        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder, sets), rounds=rounds, after=after)
         stalls, text = [], text_of(chosen, long_prompt, target)
         for server in servers:
             with server.running():
                 stalls.append(stall(server, STREAMS, chosen, text))
-    caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
-               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, "
-               f"{'with' if prefix_caching else 'no'} prefix cache; medians of TTFT and time per token")
     if out is not None:
         write_json(out, report(rows, caption) | {"long_prompt": [asdict(row) for row in stalls]})
     screen = Console(width=max(120, Console().width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,9 +94,14 @@ class Row:
     dataset: str = "custom"
 
 
-def compare(servers: Sequence[Server], clients: Sequence[int], test: LoadTest, *, rounds: int = 1) -> list[Row]:
+def compare(servers: Sequence[Server], clients: Sequence[int], test: LoadTest, *, rounds: int = 1,
+            after: Callable[[Row], object] = lambda row: None) -> list[Row]:
     """Send every data set to every server with every number of clients; the order of the servers rotates, and only one of them runs at a
-    time."""
+    time.
+
+    Args:
+        after: called with each run's row as soon as it is there.
+    """
     test.data.write_text("".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts))
     cells = [(dataset, count) for dataset in test.datasets for count in clients]
     found: dict[tuple[str, int, str], list[Row]] = {(*cell, server.label): [] for cell in cells for server in servers}
@@ -106,6 +111,7 @@ def compare(servers: Sequence[Server], clients: Sequence[int], test: LoadTest, *
                 with server.running():
                     row = ask(server, count, test, dataset, seed=turn * len(cells) + i)
                 found[dataset, count, server.label].append(row)
+                after(row)
     return [median_of(rows) for rows in found.values()]
 
 
@@ -153,6 +159,12 @@ def load_table(rows: Sequence[Row], caption: str) -> Table:
     return rich_table(COLUMNS, [[row.dataset, row.server, str(row.clients), number(row.tokens_per_second, ".1f"), number(ratio, ".2f"),
                                  number(row.ttft_ms, ".0f"), number(row.tpot_ms, ".1f"), f"{row.completed} of {row.completed + row.failed}"]
                                 for row, ratio in zip(rows, ratios, strict=True)], caption)
+
+
+def told(row: Row) -> str:
+    """One run in a line."""
+    return (f"{row.dataset}, {row.clients} at once, {row.server}: {row.tokens_per_second:.1f} tokens/s, {row.completed} of "
+            f"{row.completed + row.failed} answered")
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

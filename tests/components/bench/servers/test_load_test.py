@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +89,18 @@ def test_a_failed_request_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Mon
         done = CliRunner().invoke(app, ["--bundle", str(tmp_path), "--clients", "8", "--datasets", "random"])
         assert done.exit_code == code, done.output
         assert ("2 of 6 requests failed: ours, random, 8 at once" in done.stderr) == bool(failed)
+    seen, out = list[int](), tmp_path / "rows.json"
+
+    def broken(servers: list[Idle], *args: object, after: Callable[[Row], None], **options: object) -> None:
+        seen.append(len(servers))
+        after(rows[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "compare", broken)
+    done = CliRunner().invoke(app, ["--bundle", str(tmp_path), "--alone", "--json", str(out)])
+    assert (done.exit_code, seen) == (130, [1])
+    assert "random, 8 at once, ours: 1.0 tokens/s, 4 of 6 answered" in done.stderr
+    assert [row["failed"] for row in json.loads(out.read_text())["rows"]] == [2], "what was measured is kept"
 
 
 class Idle:
