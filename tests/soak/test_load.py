@@ -27,6 +27,7 @@ import psutil
 import pytest
 
 from components.prompts.prompt import demo_prompts
+from tests.support.server.light_client import LightClient
 from tests.support.server.soak import Served, default_bundle, served_bundle
 
 pytestmark = pytest.mark.soak
@@ -118,22 +119,22 @@ def body_of(question: Question, **more: Any) -> dict[str, Any]:
     return {"model": "smollm2-135m", "prompt": prompt, "max_tokens": size, "temperature": 0, **more}
 
 
-async def client(http: httpx.AsyncClient, number: int, questions: list[Question], until: float, record: Record,
-                 more: dict[str, Any]) -> None:
+async def client(url: str, number: int, questions: list[Question], until: float, record: Record, more: dict[str, Any]) -> None:
     """Ask one thing after another; wait as long as a 429 says."""
     order = random.Random(number)
     while time.monotonic() < until:
-        question = order.choice(questions)
         try:
-            answer = await http.post("/v1/completions", json=body_of(question, **more))
-        except httpx.HTTPError as error:
+            async with LightClient(url) as http:
+                while time.monotonic() < until:
+                    question = order.choice(questions)
+                    answer = await http.post("/v1/completions", body_of(question, **more))
+                    record.statuses[answer.status] += 1
+                    if answer.status == 429:
+                        await asyncio.sleep(float(answer.headers["retry-after"]) * order.uniform(0.5, 1))
+                    elif answer.status == 200:
+                        record.answers.append((question, answer.json()["choices"][0]["text"]))
+        except (OSError, asyncio.IncompleteReadError) as error:
             record.statuses[type(error).__name__] += 1
-            continue
-        record.statuses[answer.status_code] += 1
-        if answer.status_code == 429:
-            await asyncio.sleep(float(answer.headers["retry-after"]) * order.uniform(0.5, 1))
-        elif answer.status_code == 200:
-            record.answers.append((question, answer.json()["choices"][0]["text"]))
 
 
 async def watch(pid: int, until: float, record: Record) -> None:
@@ -161,9 +162,8 @@ def load(served: Served, clients: int, seconds: float, questions: list[Question]
 
     async def run() -> None:
         until = time.monotonic() + seconds
-        limits = httpx.Limits(max_connections=clients + 1)
-        async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=limits) as http:
-            asking = [client(http, number, questions, until, record, more) for number in range(clients)]
+        async with httpx.AsyncClient(base_url=served.url, timeout=300) as http:
+            asking = [client(served.url, number, questions, until, record, more) for number in range(clients)]
             await asyncio.gather(*asking, watch(served.pid, until, record), count(http, until, record))
 
     asyncio.run(run())
