@@ -43,6 +43,9 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LONGEST)
 REQUEST_WEIGHT, REQUEST_KEPT = 8.0, 0.97
 """Draft tokens of its strategy's acceptance that a request begins with, and weight of its own earlier tokens after each round: one that
 drafts nothing for long is given a try again."""
+STEADY = 1 / 128
+"""Weight of a round in what the load usually is. Requests come and go in every other round: if each made another kind of load, drafts would
+begin and end all the time, whose model then reads all that it has missed, and blocks that compare lengths would be cut."""
 MOST_KINDS = 256
 """Kinds of load that are remembered; that which was not met for longest is forgotten."""
 
@@ -127,6 +130,8 @@ class LoadControl:
     """Seconds, by the clock that rounds are timed with."""
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
+    _usual: tuple[float, float] = (0.0, 0.0)
+    """Requests that run together, and tokens of a text: more at once, less and other texts by and by."""
     _load: Load | None = None
     _used: dict[Load, float] = field(default_factory=dict)
     """Kind of load → when it was there last."""
@@ -180,6 +185,7 @@ class LoadControl:
             self.switches += self.current.switches - before
         if ended:
             self._whole = True
+            self._follow(running)
         if ended or sessions != self._limited or len(running) == 1:
             for session, strategy in running:
                 session.draft_limit = UNLIMITED
@@ -220,15 +226,27 @@ class LoadControl:
         tried = sum(kind.rounds_in_trials for kind in kinds)
         return tried / max(1, tried + sum(kind.rounds_in_force for kind in kinds))
 
+    def _follow(self, running: Running) -> None:
+        """Take a round into what the load usually is."""
+        count, context = self._usual
+        now = context_of(running)
+        self._usual = count + STEADY * (len(running) - count), context + STEADY * (now - context) if context else now
+
+    def _usual_load(self, running: Running) -> tuple[int, float]:
+        """Requests at once and tokens of a text, as they have been for some time: at least as many requests as there are now."""
+        count, context = self._usual
+        self._usual = max(count, float(len(running))), context or context_of(running)
+        return round(self._usual[0]), self._usual[1]
+
     def _limit_drafts(self, limited: Running, running: Running) -> None:
         """Give out the draft tokens of a round."""
         if not limited:
             self.current, self._load, self.given = None, None, 0
             return
-        context = sum(len(session.text.ids) for session, _ in running) / len(running)
+        count, context = self._usual_load(running)
         strategies = [strategy for _, strategy in limited]
         before = self.current and (self.current, self.current.length)
-        self.current = self._known(strategies, len(running), context)
+        self.current = self._known(strategies, count, context, len(strategies) / len(running))
         length = self.current.length
         if before != (self.current, length):
             self._whole = False
@@ -245,10 +263,14 @@ class LoadControl:
             session.draft_limit = share
             self._own[session].fade(REQUEST_KEPT)
 
-    def _known(self, strategies: Sequence[Strategy], running: int, context: float) -> DraftLength:
-        """What is known of draft lengths under a load."""
+    def _known(self, strategies: Sequence[Strategy], running: int, context: float, limited: float) -> DraftLength:
+        """What is known of draft lengths under a load.
+
+        Args:
+            limited: share of the requests that are.
+        """
         names, longest = frozenset(strategy.name for strategy in strategies), max(map(longest_of, strategies))
-        share = round(4 * len(strategies) / running)
+        share = round(4 * limited)
         load: Load = names, longest, round(2 * log2(running)), round(log2(max(context, 64)) / 2), share
         predicted, before = self._predicted(strategies, running, context), self.current
         previous, self._load = self._load, load
@@ -320,6 +342,11 @@ class LoadControl:
             if drafts and session not in seen:  # at the end of a request, when all of its tokens are known
                 self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)
         self._seen, self._own = seen, own
+
+
+def context_of(running: Running) -> float:
+    """Tokens of a text, on average; 0 where nobody runs."""
+    return sum(len(session.text.ids) for session, _ in running) / max(1, len(running))
 
 
 def patience_of(running: Running) -> int | None:
