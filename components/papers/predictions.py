@@ -54,7 +54,7 @@ def agreement_words(rows: Sequence[Prediction]) -> str:
     said = []
     for name, some in (("vanilla SD", [row for row in rows if not row.over]), ("SPIDE over SD", [row for row in rows if row.over])):
         if some:
-            right = sum(abs(row.share - 1) <= CLOSE for row in some)
+            right = sum(abs(round(row.share, 2) - 1) <= CLOSE + 1e-9 for row in some)  # as it is printed
             said.append(f"{right} of {len(some)} of {name}")
     return f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}." if said else ""
 

@@ -142,4 +142,4 @@ def announce(served: ServedModel, listener: socket.socket) -> None:
 def web_config(app: FastAPI) -> uvicorn.Config:
     """Uvicorn's settings for an application."""
     return uvicorn.Config(app, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
-                          timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol)
+                          timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol, ws="none")

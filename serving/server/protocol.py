@@ -53,7 +53,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().__init__(*args, **options)
         self._headers: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
-        self._asked = self.loop.time()  # when the last request came, or the connection
+        self._used = self.loop.time()  # when the last answer ended, or the connection began
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for headers, and be told of every byte that cannot be sent at once."""
@@ -65,13 +65,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def silent(self) -> bool:
-        """Whether no request is being answered or sent, but for its headers."""
-        return self.cycle is None or bool(self.cycle.response_complete)
+        """Whether no request is being answered, no answer waits to be read, and at most headers are sent."""
+        return self._reading is None and (self.cycle is None or bool(self.cycle.response_complete))
 
     def _make_room(self) -> None:
         """Close silent connections, first those that have been so for longest: whoever asks at once is served, however many others are
         opened. Several at a time, since looking for them takes a while; this one itself where none is silent."""
-        silent = sorted((one for one in self.connections if one.silent and one is not self), key=lambda one: one._asked)
+        silent = sorted((one for one in self.connections if one.silent and one is not self), key=lambda one: one._used)
         closed = silent[: 1 + most_connections() // 16] or [self]
         log.warning("more than %d connections are open: %d on which nothing is asked are closed", most_connections(), len(closed))
         for one in closed:
@@ -85,7 +85,11 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._await_headers()
         else:
             self._stop("_headers")
-            self._asked = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """It is silent from now on."""
+        self._used = self.loop.time()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""

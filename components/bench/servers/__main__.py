@@ -80,7 +80,7 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
             with server.running():
                 stalls.append(stall(server, STREAMS, chosen, text))
     if out is not None:
-        write_json(out, report(rows, caption) | {"long_prompt": [asdict(row) for row in stalls]})
+        write_json(out, report(rows, caption) | {"runs": [asdict(row) for row in runs], "long_prompt": [asdict(row) for row in stalls]})
     screen = Console(width=max(120, Console().width))
     screen.print(load_table(rows, caption))
     screen.print(stall_table(stalls, f"time between parts of {STREAMS} streams, before and while a prompt of {long_prompt} tokens is read"))

@@ -79,7 +79,7 @@ class Deployments:
         return next((scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None)
 
     def health(self) -> dict[str, Any]:
-        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": no request will be answered, nor end by itself."""
+        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a restart helps."""
         now = self._newest
         load = now.scheduler.load
         ended = not now.scheduler.alive and not self._draining  # a drain ends it

@@ -22,7 +22,7 @@ from statistics import median
 from serving.server.scheduling.ratio import Ratio
 
 BLOCK, LONG_BLOCK = 8, 32
-"""Rounds of a block that count, and the most of one whose drafts had much to read."""
+"""Rounds of a block that count; and all of one whose drafts had much to read, at most."""
 SETTLING = 2
 """Rounds before and after a block that do not: drafts of the first began with the length before; in the second they catch up with what
 plain decoding wrote."""
@@ -84,9 +84,9 @@ class Gain:
         return max(self.rounds.error, self.blocks.error) if self.blocks.count >= 2 else self.rounds.error
 
     @property
-    def hope(self) -> float:
-        """By how much it may prove to be above 1; a few blocks say little."""
-        return self.value - 1 + self.error * (CLEAR if self.confirmed < BLOCKS else 1.0)
+    def doubt(self) -> float:
+        """By how much it may be larger than it seems; a few blocks say little."""
+        return self.error * (CLEAR if self.confirmed < BLOCKS else 1.0)
 
     def follow(self, block: Gain) -> bool:
         """Take in a block; True: it contradicts the earlier ones, which are forgotten."""
@@ -261,8 +261,8 @@ class DraftLength:
 
     def _hope(self, length: int) -> float:
         """The gain that a length may still prove to have; one of up to `margin_of` would not put it in force, however often it is tried."""
-        gain = self._gains.get(length)
-        return max(UNTRIED, self._expected(length) - 1) if gain is None else gain.hope
+        gain, expected = self._gains.get(length), self._expected(length) - 1
+        return max(UNTRIED, expected) if gain is None else expected + gain.doubt
 
     def _end_block(self, length: int) -> None:
         self.trial, self._settling, self._in_force_seconds = None, SETTLING, 0.0

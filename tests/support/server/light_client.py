@@ -10,6 +10,9 @@ from typing import Any, Self
 
 import httpx
 
+SECONDS = 300
+"""How long an answer may take."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -44,12 +47,16 @@ class LightClient:
         """Send JSON.
 
         Raises:
-            OSError, asyncio.IncompleteReadError: the connection has ended.
+            OSError, asyncio.IncompleteReadError: the connection has ended, or nothing was answered for long (TimeoutError).
         """
         data = json.dumps(body).encode()
         lines = [f"POST {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Content-Type: application/json",
                  f"Content-Length: {len(data)}"]
-        self._writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+        async with asyncio.timeout(SECONDS):
+            return await self._answer("\r\n".join([*lines, "", ""]).encode() + data)
+
+    async def _answer(self, asked: bytes) -> Answer:
+        self._writer.write(asked)
         await self._writer.drain()
         first, *rest = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest if line)}

@@ -71,11 +71,9 @@ def unsure_pairs() -> list[Pair]:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The rounds of our strategy, as long as somebody clears the list between requests."""
     seen: Seen = []
-    drafted = 0
     count = Stats.count
 
     def watch(stats: Stats, draft, verdict) -> None:
-        nonlocal drafted
         count(stats, draft, verdict)
         before = sum(one.drafted for one in seen)
         seen.append(Round(stats.drafted - before, verdict.judged, verdict.accepted))

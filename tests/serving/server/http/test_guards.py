@@ -395,6 +395,8 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
         first = connect(request)
         assert first.recv(10) == b"HTTP/1.1 2"
         silent = [connect() for _ in range(8)]
+        last = silent[-1].getsockname()
+        wait_until(lambda: last in [one.client for one in server.server_state.connections], "the longest silent are closed first")
         for _ in range(3):
             assert connect(request).recv(10) == b"HTTP/1.1 2"
             assert len(server.server_state.connections) <= 4

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.scheduling.draft_length import BLOCK, ENOUGH, OFTEN, SELDOM, SETTLING, DraftLength
+from serving.server.scheduling.draft_length import BLOCK, ENOUGH, LONG_BLOCK, OFTEN, SELDOM, SETTLING, DraftLength
 from serving.server.scheduling.ratio import Ratio
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -173,6 +173,23 @@ def test_blocks_are_short_and_have_the_share_of_the_time_that_is_said() -> None:
     assert control.rounds_in_trials > before, "it goes on comparing"
     assert longest == BLOCK + SETTLING, "what it settled for took no longer than the rounds that count"
     assert time[True] / sum(time.values()) <= 1.1 / (1 + SELDOM)
+
+
+def test_blocks_come_often_where_much_may_be_gained_and_continue_where_drafts_read_first() -> None:
+    """Tokens that scatter widely leave much open; a block's first round takes as long as ten."""
+    shares = []
+    for seed in range(5):
+        control, source = DraftLength({0: 1.0, 2: 1.4}, start=0), random.Random(seed)
+        longest, length, seconds = 0, 0, {True: 0.0, False: 0.0}
+        for _ in range(3000):
+            trial = control.trial is not None
+            taken = 10.0 if trial and length == 0 else 1.0
+            length = length + 1 if trial else 0
+            longest, seconds[trial] = max(longest, length), seconds[trial] + taken
+            control.observe(source.choice((1, 15)), taken)
+        assert BLOCK + SETTLING < longest <= LONG_BLOCK
+        shares.append(seconds[True] / sum(seconds.values()))
+    assert 2 / (1 + SELDOM) < sum(shares) / len(shares) < 1 / (1 + OFTEN)
 
 
 def test_a_block_that_another_load_interrupts_is_dropped() -> None:
