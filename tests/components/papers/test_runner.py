@@ -207,9 +207,9 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     assert calls is not None
     assert calls.value == pytest.approx((mine.target_calls / mine.emitted) / (base.target_calls / base.emitted))
     assert mat is not None
-    assert base.mat is not None
-    assert mine.mat is not None
-    assert mat.value == pytest.approx(mine.mat / base.mat)
+    accepted, corrected = ([sum(count(row) for row in entry.per_prompt) for entry in (mine, base)]
+                           for count in (lambda row: row.accepted, lambda row: row.tokens - row.accepted - 1))
+    assert mat.value == pytest.approx((accepted[0] / corrected[0]) / (accepted[1] / corrected[1])), "without the prompts' own tokens"
     assert acceptance is not None
     assert acceptance.value == pytest.approx(base.acceptance_rate)
 
