@@ -96,13 +96,15 @@ def gap_where_they_differ(served: Served, said: list[dict[str, str]], plain: str
     kept = next((place for place, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
     rated = ask(served, said, 800, logprobs=True, top_logprobs=2, speculation={"enabled": False}, **more)
     assert rated.text == plain
-    place = 0
+    place, before = 0, float("inf")
     for token in rated.body["choices"][0]["logprobs"]["content"]:
         place += len(token["token"])
-        if place > kept:
-            best, second = (one["logprob"] for one in token["top_logprobs"][:2])
-            print(f"\nleaves plain decoding's text after {kept} characters, at a gap of {best - second:.3f}")
-            return float(best - second)
+        best, second = (one["logprob"] for one in token["top_logprobs"][:2])
+        if place > kept:  # or one token earlier: two line breaks are the beginning of a token of three
+            gap = float(min(best - second, before))
+            print(f"\nleaves plain decoding's text after {kept} characters, at a gap of {gap:.3f}")
+            return gap
+        before = best - second
     raise AssertionError("the other text goes on where plain decoding ends")
 
 
