@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models import tiny
-from tests.support.models.enumeration import Oracle, run_once
+from tests.support.models.enumeration import Oracle, law_of, run_once
 from tests.support.models.resources import table_pair, table_resources
 
 PROMPT, EOS = [1, 2], 0
@@ -52,18 +51,6 @@ def rejected_of(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 def drafted_of(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """The naive mistake: any token that the draft draws."""
     return draft_probs
-
-
-def law_of(run: Callable[[Oracle], Hashable]) -> Law:
-    """Probability of every outcome of a run that asks an oracle for all its decisions."""
-    law: Law = defaultdict(float)
-    pending: list[list[int]] = [[]]
-    while pending:
-        oracle = Oracle(pending.pop())
-        outcome = run(oracle)
-        law[outcome] += oracle.probability
-        pending += oracle.open
-    return dict(law)
 
 
 def outcome(output: list[int], stats: Stats) -> Hashable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -124,3 +125,16 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
 
 def distance(law: dict, truth: dict) -> float:
     return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))
+
+
+
+def law_of(loop: Callable[[Oracle], Any]) -> dict[Any, float]:
+    """Probability of everything that a loop may return (hashable), by trying all its random decisions."""
+    law: dict[Any, float] = defaultdict(float)
+    pending: list[list[int]] = [[]]
+    while pending:
+        oracle = Oracle(pending.pop())
+        result = loop(oracle)
+        law[result] += oracle.probability
+        pending += oracle.open
+    return dict(law)

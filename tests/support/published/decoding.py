@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,15 +90,3 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def greedy() -> Oracle:
     """Decisions of a loop whose distributions are all one-hot."""
     return Oracle([])
-
-
-def law_of(loop: Callable[[Oracle], Any]) -> dict[Any, float]:
-    """Probability of everything that a loop may return (hashable), by trying all its random decisions."""
-    law: dict[Any, float] = defaultdict(float)
-    pending: list[list[int]] = [[]]
-    while pending:
-        oracle = Oracle(pending.pop())
-        result = loop(oracle)
-        law[result] += oracle.probability
-        pending += oracle.open
-    return dict(law)

@@ -16,10 +16,10 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
-from tests.support.models.enumeration import Oracle, distance, run_once, true_law
+from tests.support.models.enumeration import Oracle, distance, law_of, run_once, true_law
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 from tests.support.models.tiny import llama, near
-from tests.support.published.decoding import Decoded, Reader, Round, greedy, law_of
+from tests.support.published.decoding import Decoded, Reader, Round, greedy
 from tests.support.published.duo_decoding import draft_sequences, duo_decoding
 from tests.support.published.pearl import pearl
 from tests.support.published.speculative_sampling import speculative_sampling
