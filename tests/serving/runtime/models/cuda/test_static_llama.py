@@ -23,8 +23,6 @@ from tests.support.models.llama_shapes import SHAPES, TEXTS, check_ragged, llama
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]
 
 
-
-
 def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
     return model.forward([Forward("target", slot, tokens, keep or (1 if steps > 1 else len(tokens)), steps=steps)])[0]
 
@@ -281,6 +279,7 @@ class TestOnADevice:
             outputs.append(feed(model, model.open(), 3, 1, 4, steps=6).logits.cpu())
         torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=0)
 
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # PyTorch's, about itself
     def test_a_forward_does_not_synchronise(self):
         model = StaticLlama(llama().cuda(), slots=2)
         model.warm_up(rows=2)
