@@ -229,6 +229,18 @@ class RowsAttention(torch.nn.Module):
         return attend(self.shape, self.window, heads, memory, place).to(heads[0].dtype)
 
 
+class OneRowAttention(torch.nn.Module):
+    """The attention alone of several tokens of one row, likewise."""
+
+    def __init__(self, shape: Architecture):
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor], place: tuple[Tensor, Tensor]) -> Tensor:
+        """As `attend_row`, in the dtype of the heads."""
+        return attend_row(self.shape, None, heads, memory, place).to(heads[0].dtype)
+
+
 class Head(torch.nn.Module):
     """The output head."""
 

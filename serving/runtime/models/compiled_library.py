@@ -30,6 +30,7 @@ from serving.runtime.models.compiled_layer import (
     Head,
     ManyRows,
     OneRow,
+    OneRowAttention,
     RowsAttention,
 )
 
@@ -77,9 +78,10 @@ def half_key(module: HalfLayer, weights: Mapping[str, Tensor]) -> str:
     return digest(type(module).__name__, plan, [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()])
 
 
-def attention_key(module: RowsAttention) -> str:
+def attention_key(module: RowsAttention | OneRowAttention) -> str:
     """What the library of an attention depends on."""
-    return digest(type(module).__name__, replace(module.shape, windows=(module.window,), ropes=()))
+    windows = (module.window,) if isinstance(module, RowsAttention) else ()
+    return digest(type(module).__name__, replace(module.shape, windows=windows, ropes=()))
 
 
 def head_key(weight: Tensor) -> str:
@@ -151,10 +153,14 @@ def build_half(module: HalfLayer, weights: Mapping[str, Tensor], hidden: int, fi
     build_library(module, (tuple(states), dense), (({0: VARIES},) * len(states), [None] * len(dense)), file)
 
 
-def build_attention(module: RowsAttention, file: Path) -> None:
-    """Compile the attention of rows of one token."""
+def build_attention(module: RowsAttention | OneRowAttention, file: Path) -> None:
+    """Compile the attention of rows of one token, or of one row."""
     shape, dtype, by_token = module.shape, torch.bfloat16, {0: VARIES}
     heads = tuple(torch.zeros(FEW, count, shape.head_dim, dtype=dtype) for count in (shape.heads, shape.kv_heads, shape.kv_heads))
+    if isinstance(module, OneRowAttention):
+        slot = tuple(torch.zeros(shape.kv_heads, 48, shape.head_dim, dtype=dtype) for _ in range(2))
+        into = torch.arange(5, 5 + FEW), torch.zeros(FEW, 9, dtype=dtype)
+        return build_library(module, (heads, slot, into), ((by_token,) * 3, ({1: VARIES},) * 2, (by_token, {0: VARIES, 1: VARIES})), file)
     memory = tuple(torch.zeros(3, shape.kv_heads, 48, shape.head_dim, dtype=dtype) for _ in range(2))
     place = torch.zeros(FEW, dtype=torch.long), torch.arange(5, 5 + FEW), torch.arange(9)
     build_library(module, (heads, memory, place), ((by_token,) * 3, ({0: VARIES, 2: VARIES},) * 2, (by_token, by_token, {0: VARIES})), file)

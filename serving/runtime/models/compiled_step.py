@@ -29,6 +29,7 @@ from serving.runtime.models.compiled_layer import (
     CompiledLayer,
     ManyRows,
     OneRow,
+    OneRowAttention,
     OneToken,
     RowsAttention,
     packed_layer,
@@ -49,7 +50,8 @@ from serving.runtime.models.compiled_library import (
 from serving.runtime.models.lean_layer import Layer, Rope
 from serving.runtime.models.linear import ROUNDED_ROWS
 from serving.runtime.models.packed_matmul import packed
-from serving.runtime.models.row_attention import MakePart, Placed, additive, wasted
+from serving.runtime.models.row_attention import CompiledParts, Placed, additive, wasted
+from serving.runtime.models.row_kernel import fits
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.visible import visible
 
@@ -135,22 +137,45 @@ class CompiledRows:
         return out
 
 
+class CompiledRow:
+    """Attention of several tokens of one row by a library, which serves all layers; a `row_attention.Part`.
+
+    Args:
+        at: place of the row's first token among the packed ones.
+        windows: as in `Architecture`.
+        parents: of a row that is a tree.
+    """
+
+    def __init__(self, runner: Runner, windows: Sequence[int | None], slots: Slots, at: int, row: Placed, parents: Sequence[int] | None):
+        self._runner, self._slots, self._windows = runner, slots, windows
+        self._slot, start, count = row
+        self.tokens = slice(at, at + count)
+        self._into = torch.arange(start, start + count)
+        self._masks = {window: additive(visible(start, count, window, parents), slots.keys[0]) for window in set(windows)}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = [one.contiguous() for one in (query, key, value)]  # as above
+        memory = self._slots.memory(layer, self._slot)
+        (out,) = self._runner.run([*heads, *memory, self._into, self._masks[self._windows[layer]]])
+        return out
+
+
 class CompiledStep:
     """All layers of a model over few tokens.
 
     Args:
         calls: of each form that is compiled.
         halves: the layers for forward passes of no compiled form; None: the eager ones.
-        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way.
+        parts: for those, the parts of their attention that are compiled; None: they attend the eager way.
         windows: as in `Architecture`.
         most: tokens of a forward pass up to which int4 weights are read; None for other weights.
         files: the libraries.
     """
 
     def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, most: int | None = None,
-                 files: Sequence[Path] = (), halves: Sequence[CompiledHalves] | None = None, rows: MakePart | None = None):
+                 files: Sequence[Path] = (), halves: Sequence[CompiledHalves] | None = None, parts: CompiledParts | None = None):
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
-        self.halves, self.rows = halves, rows
+        self.halves, self.parts = halves, parts
         self._columns = torch.arange(slots.max_context)
         self._most_by_kernel = most_by_kernel()
         self.files = tuple(files)
@@ -171,7 +196,7 @@ class CompiledStep:
             if tokens > self._most_by_kernel or (tokens > len(rows) and not few_drafts(rows)):
                 return None
             form = "token" if len(rows) == 1 else "rows"
-            if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(one_by_one(rows)))) > MOST_WASTED_WHOLE:
+            if self._most is None and self.parts and len(rows) > 1 and wasted(list(enumerate(one_by_one(rows)))) > MOST_WASTED_WHOLE:
                 return None  # in batches of texts of about one length
         else:
             return None
@@ -261,10 +286,10 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
         return None
     int4 = any(one.dtype == torch.uint8 for one in weights[0].values())
     halves = None if int4 else compiled_halves(layers, weights, wanted, folders)
-    rows = None if halves is None else compiled_rows(layers[0].shape, slots, wanted, folders)
-    files += [file for found in (halves, rows) if found is not None for file in found[1]]
+    parts = None if halves is None else compiled_parts(layers[0].shape, slots, wanted, folders)
+    files += [file for found in (halves, parts) if found is not None for file in found[1]]
     most = ROUNDED_ROWS["int4"] if int4 else None
-    return CompiledStep(calls, layers[0].shape.windows, slots, most, files, halves and halves[0], rows and rows[0])
+    return CompiledStep(calls, layers[0].shape.windows, slots, most, files, halves and halves[0], parts and parts[0])
 
 
 def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile,
@@ -302,19 +327,21 @@ def compiled_halves(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tens
     return [CompiledHalves(*pair) for pair in zip(*calls, strict=True)], files
 
 
-def compiled_rows(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[MakePart, list[Path]] | None:
-    """What makes a `CompiledRows` of rows, and the libraries' files; None where there are none."""
-    runners: dict[int | None, Runner] = {}
-    files = []
-    for window in dict.fromkeys(shape.windows):
-        module = RowsAttention(shape, window)
-        file = library(attention_key(module), folders)
+def compiled_parts(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[CompiledParts, list[Path]] | None:
+    """What makes the compiled parts of an attention, and the libraries' files; None where there are none."""
+    modules: list[RowsAttention | OneRowAttention] = [RowsAttention(shape, window) for window in dict.fromkeys(shape.windows)]
+    if fits(shape.head_dim):
+        modules.append(OneRowAttention(shape))
+    files = [library(attention_key(module), folders) for module in modules]
+    runners: list[Runner] = []
+    for module, file in zip(modules, files, strict=True):
         runner = loaded(file, wanted, partial(build_attention, module, file))
         if runner is None:
             return None
-        runners[window] = runner
-        files.append(file)
-    return partial(CompiledRows, [runners[window] for window in shape.windows], slots), files
+        runners.append(runner)
+    by_window = dict(zip(dict.fromkeys(shape.windows), runners, strict=False))  # the row's comes last
+    row = partial(CompiledRow, runners[-1], shape.windows, slots) if fits(shape.head_dim) else None
+    return CompiledParts(partial(CompiledRows, [by_window[window] for window in shape.windows], slots), row), files
 
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]

@@ -156,7 +156,7 @@ class LeanLlama(TransformersModel):
                               self._partly(skip, ropes, rows, trees))
                 states.append(norm(x, self.final_norm, self.eps))
             else:
-                attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows, trees)
+                attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.parts, trees)
                 states.append(self.run_layers(ids[at:end], positions[at:end], attention, entered, skip))
             if entered is not None:
                 entered.store(self.slots)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ LONGEST_FOLDED = 128
 MOST_WASTED = 2048
 """Positions that the queries of a batch may attend over in vain: about what another batch costs, by an estimate (.07 µs each, .15 ms).
 Eleven tokens after 1,900 and fifteen after 50, beside seven rows of one, took 88 ms as one batch and 59 each by itself."""
+LONGEST_BY_KERNEL = 64
+"""Tokens of a row up to which our kernel takes less time than torch's: .75 to .85 of it for 8 to 32 tokens, .85 to .95 for 64."""
 BETWEEN = 8
 """Rows of a batch for each slot between theirs that is attended over in vain; where there are more such slots, copying takes less time
 (docs/log.md)."""
@@ -45,8 +47,16 @@ class Part(Protocol):
         """As `RowAttention`, for the tokens of this part alone."""
 
 
-MakePart = Callable[[Sequence[tuple[int, Placed]]], Part]
-"""Makes a part of some rows, each with the place of its first token among the packed ones."""
+class CompiledParts(NamedTuple):
+    """Makers of parts that libraries compute (`compiled_step`).
+
+    Args:
+        rows: takes rows of one token in slots of requests, each with the place of its token among the packed ones.
+        row: takes the place of a row's first token, the row, and its parents where it is a tree; None: there is none.
+    """
+
+    rows: Callable[[Sequence[tuple[int, Placed]]], Part]
+    row: Callable[[int, Placed, Sequence[int] | None], Part] | None
 
 
 class RowAttention:
@@ -54,11 +64,11 @@ class RowAttention:
 
     Args:
         placed: the rows in the order in which their tokens are packed, each in a slot of its own.
-        single: makes the part of the rows of one token in slots of requests; None: `ManyRows`.
+        compiled: parts by libraries, where there are any.
         trees: slot → parents, of the rows that are trees.
     """
 
-    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, single: MakePart | None = None,
+    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, compiled: CompiledParts | None = None,
                  trees: Mapping[int, Sequence[int]] = MappingProxyType({})):
         ends = [sum(count for _, _, count in placed[: i + 1]) for i in range(len(placed))]
         rows = [(end - row[2], row) for end, row in zip(ends, placed, strict=True)]
@@ -66,10 +76,13 @@ class RowAttention:
         # rows of one token by themselves: the last tokens of a prompt would have every one of them padded to as many
         batches = [batch for alike in ([one for one in short if one[1][2] == 1], [one for one in short if one[1][2] > 1])
                    for batch in by_length(alike) if len(batch) > 1]
-        self.parts: list[Part] = [single(batch) if single and batch[0][1][2] == 1 else ManyRows(slots, batch, shape, trees)
+        self.parts: list[Part] = [compiled.rows(batch) if compiled and batch[0][1][2] == 1 else ManyRows(slots, batch, shape, trees)
                                   for batch in batches]
-        self.parts += [OneRow(slots, at, row, shape, trees.get(row[0])) for at, row in rows
-                       if not any((at, row) in batch for batch in batches)]
+        for at, row in rows:
+            if not any((at, row) in batch for batch in batches):
+                make = compiled.row if compiled and 1 < row[2] <= LONGEST_BY_KERNEL else None
+                parents = trees.get(row[0])
+                self.parts.append(make(at, row, parents) if make else OneRow(slots, at, row, shape, parents))
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Queries `[total, heads, head_dim]`, keys and values `[total, kv_heads, head_dim]` → `[total, heads * head_dim]`."""

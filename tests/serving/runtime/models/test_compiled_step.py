@@ -25,16 +25,27 @@ from serving.runtime.models.compiled_layer import (
     BeforeAttention,
     CompiledLayer,
     Head,
+    OneRowAttention,
     OneToken,
     RowsAttention,
     packed_layer,
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, LONGEST_BESIDE, LONGEST_ROW, CompiledHalves, CompiledRows, Form, few_drafts
+from serving.runtime.models.compiled_step import (
+    FORMS,
+    LONGEST_BESIDE,
+    LONGEST_ROW,
+    CompiledHalves,
+    CompiledRow,
+    CompiledRows,
+    Form,
+    few_drafts,
+)
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.packed_matmul import OUTPUTS, packed, unpacked
+from serving.runtime.models.row_kernel import fits
 from serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.lean_families import CONFIGS, lean_family
@@ -76,7 +87,9 @@ def with_parts(model: LeanLlama) -> Counter[str]:
     model.step.halves = halves
     rows = [UncompiledPart(RowsAttention(model.shape, window), [3, 2, 3], partial(called.update, ["rows"]), rest=False)
             for window in model.shape.windows]
-    model.step.rows = partial(CompiledRows, rows, model.slots)
+    row = UncompiledPart(OneRowAttention(model.shape), [3, 2, 2], partial(called.update, ["row"]), rest=False)
+    model.step.parts = row_attention.CompiledParts(partial(CompiledRows, rows, model.slots),
+                                                   partial(CompiledRow, row, model.shape.windows, model.slots))
     return called
 
 
@@ -213,7 +226,8 @@ def test_rows_beside_parts_of_prompts_equal_the_plain_module(name: str, order: t
     outputs = model.forward([Forward("target", slot, text[-count:], count) for slot, text, count in zip(slots, texts, counts, strict=True)])
     for output, want in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
-    assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), module.config.num_hidden_layers)
+    layers = module.config.num_hidden_layers
+    assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), layers) | {"row": 2 * layers}, "the draft and the piece"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -271,7 +285,7 @@ def test_rows_attend_compiled_only_between_compiled_halves(tmp_path: Path, monke
     weights = [packed_layer(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
     step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [tmp_path])
     assert step is not None
-    assert (step.halves, step.rows) == (None, None)
+    assert (step.halves, step.parts) == (None, None)
     assert len(made) <= 1, "no attention is compiled then"
 
 
@@ -535,7 +549,8 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
     found = len(list(tmp_path.glob(f"compiled/*/{LIBRARY}")))
-    assert found == 3 * windows + 3, "tokens, rows and their attention by window; one row, two halves; the head fills no blocks"
+    by_kernel = fits(eager.shape.head_dim)
+    assert found == 3 * windows + 3 + by_kernel, "by window tokens, rows and their attention; one row and its, two halves; no head"
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
@@ -546,7 +561,8 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
                 mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
                 assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
         assert model.step.halves
-        assert model.step.rows
+        assert model.step.parts
+        assert (model.step.parts.row is not None) == by_kernel
         if model.slots.count > 1:
             right = say_beside_a_prompt(exact)
             mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
