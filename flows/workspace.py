@@ -142,10 +142,12 @@ class Workspace:
         return other
 
     def load(self, *, slots: int = 1, device: str = "cpu", draft_device: str | None = None, max_context: int | None = None,
-             pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False) -> LoadedPair:
+             pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False,
+             compiled: bool = True) -> LoadedPair:
         """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in `load_pair`.
 
         Args:
+            compiled: False: without compiled layers, whether they are there or not.
             strategies: names of those that will run, empty if any may: some prefer the draft in ONNX Runtime, which is then
                 loaded too, and only few need a qualifier.
         Raises:
@@ -173,7 +175,7 @@ class Workspace:
         return load_pair(files, LoadSettings.model_validate({
             "dtype": self.dtype, "device": device, "slots": slots, "max_context": max_context, "chat": self.spec.chat,
             "pad_target": pad_target, "onnx_draft": onnx_draft, "draft_device": draft_device, "keep_modules": keep_modules,
-            "qualifier": qualifier, "compile": wanted_mode("try")}))
+            "qualifier": qualifier, "compile": wanted_mode("try") if compiled else "off"}))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

@@ -121,7 +121,8 @@ def bench(
     resources = workspace.resources(loaded, names, folder=artifacts)
     if concurrency is not None:
         return bench_batches(loaded, resources, wanted, rows, chosen, out)
-    report = bench_strategies(loaded, resources, wanted, rows, chosen, workspace.load(device="cpu") if check_cpu else None)
+    reference = workspace.load(device="cpu", compiled=False) if check_cpu else None  # compiling takes minutes, and this need not be fast
+    report = bench_strategies(loaded, resources, wanted, rows, chosen, reference)
     choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
     show(report.model_copy(update={"settings": report.settings.model_copy(update=choice)}), out, markdown, plots)
 
