@@ -28,6 +28,7 @@ from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from serving.server.scheduling.costs import LONGEST, BatchCosts
 from serving.server.scheduling.draft_budget import Drafting, give_out
 from serving.server.scheduling.draft_length import DraftLength, best_of
+from serving.server.scheduling.recent_traffic import Acceptance, Prompts, UsualLoad
 
 Running = Sequence[tuple[Session, Strategy]]
 Load = tuple[frozenset[str], int, int, int, int]
@@ -40,62 +41,10 @@ reads the tokens that it has missed (serving/recording/recorder.py). One predict
 improve."""
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LONGEST)
 """Draft lengths that are compared, as far as the strategies draft as much; their longest draft is one too."""
-REQUEST_WEIGHT, REQUEST_KEPT = 8.0, 0.97
-"""Draft tokens of its strategy's acceptance that a request begins with, and weight of its own earlier tokens after each round: one that
-drafts nothing for long is given a try again."""
-STEADY = 1 / 128
-"""Weight of a round in what the load usually is. Requests come and go in every other round: if each made another kind of load, drafts would
-begin and end all the time, whose model then reads all that it has missed, and blocks that compare lengths would be cut."""
+REQUEST_KEPT = 0.97
+"""Weight of a request's own earlier tokens after each round: one that drafts nothing for long is given a try again."""
 MOST_KINDS = 256
 """Kinds of load that are remembered; that which was not met for longest is forgotten."""
-
-
-@dataclass
-class Acceptance:
-    """The acceptance rate α of recent draft tokens; a typical rate before there are any."""
-
-    USUAL, WEIGHT, MEMORY = 0.7, 16, 2048
-
-    judged: float = 0.0
-    accepted: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return (self.accepted + self.USUAL * self.WEIGHT) / (self.judged + self.WEIGHT)
-
-    def rate_beside(self, usual: float) -> float:
-        """As `rate`, of one request among many whose rate is `usual`."""
-        return (self.accepted + usual * REQUEST_WEIGHT) / (self.judged + REQUEST_WEIGHT)
-
-    def fade(self, weight: float) -> None:
-        """Weigh what was counted so far by `weight`."""
-        self.judged, self.accepted = self.judged * weight, self.accepted * weight
-
-    def learn(self, judged: int, accepted: int) -> None:
-        """Count verified draft tokens; older ones lose weight."""
-        self.judged, self.accepted = self.judged + judged, self.accepted + accepted
-        if self.judged > self.MEMORY:
-            self.judged, self.accepted = self.judged / 2, self.accepted / 2
-
-
-@dataclass
-class Prompts:
-    """Prompt tokens per generated token of recent requests; 1 before there are any."""
-
-    WEIGHT, MEMORY = 256, 8192
-
-    read: float = 0.0
-    written: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return (self.read + self.WEIGHT) / (self.written + self.WEIGHT)
-
-    def learn(self, read: int, written: int) -> None:
-        """Count a complete answer; older ones lose weight."""
-        self.read, self.written = self.read + read, self.written + written
-        if self.read + self.written > self.MEMORY:
-            self.read, self.written = self.read / 2, self.written / 2
 
 
 @dataclass
@@ -130,8 +79,7 @@ class LoadControl:
     """Seconds, by the clock that rounds are timed with."""
     _own: dict[Session, Acceptance] = field(default_factory=dict)
     _seen: dict[Session, tuple[int, int, int, int, bool]] = field(default_factory=dict)
-    _usual: tuple[float, float] = (0.0, 0.0)
-    """Requests that run together, and tokens of a text: more at once, less and other texts by and by."""
+    _usual: UsualLoad = field(default_factory=UsualLoad)
     _load: Load | None = None
     _used: dict[Load, float] = field(default_factory=dict)
     """Kind of load → when it was there last."""
@@ -185,7 +133,7 @@ class LoadControl:
             self.switches += self.current.switches - before
         if ended:
             self._whole = True
-            self._follow(running)
+            self._usual.learn(len(running), context_of(running))
         if ended or sessions != self._limited or len(running) == 1:
             for session, strategy in running:
                 session.draft_limit = UNLIMITED
@@ -226,24 +174,12 @@ class LoadControl:
         tried = sum(kind.rounds_in_trials for kind in kinds)
         return tried / max(1, tried + sum(kind.rounds_in_force for kind in kinds))
 
-    def _follow(self, running: Running) -> None:
-        """Take a round into what the load usually is."""
-        count, context = self._usual
-        now = context_of(running)
-        self._usual = count + STEADY * (len(running) - count), context + STEADY * (now - context) if context else now
-
-    def _usual_load(self, running: Running) -> tuple[int, float]:
-        """Requests at once and tokens of a text, as they have been for some time: at least as many requests as there are now."""
-        count, context = self._usual
-        self._usual = max(count, float(len(running))), context or context_of(running)
-        return round(self._usual[0]), self._usual[1]
-
     def _limit_drafts(self, limited: Running, running: Running) -> None:
         """Give out the draft tokens of a round."""
         if not limited:
             self.current, self._load, self.given = None, None, 0
             return
-        count, context = self._usual_load(running)
+        count, context = self._usual.beside(len(running), context_of(running))
         strategies = [strategy for _, strategy in limited]
         before = self.current and (self.current, self.current.length)
         self.current = self._known(strategies, count, context, len(strategies) / len(running))

@@ -161,8 +161,8 @@ def test_a_list_of_calls_is_one_call_where_one_is_wanted(client: openai.OpenAI, 
 
 
 @pytest.mark.parametrize(("path", "asked"), [
-    ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "max_tokens": 60}),
-    ("responses", {"input": "hi", "tools": FLAT, "max_output_tokens": 60})])
+    ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "max_tokens": 20}),
+    ("responses", {"input": "hi", "tools": FLAT, "max_output_tokens": 20})])
 def test_a_stream_of_which_nothing_may_be_shown_is_not_silent(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, path: str,
                                                               asked: dict[str, Any]) -> None:
     """Events come all the time, but their text may all be part of a call."""

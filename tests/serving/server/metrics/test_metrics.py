@@ -31,8 +31,9 @@ from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.draft_length import ENOUGH, DraftLength
-from serving.server.scheduling.load_control import Acceptance, LoadControl
+from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.recent_traffic import Acceptance
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
 from serving.server.settings import FeedbackSettings

@@ -17,7 +17,8 @@ from serving.server.http.schemas import CompletionRequest
 from serving.server.scheduling import draft_length
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
+from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
+from serving.server.scheduling.recent_traffic import Acceptance, UsualLoad
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -225,16 +226,14 @@ def test_blocks_of_plain_decoding_are_plain_decoding():
 
 def test_requests_that_come_and_go_are_one_kind_of_load():
     """Two answers of eight end, and others begin some rounds later: no draft begins or ends for that. Half as many for long are another."""
-    it = scheduler(COMPUTE_BOUND)
-    keep_busy(it, 8, 2)
-    running = [(ticket.job.session, VANILLA) for ticket in it._running if ticket.job]
-    control, kinds = it.load, set[float]()
+    load, kinds = UsualLoad(), set[float]()
+    load.beside(8, 200.0)
 
     def counted(rounds: int, *counts: int) -> int:
         for number in range(rounds):
-            now = running[: counts[number // 4 % len(counts)]]
-            control._follow(now)
-            found, _ = control._usual_load(now)
+            now = counts[number // 4 % len(counts)]
+            load.learn(now, 200.0)
+            found, _ = load.beside(now, 200.0)
             kinds.add(found)
         return found
 
