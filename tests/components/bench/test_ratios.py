@@ -42,6 +42,7 @@ def report() -> dict:
                      BenchSettings(max_tokens=24, peers=("transformers",), threads=1, memory=True, quality_floor=FLOOR)).to_json()
 
 
+@pytest.mark.slow
 def test_every_ratio_of_the_bench_is_there(report):
     rows = {row["name"]: row for row in report["headlines"]}
     assert {"autoregressive / transformers generate", "vanilla_sd / transformers assisted, same gamma", "best lossless / autoregressive",
@@ -63,6 +64,7 @@ def test_every_ratio_of_the_bench_is_there(report):
         entries["spide"]["target_calls"] / entries["spide"]["emitted"] / (base["target_calls"] / base["emitted"]))
 
 
+@pytest.mark.slow
 def test_equal_cores_change_the_plan_and_not_the_tokens(report):
     entries = report["strategies"]
     assert entries["vanilla_sd@1+1"]["split_cores"]
@@ -75,6 +77,7 @@ def test_equal_cores_change_the_plan_and_not_the_tokens(report):
     assert report["cost_reference"]["label"].startswith("vanilla_sd("), "cost ratios are against the unrestricted one"
 
 
+@pytest.mark.slow
 def test_timelines_are_of_those_that_split_cores(report):
     entries = report["strategies"]
     assert entries["prompt_lookup"]["timeline"] is None
@@ -83,6 +86,7 @@ def test_timelines_are_of_those_that_split_cores(report):
     assert all(0 <= start <= end for _, start, end in forwards)
 
 
+@pytest.mark.slow
 def test_memory_and_prefill_are_reported(report):
     for label, entry in report["strategies"].items():
         assert (entry["peak_memory_mb"] is not None) is reset_peak(), "measured wherever the system reports it"
@@ -95,6 +99,7 @@ def test_memory_and_prefill_are_reported(report):
     assert report["peers"]["transformers"]["assisted"]["ttft_ms"] > 0
 
 
+@pytest.mark.slow
 def test_the_worst_are_named(report):
     entries = report["strategies"]
     for key in ("overhead_fraction", "peak_memory_mb"):
@@ -106,6 +111,7 @@ def test_the_worst_are_named(report):
     assert "vanilla_sd@1+1(num_speculative_tokens=2)" in text, "parameters are shown where the label leaves them out"
 
 
+@pytest.mark.slow
 def test_a_report_says_what_it_was_made_with(report):
     assert report["padded_to"] is None
     assert set(report["machine"]) >= {"device_name", "cuda", "commit", "libraries", "device_class", "threads"}
@@ -113,6 +119,7 @@ def test_a_report_says_what_it_was_made_with(report):
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
+@pytest.mark.slow
 def test_the_floor_is_argmax_share_and_rouge_together(report):
     entries = report["strategies"]
     for label, entry in entries.items():
@@ -149,6 +156,7 @@ def test_without_references_nobody_knows_whether_the_floor_holds():
     assert entry["target_argmax_share"] is not None
 
 
+@pytest.mark.slow
 def test_curves_over_the_one_parameter_that_varies(report):
     found = report["curves"]
     assert set(found) == {"vanilla_sd", "csd"}

@@ -18,7 +18,7 @@ from registry.store import Store
 from serving.artifacts.pair_files import draftwell_home
 from serving.recording.trace import TraceSet
 
-pytestmark = pytest.mark.timeout(600)  # the first test runs the whole loop, which takes three minutes on a busy machine
+pytestmark = pytest.mark.slow  # the first test runs the whole loop: a minute, three on a busy machine
 JUDGED: list[tuple[dict[str, Any], int]] = []
 """Config and number of prompts of each gate of the first run."""
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")

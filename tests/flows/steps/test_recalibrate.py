@@ -30,6 +30,8 @@ from tests.support.errors import raises_code
 from tests.support.loop import traffic
 from tests.support.loop.tiny_files import snapshot
 
+pytestmark = pytest.mark.slow  # a champion, its traffic and two recalibrations are made first: 40 s
+
 
 @pytest.fixture(scope="module")
 def step(place: Path, pair_file: Path) -> StepContext:
