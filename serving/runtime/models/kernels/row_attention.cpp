@@ -100,22 +100,27 @@ INLINE void transpose(Pairs (&rows)[LANES]) {
     }
 }
 
-// Keys [count, dim] → blocks of a weight [width outputs, dim inputs]; outputs from `count` on are 0.
-INLINE void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
+// Keys [count, dim] → blocks of a weight [width outputs, dim inputs]; outputs from `count` on are 0. Fetches `soon`, as many.
+INLINE void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t dim, uint16_t* to, const uint16_t* soon) {
     for (int64_t from = 0; from < width; from += LANES)
         for (int64_t at = 0; at < dim; at += 2 * LANES) {
             Pairs rows[LANES];
-            for (int64_t i = 0; i < LANES; i++) rows[i] = from + i < count ? pairs_at(keys + (from + i) * dim + at) : Pairs{};
+            for (int64_t i = 0; i < LANES; i++) {
+                __builtin_prefetch(soon + (from + i) * dim + at);
+                rows[i] = from + i < count ? pairs_at(keys + (from + i) * dim + at) : Pairs{};
+            }
             transpose(rows);
             uint16_t* into = to + from / WIDTH * WIDTH * dim + from % WIDTH * 2;
             for (int64_t i = 0; i < LANES; i++) __builtin_memcpy(into + (at / 2 + i) * WIDTH * 2, &rows[i], sizeof rows[i]);
         }
 }
 
-// Values [count, dim] → blocks of a weight [dim outputs, width inputs]; inputs from `count` on are 0.
-INLINE void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t dim, uint16_t* to) {
+// Values [count, dim] → blocks of a weight [dim outputs, width inputs]; inputs from `count` on are 0. Fetches `soon`, as many.
+INLINE void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t dim, uint16_t* to, const uint16_t* soon) {
     for (int64_t position = 0; position < width; position += 2)
         for (int64_t at = 0; at < dim; at += LANES) {
+            __builtin_prefetch(soon + position * dim + at);
+            __builtin_prefetch(soon + (position + 1) * dim + at);
             Halves first = {}, second = {};
             if (position < count) __builtin_memcpy(&first, values + position * dim + at, sizeof first);
             if (position + 1 < count) __builtin_memcpy(&second, values + (position + 1) * dim + at, sizeof second);
@@ -129,8 +134,13 @@ INLINE std::pair<float, float> softmax(const Row& row, float* scores, const uint
     const float none = -std::numeric_limits<float>::infinity();
     Floats most = Floats{} + none, sum = {};
     for (int64_t from = 0; from < width; from += LANES) {
-        Halves masked = Halves{} + 0xff80;  // -inf
-        __builtin_memcpy(&masked, mask + from, std::min<int64_t>(LANES, std::max<int64_t>(count - from, 0)) * sizeof *mask);
+        Halves masked;
+        if (from + LANES <= count) {
+            __builtin_memcpy(&masked, mask + from, sizeof masked);
+        } else {  // apart, because what is written in parts cannot be read at once without waiting
+            masked = Halves{} + 0xff80;  // -inf
+            __builtin_memcpy(&masked, mask + from, std::max<int64_t>(count - from, 0) * sizeof *mask);
+        }
         Floats some = floats_from(scores + from) * row.scale;
         if (row.softcap)
             for (int lane = 0; lane < LANES; lane++) some[lane] = row.softcap * std::tanh(some[lane] / row.softcap);
@@ -169,7 +179,8 @@ static void attend_chunk(const Row& row, int64_t head, int64_t from, Share part)
 
     for (int64_t token = 0; token < row.tokens; token++)
         to_inputs(row.query + (token * row.heads + head * groups) * dim, groups * dim, inputs.data() + token * groups * dim / AT_ONCE);
-    pack_keys(row.keys + head * row.head_stride + from * dim, count, width, dim, weight.data());
+    const uint16_t *keys = row.keys + head * row.head_stride + from * dim, *values = row.values + head * row.head_stride + from * dim;
+    pack_keys(keys, count, width, dim, weight.data(), values);
     for (int64_t at = 0; at < width; at += WIDTH)
         block_by_parts(inputs.data(), weight.data() + at * dim, scores.data() + at, queries, dim / AT_ONCE, width);
     for (int64_t query = 0; query < queries; query++)
@@ -177,7 +188,7 @@ static void attend_chunk(const Row& row, int64_t head, int64_t from, Share part)
             softmax(row, scores.data() + query * width, row.mask + query / groups * row.end + from, count, width);
 
     to_inputs(scores.data(), queries * width, inputs.data());
-    pack_values(row.values + head * row.head_stride + from * dim, count, width, dim, weight.data());
+    pack_values(values, count, width, dim, weight.data(), keys + CHUNK * dim);  // most likely this thread's next
     for (int64_t at = 0; at < dim; at += WIDTH)
         block_by_parts(inputs.data(), weight.data() + at * width, part.out + at, queries, width / AT_ONCE, dim);
 }
