@@ -89,23 +89,17 @@ def milliseconds(answers: list[Answer]) -> float:
     return 1e3 * sum(answer.seconds for answer in answers) / sum(answer.tokens for answer in answers)
 
 
-def gap_where_they_differ(served: Served, said: list[dict[str, str]], plain: str, other: str, more: dict[str, Any]) -> float:
-    """Nats between the target's two best tokens where another text leaves that of plain decoding; 0 where it does not."""
-    if plain == other:
-        return 0.0
-    kept = next((place for place, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
-    rated = ask(served, said, 800, logprobs=True, top_logprobs=2, speculation={"enabled": False}, **more)
-    assert rated.text == plain
-    place, before = 0, float("inf")
-    for token in rated.body["choices"][0]["logprobs"]["content"]:
-        place += len(token["token"])
-        best, second = (one["logprob"] for one in token["top_logprobs"][:2])
-        if place > kept:  # or one token earlier: two line breaks are the beginning of a token of three
-            gap = float(min(best - second, before))
-            print(f"\nleaves plain decoding's text after {kept} characters, at a gap of {gap:.3f}")
-            return gap
-        before = best - second
-    raise AssertionError("the other text goes on where plain decoding ends")
+def gap_where_they_differ(plain: Answer, other: Answer) -> float:
+    """Nats between the target's two best tokens where another answer leaves that of plain decoding; 0 where it does not. Both have
+    log-probabilities: the texts alone would not do, since two line breaks and one after another are the same text and other tokens."""
+    rated, theirs = (answer.body["choices"][0]["logprobs"]["content"] for answer in (plain, other))
+    for place, (token, another) in enumerate(zip(rated, theirs, strict=False)):
+        if token["bytes"] != another["bytes"]:
+            best, second = (one["logprob"] for one in token["top_logprobs"][:2])
+            print(f"\nleaves plain decoding's tokens after {place}, at a gap of {best - second:.3f}")
+            return float(best - second)
+    assert len(rated) == len(theirs), "the other answer goes on where plain decoding ends, or ends before it"
+    return 0.0
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -131,7 +125,10 @@ def test_a_prediction_doubles_the_speed_of_an_edit(served: Served, name: str) ->
           f"with prediction {plain / predicted:.2f} x, accepted {details['accepted_prediction_tokens']}, "
           f"rejected {details['rejected_prediction_tokens']}, like what was asked for: "
           f"{SequenceMatcher(None, edited[len(start) :], found['plain'].text).ratio():.0%}")
-    assert gap_where_they_differ(served, said, found["plain"].text, found["predicted"].text, shared) <= NEAR_TIE
+    rated = {kind: ask(served, said, 800, logprobs=True, top_logprobs=2, **shared, **kinds[kind]) for kind in ("plain", "predicted")}
+    assert gap_where_they_differ(rated["plain"], rated["predicted"]) <= NEAR_TIE
+    texts = {answer.text for answer in rated.values()}  # two at most, and both were looked at
+    assert {found["plain"].text, found["predicted"].text} <= texts
     assert plain / predicted >= 2
 
 
