@@ -15,6 +15,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
@@ -280,13 +281,13 @@ class Engine:
             for _, leaf in flight.group:
                 leaf.flying = True
             self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
-            tokens = sum(len(leaf.piece.tokens) for job, leaf in flight.group
-                         if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length))
-            flight.prompt_tokens = tokens
-            if tokens:
+            read = [leaf for job, leaf in flight.group if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length)]
+            flight.prompt_tokens = sum(len(leaf.piece.tokens) for leaf in read if leaf.piece)
+            if flight.prompt_tokens:
                 self.meter.read_prompts()
             if self.budget:
-                self.budget.spend(id(flight.model), tokens)
+                spent = sum(len(leaf.piece.tokens) * self._weight(flight.model, leaf) for leaf in read if leaf.piece)
+                self.budget.spend(id(flight.model), spent)
         return [flight for flight in flights.values() if flight.group]
 
     def _share_budget(self, flights: Sequence[BatchInFlight], held_back: Collection[Job]) -> None:
@@ -304,8 +305,15 @@ class Engine:
             if self.budget:
                 room = self.budget.room(id(flight.model), len(answered), waiting,
                                         reading=sum(id(job) in reading for job in answered), readers=max(1, readers))
-            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)]))
+            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)],
+                                    partial(self._weight, flight.model)))
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
+
+    def _weight(self, model: Model, task: Task) -> float:
+        """What the budget counts a task's next token for: those before it are in its slot or, where slots do not say, of this pass."""
+        slots = getattr(model, "slots", None)
+        assert task.waiting is not None
+        return self.budget.weight(slots.lengths[task.waiting.slot] if slots else task.read) if self.budget else 1.0
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""

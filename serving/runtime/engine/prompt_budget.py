@@ -1,8 +1,9 @@
 """How many tokens of prompts a step may read: while requests are being answered, as many as keep their pauses short.
 
-All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a token of a prompt costs depends on the model,
-the machine, and how long the prompt already is; it is measured as prompts are read. The more requests wait for their first token, for
-each that is being answered, the longer a pause may be, up to `LONGEST_PAUSE`: many who wait for a few count for more than those few.
+All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a prompt's first tokens cost depends on the
+model and the machine; it is measured as prompts are read. Later tokens attend over more, and count for more than one
+(`PromptBudget.weight`). The more requests wait for their first token, for each that is being answered, the longer a pause may be, up to
+`LONGEST_PAUSE`: many who wait for a few count for more than those few.
 While nobody is being answered there is a limit too, since others may come.
 """
 
@@ -31,6 +32,9 @@ LONGEST_PAUSE = 0.5
 would not get a token until all of them are read."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
+TWICE = 1536
+"""Positions behind which a token of a prompt costs twice as much as its first (SmolLM2-135M: .7 ms, and 2.5 to 2.8 behind 3,900). Where
+that is otherwise, what is measured follows while the prompt is read."""
 TELLING = SMALLEST
 """Tokens of prompts in a pause that is long enough to tell the rate."""
 CLEAN_EVERY = 12
@@ -61,15 +65,19 @@ class PromptBudget:
         self._clean: dict[int, deque[float]] = {}
         """Seconds of the last pauses without prompts, by the size of the number that is answered (`size`): many take longer than few."""
         self._rates: dict[Hashable, float] = {}
-        """Tokens of prompts per second, by model."""
+        """First tokens of prompts per second, by model."""
         self._unclean = CLEAN_EVERY  # the first is measured
         self._measuring = False
         self._since: float | None = None
-        self._read: dict[Hashable, int] = {}
+        self._read: dict[Hashable, float] = {}
         self._answering = 1
 
+    def weight(self, position: int) -> float:
+        """How many of a prompt's first tokens the token at a position counts for; 1 where the budget is fixed."""
+        return 1.0 if self._fixed is not None else 1 + position / TWICE
+
     def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int:
-        """Tokens that a model may read in the next step, besides what was read since the last tokens came.
+        """Tokens, each by its `weight`, that a model may read in the next step, besides what was read since the last tokens came.
 
         Args:
             answering: requests that have their first token.
@@ -103,8 +111,8 @@ class PromptBudget:
             return 0
         return max(SMALLEST, min(MOST_TOKENS, int(left + 1e-6)))
 
-    def spend(self, model: Hashable, tokens: int) -> None:
-        """A model reads so many tokens of prompts in the step that begins."""
+    def spend(self, model: Hashable, tokens: float) -> None:
+        """A model reads so many tokens of prompts, by their weights, in the step that begins."""
         if tokens:
             self._read[model] = self._read.get(model, 0) + tokens
 
@@ -114,12 +122,12 @@ class PromptBudget:
             self.learn(now - self._since, self._read)
         self._since, self._read = now, {}
 
-    def learn(self, pause: float, read: Mapping[Hashable, int]) -> None:
+    def learn(self, pause: float, read: Mapping[Hashable, float]) -> None:
         """Follow one pause of those for whom `room` was asked last.
 
         Args:
             pause: seconds between two steps that brought tokens to requests that had some.
-            read: tokens of prompts that were read in between, by model.
+            read: tokens of prompts that were read in between, by their weights, for each model.
         """
         measured, self._measuring = self._measuring, False
         if not read:

@@ -6,7 +6,7 @@ an affair of the engine alone: a strategy is sent the rows of its forward pass o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from serving.runtime.commands import Forward
@@ -70,7 +70,7 @@ def tokens_left(task: Task) -> int:
     return len(task.waiting.tokens) - task.read
 
 
-def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[Task]:
+def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Callable[[Task], float] = lambda task: 1.0) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
     Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones, and
@@ -80,11 +80,13 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[T
         tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
         turn: how many steps have read prompts before.
+        weigh: how much of the room the next token of a prompt takes, 1 or more.
     """
     tasks = list(tasks)
     long = [task for task in tasks if reads_prompt(task)]
-    given = dict(zip(long, [None] * len(long) if room is None else split_room([tokens_left(task) for task in long], room, turn),
-                     strict=True))
+    given: dict[Task, int | None] = dict.fromkeys(long)
+    if room is not None:
+        given.update(zip(long, split_room([tokens_left(task) for task in long], room, turn, [weigh(task) for task in long]), strict=True))
     given |= share_rows([task for task in tasks if task.waiting is not None and task.waiting.rates], given, turn)
     chosen = []
     for task in tasks:
@@ -114,7 +116,7 @@ def share_rows(rated: Sequence[Task], given: Mapping[Task, int | None], turn: in
     return shares
 
 
-def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
+def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[float] = ()) -> list[int]:
     """How many tokens of each prompt to read.
 
     The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the room meanwhile, so that it never stops.
@@ -124,28 +126,38 @@ def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
     Args:
         left: tokens that are left of each prompt, the oldest first.
         turn: how many steps have read prompts before.
+        weights: how much of the room a token of each takes, 1 or more; () for 1 each.
 
     >>> split_room([4000, 30, 20], 100), split_room([4000, 300, 200], 64), split_room([4000], 64)
     ([50, 30, 20], [32, 0, 32], [64])
     >>> split_room([4000, 300], 8, turn=1), split_room([4000, 300], 8, turn=2), split_room([4000, 300], 4096)
     ([0, 8], [8, 0], [1024, 300])
+    >>> split_room([900], 60, weights=[3.0]), split_room([900], 9, weights=[3.0]), split_room([900, 30], 100, weights=[3.0, 1.0])
+    ([20], [8], [23, 30])
     """
-    left = [min(LONGEST, one) for one in left]
+    left, weights = [min(LONGEST, one) for one in left], weights or [1.0] * len(left)
     given = [0] * len(left)
     if not left or room < SMALLEST:
         return given
-    if len(left) == 1:
-        first = room
-    elif room < 2 * SMALLEST:
-        first = 0 if turn % 2 else room
-    else:
-        first = room // 2
-    given[0] = min(left[0], first)
-    room -= given[0]
-    for i in sorted(range(1, len(left)), key=left.__getitem__):
-        if room < min(SMALLEST, left[i]):
+    shortest = sorted(range(1, len(left)), key=left.__getitem__)
+    first: float = room
+    if shortest:
+        both = SMALLEST * (weights[0] + weights[shortest[0]])
+        first = room / 2 if room >= both else 0 if turn % 2 else room
+    free = float(room)
+
+    def give(i: int, least: int, most: float) -> None:
+        """As many further tokens of a prompt as `most` of the room is for, but `least`."""
+        nonlocal free
+        more = min(left[i] - given[i], max(least, int(most / weights[i])))
+        given[i], free = given[i] + more, free - more * weights[i]
+
+    if first:
+        give(0, SMALLEST, first)
+    for i in shortest:
+        if int(free / weights[i]) < min(SMALLEST, left[i]) and any(given):
             break
-        given[i] = min(left[i], room)
-        room -= given[i]
-    given[0] = min(left[0], given[0] + room) if given[0] or room >= SMALLEST else 0
+        give(i, SMALLEST, free)
+    if given[0] or free >= SMALLEST * weights[0]:
+        give(0, 0, free)
     return given

@@ -13,7 +13,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.engine import engine as engine_module
 from serving.runtime.engine import prompt_pieces
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, LONGEST_PAUSE, MOST_TOKENS, START_TOKENS, WAITING, PromptBudget
+from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, LONGEST_PAUSE, MOST_TOKENS, START_TOKENS, TWICE, WAITING, PromptBudget
 from serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
@@ -183,6 +183,28 @@ def test_the_budget_follows_as_tokens_become_dearer() -> None:
         rooms += [read for read in beside(budget, 0.020, 0.001 + 0.0002 * i, 1) if read]
     assert rooms == sorted(rooms, reverse=True)
     assert rooms[-1] < rooms[0] / 2
+
+
+def test_short_prompts_do_not_make_pieces_of_a_long_one_longer() -> None:
+    """A short prompt's tokens cost a third of those late in a long one: what they cost is no news about the latter."""
+    position, usual, first = 3500, 0.020, 0.0007
+    budget = PromptBudget()
+
+    def pause(at: int) -> float:
+        """Of eight requests, beside a prompt of which `at` tokens are read; a token costs what `TWICE` says."""
+        weight = budget.weight(at)
+        tokens = max(SMALLEST, int(budget.room("target", 8, 1) / weight))
+        seconds = usual + first * (1 + at / TWICE) * tokens
+        budget.learn(seconds, {"target": tokens * weight})
+        return seconds
+
+    for _ in range(30):
+        pause(position)
+    for _ in range(4):
+        for _ in range(5):
+            pause(20)
+        assert pause(position) <= 3 * usual
+    assert PromptBudget(64).weight(position) == 1, "a fixed budget cuts every prompt alike"
 
 
 def test_the_usual_pause_is_measured_again_while_prompts_never_end() -> None:
