@@ -162,3 +162,21 @@ def sd_flops(gamma: int, draft: float, target: float) -> float:
 def sprinter_flops(gamma: int, draft: float, target: float, verifier: float = 0.0) -> float:
     """FLOPs of one run of SPRINTER with a perfect verifier (Eq. 6): the target is charged one token, however many it has to read."""
     return gamma * (draft + verifier) + target
+
+
+def forward_flops(layers: int, hidden: int, heads: int, vocab: int, context: int) -> float:
+    """FLOPs of a pass over one token of a GPT-2-like model (Hoffmann 2022, Appendix F; SPRINTER, A.8).
+
+    Embeddings count as a product with the vocabulary, the feed-forward network is four times as wide as the states, and every token attends
+    over a full context.
+
+    Args:
+        context: positions that a token attends over.
+
+    >>> round(20 * forward_flops(12, 768, 12, 50257, 1024) / 1e9, 2)  # GPT-2 Small, 20 tokens: 7.25 billion in the paper
+    7.25
+    """
+    embeddings_and_logits = 2 * 2 * vocab * hidden
+    products = 24 * hidden ** 2  # queries, keys and values 6, output 2, feed-forward 16
+    attention = 4 * context * hidden + 3 * heads * context
+    return float(embeddings_and_logits + layers * (products + attention))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from components.papers.cells import QUICK, Scale, sized
+from components.papers.formulas import forward_flops, sd_flops, sprinter_flops
 from components.papers.spide import PADDED
 from components.papers.tables import Paper, PaperTable, Row, overlap_rows, quality_rows
 
@@ -15,6 +16,12 @@ TABLE_2 = {"SD": (2.17, 1.0), "AdaEDL": (2.66, 1.28), "Mentored": (3.39, 1.21), 
 """Wiki-Summary with GPT-Neo 125M & 1.3B: method → accepted tokens per run, speed over SD."""
 WIN_TIE = 0.452
 """Table 1, Wiki-Summary with the same pair: share of answers that GPT-4 finds as good as SD's, or better."""
+VOCAB = 50257
+FIGURE_10 = {
+    "GPT-Neo-125M": (8.01, forward_flops(12, 768, 12, VOCAB, 2048)), "GPT-Neo-1.3B": (64.66, forward_flops(24, 2048, 16, VOCAB, 2048)),
+    "GPT2-Small": (7.25, forward_flops(12, 768, 12, VOCAB, 1024)), "GPT2-XL": (71.78, forward_flops(48, 1600, 25, VOCAB, 1024)),
+}
+"""Model → billions of FLOPs for 20 tokens, and of a pass over one token by the formula that the paper names."""
 PROMPTS = 32
 """Of a full run: answers are short, and what is counted on them scatters."""
 
@@ -52,12 +59,37 @@ def at_least(accepted: float) -> float:
     return accepted / (1 + accepted)
 
 
+def figure_10() -> str:
+    """The paper's FLOPs and ours."""
+    rows = [f"{model} {theirs:.2f} there, {TOKENS * ours / 1e9:.2f} here" for model, (theirs, ours) in FIGURE_10.items()]
+    return (f"reproduced: billions for {TOKENS} tokens, by Hoffmann's count with embeddings as products and a full context: "
+            f"{'; '.join(rows)}")
+
+
+def computation_saved(draft: str, target: str) -> float:
+    """How many times fewer FLOPs a run of 20 accepted tokens takes than SD's, by Eq. 5 and 6 and a verifier that costs nothing."""
+    costs = FIGURE_10[draft][1], FIGURE_10[target][1]
+    return sd_flops(TOKENS, *costs) / sprinter_flops(TOKENS, *costs)
+
+
+def computation() -> str:
+    """What figures 1 and 9 say of computation, by the paper's own equations."""
+    neo, gpt2 = computation_saved("GPT-Neo-125M", "GPT-Neo-1.3B"), computation_saved("GPT2-Small", "GPT2-XL")
+    target, draft = FIGURE_10["GPT-Neo-1.3B"][1], FIGURE_10["GPT-Neo-125M"][1]
+    return (f"not reproduced: by its Eq. 5 and 6 and its own FLOPs the saving over {TOKENS} accepted tokens is {neo:.1f} times for GPT-Neo "
+            f"({gpt2:.1f} for GPT-2), with a verifier that costs nothing; 8 is the target's FLOPs over the draft's ({target / draft:.1f}). "
+            "Both equations charge one target token a run. A target that has not seen the run reads all of it, as SD's does, and then "
+            "nothing is saved but the rejected drafts (`tests/components/papers/test_counted_flops.py`)")
+
+
 PAPER = Paper(
     "sprinter", "SPRINTER: sequential approximate verification", tables,
     untestable=(
         ("Tables 1 and 4, win-tie rates", "the judge is GPT-4, which is not available here"),
     ),
     elsewhere=(
+        ("Figure 10, FLOPs of the models", figure_10()),
+        ("Figures 1 and 9, computation: 8 times less than SD's", computation()),
         ("Figure 3, AUC .8 (LM1B) and .9 (Wiki-Summary)",
          "the published code splits rows of one text into training and test, and chooses the epoch on the test rows. That split reports "
          ".786 here (`python -m components.train.row_split`), and the same model has .718 on untouched prompts: a leak of .068. The "
@@ -69,7 +101,7 @@ PAPER = Paper(
     open=("Table 2, GPT2-Small & GPT2-XL", "Table 2, SpecDec++ (it needs a trained acceptance head)", "Table 2, LM1B",
           "Table 3 (Medusa and Eagle 2 on Spec-Bench)",
           "Table 4, latency after training on another data set", "Figures 12 and 13 (a verifier trained for each λ)",
-          "Figures 1, 9 and 10 (FLOPs side by side)", "Figure 7, ROUGE-1 and ROUGE-2"),
+          "Figure 7, ROUGE-1 and ROUGE-2"),
     deviations=(
         "AdaEDL begins at λ .4 and drafts at most 7 tokens: neither SPRINTER's paper nor its own gives these settings.",
         "The verifier was trained on greedy texts: it never saw a token that is not the draft's first choice, of which sampling at "

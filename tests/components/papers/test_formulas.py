@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from components.papers import formulas
+from components.papers.sprinter import FIGURE_10, computation_saved
 
 FLAT = {1: 1.0, 64: 1.0}
 
@@ -126,3 +127,9 @@ def test_theorem_a_4_by_enumeration(false_positive: float) -> None:
 
 def test_equations_5_and_6_differ_by_the_targets_tokens() -> None:
     assert formulas.sd_flops(7, 1.0, 10.0) - formulas.sprinter_flops(7, 1.0, 10.0) == pytest.approx(6 * 10.0)
+
+
+def test_flops_of_the_papers_models_are_those_of_its_table() -> None:
+    for theirs, ours in FIGURE_10.values():
+        assert 20 * ours / 1e9 == pytest.approx(theirs, abs=0.01), "to a unit of the last digit that it prints"
+    assert computation_saved("GPT-Neo-125M", "GPT-Neo-1.3B") == pytest.approx((8.01 + 64.66) / (8.01 + 64.66 / 20), rel=1e-3)
