@@ -23,7 +23,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = ("server", "clients", "before, ms", "meanwhile, ms", "p99, ms", "p99 / before", "TTFT of the long prompt, s")
+COLUMNS = ("server", "clients", "before, ms", "p99 before, ms", "meanwhile, ms", "p99, ms", "p99 / before", "TTFT of the long prompt, s")
 STEADY_SECONDS = 8.0
 """For so long the clients are alone; then the long prompt is sent."""
 ANSWER_TOKENS = 200
@@ -32,11 +32,13 @@ LIMIT_SECONDS = 300
 
 @dataclass(frozen=True)
 class Stall:
-    """Milliseconds between two parts of an answer: median before the long prompt, median and 99th percentile while it is read."""
+    """Milliseconds between two parts of an answer: median and 99th percentile before the long prompt, and while it is read. Pauses have a
+    tail before it, too, in which others' short prompts are read."""
 
     server: str
     clients: int
     before_ms: float
+    before_p99_ms: float
     median_ms: float
     p99_ms: float
     ttft_seconds: float
@@ -104,13 +106,13 @@ def summary(label: str, clients: int, arrivals: Sequence[Sequence[float]], sent:
         sent, read: when the long prompt was sent and when its first token arrived.
     """
     pairs = [(a, b) for times in list(arrivals) for a, b in pairwise(times)]
-    before = [b - a for a, b in pairs if b < sent]
+    before = sorted(b - a for a, b in pairs if b < sent)
     # a pause that begins while the prompt is read counts, also if it ends with the last part after it
     meanwhile = sorted(b - a for a, b in pairs if b >= sent and a <= read)
     if not before or not meanwhile:
         raise DraftwellError(f"{label}: no answer was being written before or while the long prompt was read", code="load_test_failed")
-    p99 = meanwhile[min(len(meanwhile) - 1, int(0.99 * len(meanwhile)))]
-    return Stall(label, clients, 1e3 * statistics.median(before), 1e3 * statistics.median(meanwhile), 1e3 * p99, read - sent)
+    p99_before, p99 = (1e3 * gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] for gaps in (before, meanwhile))
+    return Stall(label, clients, 1e3 * statistics.median(before), p99_before, 1e3 * statistics.median(meanwhile), p99, read - sent)
 
 
 def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, None]:
@@ -135,6 +137,7 @@ def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, 
 
 def stall_table(rows: Sequence[Stall], caption: str) -> Table:
     """The rows as a table for the terminal."""
-    return rich_table(COLUMNS, [[row.server, str(row.clients), number(row.before_ms, ".0f"), number(row.median_ms, ".0f"),
-                                 number(row.p99_ms, ".0f"), number(row.p99_ms / row.before_ms, ".2f"), number(row.ttft_seconds, ".2f")]
-                                for row in rows], caption)
+    figures = [[number(one, ".0f") for one in (row.before_ms, row.before_p99_ms, row.median_ms, row.p99_ms)] for row in rows]
+    cells = [[row.server, str(row.clients), *found, number(row.p99_ms / row.before_ms, ".2f"), number(row.ttft_seconds, ".2f")]
+             for row, found in zip(rows, figures, strict=True)]
+    return rich_table(COLUMNS, cells, caption)

@@ -80,7 +80,7 @@ def test_a_failed_request_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(command, "open_bundle", lambda folder: bundle)
     monkeypatch.setattr(command, "Server", lambda label, *args, **options: Idle(label))
     monkeypatch.setattr(command, "text_of", lambda *args: "text")
-    monkeypatch.setattr(command, "stall", lambda *args: Stall("ours", 8, 1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(command, "stall", lambda *args: Stall("ours", 8, 1.0, 1.0, 1.0, 1.0, 1.0))
     app = typer.Typer()
     app.command()(command.main)
     for failed, code in ((0, 0), (2, 1)):
