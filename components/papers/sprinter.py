@@ -62,7 +62,7 @@ def at_least(accepted: float) -> float:
 def figure_10() -> str:
     """The paper's FLOPs and ours."""
     rows = [f"{model} {theirs:.2f} there, {TOKENS * ours / 1e9:.2f} here" for model, (theirs, ours) in FIGURE_10.items()]
-    return (f"reproduced: billions for {TOKENS} tokens, by Hoffmann's count with embeddings as products and a full context: "
+    return (f"agrees: billions for {TOKENS} tokens, by Hoffmann's count with embeddings as products and a full context: "
             f"{'; '.join(rows)}")
 
 
@@ -76,10 +76,10 @@ def computation() -> str:
     """What figures 1 and 9 say of computation, by the paper's own equations."""
     neo, gpt2 = computation_saved("GPT-Neo-125M", "GPT-Neo-1.3B"), computation_saved("GPT2-Small", "GPT2-XL")
     target, draft = FIGURE_10["GPT-Neo-1.3B"][1], FIGURE_10["GPT-Neo-125M"][1]
-    return (f"not reproduced: by its Eq. 5 and 6 and its own FLOPs the saving over {TOKENS} accepted tokens is {neo:.1f} times for GPT-Neo "
-            f"({gpt2:.1f} for GPT-2), with a verifier that costs nothing; 8 is the target's FLOPs over the draft's ({target / draft:.1f}). "
-            "Both equations charge one target token a run. A target that has not seen the run reads all of it, as SD's does, and then "
-            "nothing is saved but the rejected drafts (`tests/components/papers/test_counted_flops.py`)")
+    return (f"not by its equations: by Eq. 5 and 6 and its own FLOPs the saving over {TOKENS} accepted tokens is {neo:.1f} times for "
+            f"GPT-Neo ({gpt2:.1f} for GPT-2), with a verifier that costs nothing; 8 is the target's FLOPs over the draft's "
+            f"({target / draft:.1f}). Both equations charge one target token a run. A target that has not seen the run reads all of it, as "
+            "SD's does, and then nothing is saved but the rejected drafts (`tests/components/papers/test_counted_flops.py`)")
 
 
 PAPER = Paper(
@@ -89,7 +89,7 @@ PAPER = Paper(
     ),
     elsewhere=(
         ("Figure 10, FLOPs of the models", figure_10()),
-        ("Figures 1 and 9, computation: 8 times less than SD's", computation()),
+        ("Figure 1, computation 8 times smaller than SD's (Figure 9 likewise, without a factor)", computation()),
         ("Figure 3, AUC .8 (LM1B) and .9 (Wiki-Summary)",
          "the published code splits rows of one text into training and test, and chooses the epoch on the test rows. That split reports "
          ".786 here (`python -m components.train.row_split`), and the same model has .718 on untouched prompts: a leak of .068. The "

@@ -126,9 +126,10 @@ def test_a_prediction_doubles_the_speed_of_an_edit(served: Served, name: str) ->
           f"rejected {details['rejected_prediction_tokens']}, like what was asked for: "
           f"{SequenceMatcher(None, edited[len(start) :], found['plain'].text).ratio():.0%}")
     rated = {kind: ask(served, said, 800, logprobs=True, top_logprobs=2, **shared, **kinds[kind]) for kind in ("plain", "predicted")}
-    assert gap_where_they_differ(rated["plain"], rated["predicted"]) <= NEAR_TIE
-    texts = {answer.text for answer in rated.values()}  # two at most, and both were looked at
-    assert {found["plain"].text, found["predicted"].text} <= texts
+    gap = gap_where_they_differ(rated["plain"], rated["predicted"])
+    assert gap <= NEAR_TIE
+    if gap == 0:  # at a tie each answer may take either side
+        assert {found["plain"].text, found["predicted"].text} == {rated["plain"].text}
     assert plain / predicted >= 2
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from functools import partial
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import reads_prompt, share_room
+from serving.runtime.engine.prompt_pieces import alike, reads_prompt, share_room
 from serving.runtime.engine.round_meter import RoundMeter
 from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from serving.runtime.engine.task import Task
@@ -305,15 +305,17 @@ class Engine:
             if self.budget:
                 room = self.budget.room(id(flight.model), len(answered), waiting,
                                         reading=sum(id(job) in reading for job in answered), readers=max(1, readers))
-            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)],
-                                    partial(self._weight, flight.model)))
+            weigh = partial(self._weight, flight.model) if answered else alike  # while nobody waits for a next token, pieces stay long
+            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)], weigh))
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
 
     def _weight(self, model: Model, task: Task) -> float:
-        """What the budget counts a task's next token for: those before it are in its slot or, where slots do not say, of this pass."""
-        slots = getattr(model, "slots", None)
+        """What the budget counts a task's next token for, in first tokens of a prompt; 1 where the model or a fixed budget does not say."""
+        cost: Callable[[int], float] | None = getattr(model, "token_cost", None)
+        if cost is None or self.budget is None or not self.budget.adapts:
+            return 1.0
         assert task.waiting is not None
-        return self.budget.weight(slots.lengths[task.waiting.slot] if slots else task.read) if self.budget else 1.0
+        return cost(model.slots.lengths[task.waiting.slot])  # type: ignore[attr-defined]  # those that know their costs have slots
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""

@@ -2,7 +2,7 @@
 
 All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a prompt's first tokens cost depends on the
 model and the machine; it is measured as prompts are read. Later tokens attend over more, and count for more than one
-(`PromptBudget.weight`). The more requests wait for their first token, for each that is being answered, the longer a pause may be, up to
+(`Engine._weight`). The more requests wait for their first token, for each that is being answered, the longer a pause may be, up to
 `LONGEST_PAUSE`: many who wait for a few count for more than those few.
 While nobody is being answered there is a limit too, since others may come.
 """
@@ -32,9 +32,6 @@ LONGEST_PAUSE = 0.5
 would not get a token until all of them are read."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
-TWICE = 1536
-"""Positions behind which a token of a prompt costs twice as much as its first (SmolLM2-135M: .7 ms, and 2.5 to 2.8 behind 3,900). Where
-that is otherwise, what is measured follows while the prompt is read."""
 TELLING = SMALLEST
 """Tokens of prompts in a pause that is long enough to tell the rate."""
 CLEAN_EVERY = 12
@@ -72,12 +69,13 @@ class PromptBudget:
         self._read: dict[Hashable, float] = {}
         self._answering = 1
 
-    def weight(self, position: int) -> float:
-        """How many of a prompt's first tokens the token at a position counts for; 1 where the budget is fixed."""
-        return 1.0 if self._fixed is not None else 1 + position / TWICE
+    @property
+    def adapts(self) -> bool:
+        """Whether it follows what was measured; a fixed one counts every token alike."""
+        return self._fixed is None
 
     def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int:
-        """Tokens, each by its `weight`, that a model may read in the next step, besides what was read since the last tokens came.
+        """Tokens, each by its weight, that a model may read in the next step, besides what was read since the last tokens came.
 
         Args:
             answering: requests that have their first token.

@@ -70,7 +70,7 @@ def tokens_left(task: Task) -> int:
     return len(task.waiting.tokens) - task.read
 
 
-def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Callable[[Task], float] = lambda task: 1.0) -> list[Task]:
+def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Callable[[Task], float] | None = None) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
     Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones, and
@@ -80,13 +80,13 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Ca
         tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
         turn: how many steps have read prompts before.
-        weigh: how much of the room the next token of a prompt takes, 1 or more.
+        weigh: how much of the room the next token of a prompt takes, 1 or more; None: all are `alike`.
     """
     tasks = list(tasks)
     long = [task for task in tasks if reads_prompt(task)]
     given: dict[Task, int | None] = dict.fromkeys(long)
     if room is not None:
-        given.update(zip(long, split_room([tokens_left(task) for task in long], room, turn, [weigh(task) for task in long]), strict=True))
+        given.update(zip(long, split_room([tokens_left(task) for task in long], room, turn, list(map(weigh or alike, long))), strict=True))
     given |= share_rows([task for task in tasks if task.waiting is not None and task.waiting.rates], given, turn)
     chosen = []
     for task in tasks:
@@ -97,6 +97,11 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Ca
         task.piece = next_piece(task.waiting, task.read, share)
         chosen.append(task)
     return chosen
+
+
+def alike(_: Task) -> float:
+    """Every token takes as much of the room as every other."""
+    return 1.0
 
 
 def share_rows(rated: Sequence[Task], given: Mapping[Task, int | None], turn: int) -> dict[Task, int]:
@@ -134,6 +139,8 @@ def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[
     ([0, 8], [8, 0], [1024, 300])
     >>> split_room([900], 60, weights=[3.0]), split_room([900], 9, weights=[3.0]), split_room([900, 30], 100, weights=[3.0, 1.0])
     ([20], [8], [23, 30])
+    >>> split_room([900, 300], 60, weights=[1.0, 5.0])  # the shortest has a piece, too
+    [20, 8]
     """
     left, weights = [min(LONGEST, one) for one in left], weights or [1.0] * len(left)
     given = [0] * len(left)
@@ -143,7 +150,7 @@ def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[
     first: float = room
     if shortest:
         both = SMALLEST * (weights[0] + weights[shortest[0]])
-        first = room / 2 if room >= both else 0 if turn % 2 else room
+        first = min(room / 2, room - SMALLEST * weights[shortest[0]]) if room >= both else 0 if turn % 2 else room
     free = float(room)
 
     def give(i: int, least: int, most: float) -> None:

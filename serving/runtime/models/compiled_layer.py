@@ -2,7 +2,7 @@
 
 Products are those of `packed_matmul`, which reads a weight once for all tokens; everything between two of them is compiled, in float32.
 What is neither one row of a few tokens nor rows of one token, such as parts of prompts and many drafts at once, goes through a
-layer in two halves, with attention between them: compiled for the rows of one token among them, eager for the others.
+layer in two halves, with attention between them: compiled for the rows of one token among them and for a short row by itself, else eager.
 Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
 

@@ -2,8 +2,8 @@
 
 At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
 several tokens of a row, and several rows have a library of their own (`compiled_layer`, `compiled_library`); the last takes each token of a
-draft as a row, which sees what is written before it. All else goes the way of `lean_llama`, with layers of which everything but the
-attention is compiled.
+draft as a row, which sees what is written before it. All else goes the way of `lean_llama`, with layers in compiled halves and attention
+between, which is compiled for rows of one token and for a short row by itself.
 """
 
 from __future__ import annotations
@@ -329,19 +329,21 @@ def compiled_halves(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tens
 
 def compiled_parts(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[CompiledParts, list[Path]] | None:
     """What makes the compiled parts of an attention, and the libraries' files; None where there are none."""
-    modules: list[RowsAttention | OneRowAttention] = [RowsAttention(shape, window) for window in dict.fromkeys(shape.windows)]
-    if fits(shape.head_dim):
-        modules.append(OneRowAttention(shape))
-    files = [library(attention_key(module), folders) for module in modules]
-    runners: list[Runner] = []
-    for module, file in zip(modules, files, strict=True):
-        runner = loaded(file, wanted, partial(build_attention, module, file))
-        if runner is None:
-            return None
-        runners.append(runner)
-    by_window = dict(zip(dict.fromkeys(shape.windows), runners, strict=False))  # the row's comes last
-    row = partial(CompiledRow, runners[-1], shape.windows, slots) if fits(shape.head_dim) else None
-    return CompiledParts(partial(CompiledRows, [by_window[window] for window in shape.windows], slots), row), files
+    files: list[Path] = []
+
+    def runner(module: RowsAttention | OneRowAttention) -> Runner | None:
+        file = library(attention_key(module), folders)
+        found = loaded(file, wanted, partial(build_attention, module, file))
+        files.extend([file] if found else [])
+        return found
+
+    by_window = {window: runner(RowsAttention(shape, window)) for window in dict.fromkeys(shape.windows)}
+    of_layers = [found for window in shape.windows if (found := by_window[window])]
+    if len(of_layers) < len(shape.windows):
+        return None
+    one = runner(OneRowAttention(shape)) if fits(shape.head_dim) else None
+    row = None if one is None else partial(CompiledRow, one, shape.windows, slots)
+    return CompiledParts(partial(CompiledRows, of_layers, slots), row), files
 
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]

@@ -28,7 +28,12 @@ MOST_WASTED = 2048
 """Positions that the queries of a batch may attend over in vain: about what another batch costs, by an estimate (.07 µs each, .15 ms).
 Eleven tokens after 1,900 and fifteen after 50, beside seven rows of one, took 88 ms as one batch and 59 each by itself."""
 LONGEST_BY_KERNEL = 64
-"""Tokens of a row up to which our kernel takes less time than torch's: .75 to .85 of it for 8 to 32 tokens, .85 to .95 for 64."""
+"""Tokens of a row up to which our kernel takes less time than torch's: .75 to .86 of it for 8 to 32 tokens, .83 to .97 for 64 (nine heads
+of 64 after 300 to 4,000 tokens, two cores of an AMD EPYC with AVX-512)."""
+MOST_KEPT = 16 << 20
+"""Bytes that the kernel keeps between its chunks at most: beyond, they would be mapped and cleared again in every layer."""
+KERNEL_CHUNK = 128
+"""Positions of a chunk of the kernel (kernels/row_attention.cpp)."""
 BETWEEN = 8
 """Rows of a batch for each slot between theirs that is attended over in vain; where there are more such slots, copying takes less time
 (docs/log.md)."""
@@ -80,7 +85,7 @@ class RowAttention:
                                   for batch in batches]
         for at, row in rows:
             if not any((at, row) in batch for batch in batches):
-                make = compiled.row if compiled and 1 < row[2] <= LONGEST_BY_KERNEL else None
+                make = compiled.row if compiled and by_kernel(row, shape) else None
                 parents = trees.get(row[0])
                 self.parts.append(make(at, row, parents) if make else OneRow(slots, at, row, shape, parents))
 
@@ -92,6 +97,13 @@ class RowAttention:
         for part in self.parts:
             out[part.tokens] = part.attend(layer, query[part.tokens], key[part.tokens], value[part.tokens])
         return out
+
+
+def by_kernel(row: Placed, shape: Architecture) -> bool:
+    """Whether a row that attends by itself does so by our kernel, where there is one."""
+    _, start, count = row
+    chunks = -(-(start + count) // KERNEL_CHUNK)
+    return 1 < count <= LONGEST_BY_KERNEL and 4 * chunks * count * shape.heads * (shape.head_dim + 2) <= MOST_KEPT
 
 
 def wasted(rows: Sequence[tuple[int, Placed]]) -> int:

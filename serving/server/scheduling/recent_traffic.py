@@ -61,7 +61,7 @@ class Prompts:
 
 @dataclass
 class UsualLoad:
-    """Requests that run together, and tokens of a text: of more requests at once, of fewer and of other texts by and by.
+    """How many requests run together, and tokens of a text: more requests count at once, fewer and other texts by and by.
 
     >>> load = UsualLoad()
     >>> load.beside(8, 200.0)

@@ -93,6 +93,10 @@ class StaticLlama(LeanLlama):
         """The shape for so many rows of at most `tokens` tokens that see positions below `end`."""
         return Bucket(power(rows), power(tokens), min(self.max_context, max(SHORTEST_REACH, power(end))))
 
+    def token_cost(self, position: int) -> float:
+        """A piece of a prompt takes about as long anywhere: kernels are many and short."""
+        return 1.0
+
     def warm_up(self, rows: int = 1, reach: int | None = None, seconds: float | None = None) -> bool:
         """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than at first use, short texts first.
 

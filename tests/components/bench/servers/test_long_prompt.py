@@ -22,10 +22,10 @@ def running_server(url: str) -> Any:
 
 def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
     """The longest pause begins while the prompt is read and ends behind its first token, so a window of ends alone misses it."""
-    row = summary("ours", 1, [[0.0, 0.1, 0.2, 0.3, 5.3], [0.0, 0.1]], sent=0.25, read=5.2)
-    assert row == Stall("ours", 1, *(pytest.approx(figure) for figure in (100.0, 100.0, 2550.0, 5000.0, 4.95)))
+    row = summary("ours", 1, [[0.0, 0.1, 0.2, 0.3, 5.3], [0.0, 0.15]], sent=0.25, read=5.2)
+    assert row == Stall("ours", 1, *(pytest.approx(figure) for figure in (100.0, 150.0, 2550.0, 5000.0, 4.95)))
     cells = [list(column.cells) for column in stall_table([row], "caption").columns]
-    assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "100", "5000", "50.00"]
+    assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "150", "5000", "50.00"]
 
 
 def test_no_answers_are_no_figure() -> None:

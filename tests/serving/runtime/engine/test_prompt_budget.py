@@ -13,10 +13,12 @@ from serving.runtime.commands import Forward
 from serving.runtime.engine import engine as engine_module
 from serving.runtime.engine import prompt_pieces
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, LONGEST_PAUSE, MOST_TOKENS, START_TOKENS, TWICE, WAITING, PromptBudget
+from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, LONGEST_PAUSE, MOST_TOKENS, START_TOKENS, WAITING, PromptBudget
 from serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
+from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
+from tests.support.models.llama_shapes import llama
 from tests.support.models.resources import table_pair
 
 LONG = [1 + i % 7 for i in range(450)]
@@ -191,11 +193,11 @@ def test_short_prompts_do_not_make_pieces_of_a_long_one_longer() -> None:
     budget = PromptBudget()
 
     def pause(at: int) -> float:
-        """Of eight requests, beside a prompt of which `at` tokens are read; a token costs what `TWICE` says."""
-        weight = budget.weight(at)
-        tokens = max(SMALLEST, int(budget.room("target", 8, 1) / weight))
-        seconds = usual + first * (1 + at / TWICE) * tokens
-        budget.learn(seconds, {"target": tokens * weight})
+        """Of eight requests, beside a prompt of which `at` tokens are read."""
+        weight, allowed = 1 + at / 1536, budget.room("target", 8, 1)
+        tokens = max(SMALLEST, int(allowed / weight)) if allowed else 0
+        seconds = usual + first * weight * tokens
+        budget.learn(seconds, {"target": tokens * weight} if tokens else {})
         return seconds
 
     for _ in range(30):
@@ -204,7 +206,27 @@ def test_short_prompts_do_not_make_pieces_of_a_long_one_longer() -> None:
         for _ in range(5):
             pause(20)
         assert pause(position) <= 3 * usual
-    assert PromptBudget(64).weight(position) == 1, "a fixed budget cuts every prompt alike"
+
+
+@pytest.mark.parametrize("tokens", [None, 64])
+def test_the_engine_counts_tokens_by_their_place_in_the_slot(tokens: int | None) -> None:
+    """Also behind what a slot holds of an earlier request; under a fixed budget all alike, and while nobody is answered."""
+    model, asked = LeanLlama(llama(max_position_embeddings=512), slots=3), list[int]()
+    cost = model.token_cost
+    model.token_cost = lambda position: (asked.append(position), cost(position))[1]  # type: ignore[method-assign]
+    engine = Engine({"target": model}, budget=PromptBudget(tokens))
+    plain = build_strategy("autoregressive")
+    engine.run([engine.submit(LONG[:200], Sampling(max_tokens=2), plain, owner="me")])
+    other = engine.submit([1, 2, 3], Sampling(max_tokens=100), plain)
+    while not other.output:
+        engine.step()
+    asked.clear()
+    late = engine.submit(LONG[:400], Sampling(max_tokens=2), plain, owner="me")
+    while not late.finished:
+        engine.step()
+    assert (min(asked) >= 150) if tokens is None else asked == []
+    assert cost(0) == 1
+    assert cost(300) == pytest.approx(1 + 100 * (cost(3) - 1))
 
 
 def test_the_usual_pause_is_measured_again_while_prompts_never_end() -> None:

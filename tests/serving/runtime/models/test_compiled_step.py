@@ -208,6 +208,28 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     assert called == {"row": 5 * module.config.num_hidden_layers}
 
 
+def test_a_tree_and_a_branch_beside_others_attend_by_themselves() -> None:
+    """A tree's tokens see their ancestors alone; a branch has memory of its own."""
+    module, text = lean_family("llama"), random_tokens(9, 2)
+    parents = (-1, 0, 0, 1)
+    found = []
+    for compiled in (False, True):
+        model = LeanLlama(module, slots=4)
+        slots = [model.open() for _ in range(3)]
+        for slot in slots:
+            model.forward([Forward("target", slot, text)])
+        branch = model.open_branch()
+        model.fork(slots[2], branch, 5)
+        if compiled:
+            with_step(model, forms=())
+            called = with_parts(model)
+        rows = [Forward("target", slots[0], (7,)), Forward("target", slots[1], (8,)),
+                Forward("target", slots[2], (5, 6, 7, 8), 4, parents=parents), Forward("target", branch, (3, 4, 5), 3)]
+        found.append(torch.cat([output.logits for output in model.forward(rows)]))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
+    assert called["row"] == 2 * module.config.num_hidden_layers
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 1, 2)], ids=["together", "apart"])
 def test_rows_beside_parts_of_prompts_equal_the_plain_module(name: str, order: tuple[int, ...]) -> None:
@@ -567,6 +589,23 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
             right = say_beside_a_prompt(exact)
             mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
             assert mine < 1.2 * theirs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+def test_a_row_beside_others_attends_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its library, for heads of a size that the kernel takes on every processor."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    module = llama(torch.bfloat16, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    exact, eager = LeanLlama(exactly(module, False), slots=3), LeanLlama(module, slots=3)
+    model = LeanLlama(module, slots=3, compiled="on")
+    assert model.step is not None
+    assert model.step.parts is not None
+    assert model.step.parts.row is not None
+    right = say_beside_a_prompt(exact)
+    mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
+    assert mine < 1.2 * theirs
 
 
 def resident() -> int:

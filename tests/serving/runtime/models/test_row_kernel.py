@@ -22,7 +22,8 @@ SHAPES = [(2, 64), (1, 96), (6, 256)]
 """Key heads and sizes of heads."""
 SCALE = 0.2
 SOFTCAP = 3.0
-CASES = [(1, 1, None), (2, 3, None), (3, 33, None), (7, 128, None), (8, 129, None), (16, 300, None), (5, 600, 40), (16, 512, 7)]
+CASES = [(1, 1, None), (2, 3, None), (3, 33, None), (7, 128, None), (8, 129, None), (16, 300, None), (5, 600, 40), (16, 512, 7),
+         (33, 300, None), (64, 512, 7)]
 """Tokens, positions with theirs, and window."""
 
 
