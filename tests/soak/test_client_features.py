@@ -33,7 +33,8 @@ SUITES = ("Github_easy", "Github_medium", "Glaiveai2K", "Kubernetes", "Snowplow"
 BEGUN = 16
 """Lines of an edited file that the answer is begun with: a model of this size copies what it has seen itself copy."""
 NEAR_TIE = 0.25
-"""Nats: the logits of the default pair, of 16 to 32, are multiples of an eighth in bfloat16."""
+"""Nats: over the answers to the four edits, other ways to read the same tokens in bfloat16 chose otherwise at gaps of .08 or less only, and
+changed gaps below one by .25 at most."""
 
 
 @pytest.fixture(scope="module")
