@@ -25,7 +25,7 @@ from serving.temperature import class_of
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import Strategy, StrategyResources
+    from serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources
 
 Say = Callable[[str], None]
 
@@ -142,14 +142,14 @@ class Workspace:
         return other
 
     def load(self, *, slots: int = 1, device: str = "cpu", draft_device: str | None = None, max_context: int | None = None,
-             pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False,
+             pad_target: float | None = None, strategies: Iterable[StrategyChoice] = (), keep_modules: bool = False,
              compiled: bool = True) -> LoadedPair:
         """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in `load_pair`.
 
         Args:
             compiled: False: without compiled layers, whether they are there or not.
-            strategies: names of those that will run, empty if any may: some prefer the draft in ONNX Runtime, which is then
-                loaded too, and only few need a qualifier.
+            strategies: those that will run, empty if any may: some prefer the draft in ONNX Runtime, which is then loaded too,
+                and only few need a qualifier.
         Raises:
             DraftwellError: the models are larger than the device's memory; nothing was downloaded.
         """
@@ -157,9 +157,9 @@ class Workspace:
         from serving.device import device_type
         from serving.runtime.strategies import find_strategy
 
-        wanted = [find_strategy(name) for name in strategies]
-        onnx_draft = any(strategy.prefers_onnx for strategy in wanted)
-        qualifier = not wanted or any("qualifier" in strategy.roles for strategy in wanted)
+        wanted = [(find_strategy(choice.name), choice.parameters) for choice in strategies]
+        onnx_draft = any(strategy.prefers_onnx for strategy, _ in wanted)
+        qualifier = not wanted or any("qualifier" in (*strategy.roles, parameters.get("drafter")) for strategy, parameters in wanted)
         check_fits(self.spec, device_type(device), self.dtype)
         files = self.files()
         from transformers.utils import logging

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from components.bench.answers.accuracy import Checked, checked, task_accuracy
-from components.bench.answers.rouge import mean_rouge_l, rouge_l
+from components.bench.answers.rouge import mean_rouge_l, rouge_l, rouge_n
 from components.bench.origins import origins
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
@@ -73,7 +73,7 @@ class BenchMetrics:
                       accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
                       identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs),
                       target_argmax=None if kept is None else kept.matches, divergence=None if kept is None else kept.divergence,
-                      rouge_l=100 * rouge_l(self.pair.decode(run.tokens), answer) if answer else None)
+                      sequences=sequences_of(run.stats), **overlap(self.pair.decode(run.tokens), answer))
             for name, run, runs, kept, answer in zip(m.prompt_ids, m.typical, m.runs, counted, self.answers, strict=True))
 
     def cost_reference(self) -> CostReference | None:
@@ -174,6 +174,24 @@ class BenchMetrics:
         if label not in self._agreements:
             self._agreements[label] = agreements(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
         return sum(self._agreements[label], TargetAgreement(0, 0, 0.0))
+
+
+def sequences_of(stats: Stats) -> dict[int, tuple[int, int]] | None:
+    """Drafted sequences → rounds whose first sequence's first token was kept, and rounds in which it was not; None without any."""
+    counted = stats.sequences
+    return {count: (counted[count, True], counted[count, False]) for count in sorted({count for count, _ in counted})} or None
+
+
+def overlap(answer: str, reference: str | None) -> dict[str, float]:
+    """ROUGE-1, -2 and -L in points, 0 to 100; empty without a reference.
+
+    >>> overlap("a b", "b a"), overlap("a", None)
+    ({'rouge_1': 100.0, 'rouge_2': 0.0, 'rouge_l': 50.0}, {})
+    """
+    if not reference:
+        return {}
+    return {"rouge_1": 100 * rouge_n(answer, reference, 1), "rouge_2": 100 * rouge_n(answer, reference, 2),
+            "rouge_l": 100 * rouge_l(answer, reference)}
 
 
 def time_share(s: Stats) -> dict[str, float | None]:

@@ -56,7 +56,11 @@ class PromptRow(Frozen):
     divergence: float | None = Field(None, description="nats by which the target finds the output less likely than samples of its own, "
                                      "over all its tokens (`target_agreement.agreement`); None where that was not read")
     departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
-    rouge_l: float | None = Field(None, description="ROUGE-L against the prompt's reference, points, 0 to 100; None without one")
+    sequences: dict[int, tuple[int, int]] | None = Field(None, description="drafted sequences → rounds with so many in which the first "
+                                                         "one's first token was kept, and in which it was not; None of other strategies")
+    rouge_1: float | None = Field(None, description="ROUGE-1 against the prompt's reference, points, 0 to 100; None without one")
+    rouge_2: float | None = Field(None, description="ROUGE-2, likewise")
+    rouge_l: float | None = Field(None, description="ROUGE-L, likewise")
 
 
 class OverVanilla(Frozen):

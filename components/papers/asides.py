@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import isfinite
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target 
 
 def asides(file: CellFile) -> str:
     """All sentences on a measured cell."""
-    return " ".join(words for words in (machine_words(file), identity_words(file), contention_words(file), *file.remarks) if words)
+    said = machine_words(file), identity_words(file), contention_words(file), sequence_words(file), *file.remarks
+    return " ".join(words for words in said if words)
 
 
 def machine_words(file: CellFile) -> str:
@@ -65,6 +67,19 @@ def contention_words(file: CellFile) -> str:
             "idle, and {:.0f} ms while both compute; a target pass over {} tokens {:.0f}, {:.0f} and {:.0f} ms. The two models share "
             "one memory's bandwidth; the papers' run on several GPUs.").format(
                 *drafts, CONTENTION_TOKENS, *passes)
+
+
+def sequence_words(file: CellFile) -> str:
+    """How often DuoDecoding drafted how many sequences (its Figure 5), where their number is its own choice; empty without it."""
+    entries = [entry for entry in file.report.strategies.values()
+               if entry.strategy == "duo_decoding" and "max_sequences" not in entry.parameters]
+    counts = Counter[int]()
+    for row in [row.sequences or {} for entry in entries for row in entry.per_prompt]:
+        counts.update({count: sum(rounds) for count, rounds in row.items()})
+    if not counts:
+        return ""
+    shares = ", ".join(f"{count} in {counts[count] / counts.total():.0%}" for count in sorted(counts))
+    return f"DuoDecoding's number of sequences, of the rounds that judge one (Figure 5): {shares}."
 
 
 def tried(file: CellFile) -> str:

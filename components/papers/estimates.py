@@ -9,7 +9,7 @@ import numpy as np
 
 from components.bench.schema import BenchEntry, PromptRow
 from components.papers.cells import PLAIN, Cell
-from components.papers.tables import Row
+from components.papers.tables import Metric, Row
 from components.report.intervals import bootstrap_of_sums, paired_bootstrap_ratio, resamples_for
 
 TAIL = 0.05
@@ -18,7 +18,7 @@ Sums = np.ndarray
 """`[..., 6]`: seconds, tokens, target calls, accepted, judged, tokens that came with the prompt's reading (`sums_of`)."""
 WIDTH = 6
 DRAFT_FIRST = ("pearl", "duo_decoding")
-"""Strategies that draft while the target reads the prompt: their first token is one that follows a draft, too."""
+"""Strategies that draft while the target reads the prompt, or before: their first token is one that follows a draft, too."""
 
 
 class Estimate(NamedTuple):
@@ -67,8 +67,10 @@ class Measured:
             return ratio_of_medians([p.ttft_ms for p in mine.per_prompt], [p.ttft_ms for p in base.per_prompt])
         if row.metric == "argmax":
             return None if base is None else argmax_difference(mine, base)
-        if row.metric in ("rouge", "wins"):
-            return None if base is None else overlap(mine, base, wins=row.metric == "wins")
+        if row.metric in ("rouge_1", "rouge_2", "rouge_l", "wins"):
+            return None if base is None else overlap(mine, base, row.metric)
+        if row.metric in SEQUENCES:
+            return sequence_share(mine, *SEQUENCES[row.metric])
         if row.metric == "efficiency":
             return efficiency(mine)
         return counted(SHARES[row.metric], mine, base)
@@ -139,6 +141,26 @@ def acceptance(sums: Sums) -> np.ndarray:
 SHARES: dict[str, Callable[[Sums], np.ndarray]] = {"calls": calls, "mat": mat, "acceptance": acceptance}
 
 
+SEQUENCES: dict[str, tuple[bool, bool]] = {"one_kept": (False, True), "one_lost": (False, False), "several_kept": (True, True),
+                                           "several_lost": (True, False)}
+"""Metric → whether several sequences were drafted, and whether the first one's first token was kept."""
+
+
+def sequence_share(entry: BenchEntry, several: bool, kept: bool) -> Estimate | None:
+    """Share of the rounds in which a sequence's first token was judged; None where none was."""
+    rows = [row.sequences for row in entry.per_prompt if row.sequences]
+    if not rows:
+        return None
+    table = np.array([(sum(rounds[0 if kept else 1] for count, rounds in row.items() if (count > 1) == several),
+                       sum(map(sum, row.values()))) for row in rows], dtype=np.float64)
+
+    def metric(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
+
+    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
 def counted(measure: Callable[[Sums], np.ndarray], mine: BenchEntry, base: BenchEntry | None) -> Estimate | None:
     """A ratio of counts, or what it is over another contender's on the same prompts; None where it is undefined."""
     table = np.concatenate([sums_of(mine), sums_of(mine if base is None else base)], axis=1)
@@ -171,23 +193,24 @@ def argmax_difference(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
-def overlap(mine: BenchEntry, base: BenchEntry, *, wins: bool) -> Estimate | None:
-    """ROUGE-L, points of 100, less another contender's on the same prompts; None where no prompt has a reference.
+def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> Estimate | None:
+    """ROUGE-1, -2 or -L, points of 100, less another contender's on the same prompts; None where no prompt has a reference.
 
     Args:
-        wins: the share of prompts on which it is at least the other's, instead.
+        metric: `wins` is the share of prompts on which ROUGE-L is at least the other's.
     """
-    sides = [(one.rouge_l, other.rouge_l) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
+    name, wins = ("rouge_l", True) if metric == "wins" else (metric, False)
+    sides = [(getattr(one, name), getattr(other, name)) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
     known = [one - other for one, other in sides if one is not None and other is not None]
     if not known:
         return None
     table = np.array([(difference >= 0 if wins else difference, 1.0) for difference in known], dtype=np.float64)
 
-    def metric(sums: np.ndarray) -> np.ndarray:
+    def average(sums: np.ndarray) -> np.ndarray:
         return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
 
-    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
-    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+    low, high = bootstrap_of_sums(table, average, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(average(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
 def efficiency(entry: BenchEntry) -> Estimate | None:
@@ -209,7 +232,7 @@ def per_call(sums: Sums) -> np.ndarray:
 
 def sums_of(entry: BenchEntry) -> np.ndarray:
     """`[prompts, WIDTH]` float64; a prompt's reading brings its first token before any draft, but for strategies that draft first."""
-    first = 0 if entry.strategy in DRAFT_FIRST else 1
+    first = 0 if entry.strategy in DRAFT_FIRST or str(entry.parameters.get("draft_first")).lower() == "true" else 1
     return np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged, min(row.tokens, first))
                      for row in entry.per_prompt], dtype=np.float64)
 

@@ -88,7 +88,7 @@ def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> Pr
     """One vanilla SD."""
     alpha, gamma = entry.acceptance_rate, int(entry.parameters.get("num_speculative_tokens", 5))
     measured = decoding_speed(entry, plain)
-    if alpha is None or measured is None:
+    if alpha is None or measured is None or entry.parameters.get("drafter") == "qualifier":  # whose passes no profile has
         return None
     draft, verify = times(entry, costs)
     share = costs.t_verify[1] / verify[1]  # the formula is over the same target pass, which on a share of the cores is slower than plain's

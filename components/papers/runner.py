@@ -22,7 +22,7 @@ from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
-from serving.files import write_json
+from serving.files import json_digest, write_json
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, find_strategy
 
@@ -177,7 +177,7 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
             progress: Progress | None = None) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
-        trace = planned.path.parent / "traces" / planned.path.stem
+        trace = planned.path.parent / "traces" / trace_name(cell, planned)
         report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
                         report=report)
@@ -187,6 +187,12 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
     return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests,
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
+
+
+def trace_name(cell: Cell, planned: Planned) -> str:
+    """Folder of a cell's trace: contenders may change, and the same texts are replayed."""
+    digest = json_digest([planned.made.fingerprint, planned.chosen.digest, cell.max_tokens])
+    return f"{cell.pair}-{cell.data}-{digest[:12]}"
 
 
 def notes_on(report: BenchReport, costs: Costs | None) -> tuple[str, ...]:

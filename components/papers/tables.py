@@ -8,8 +8,13 @@ from typing import Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge", "wins", "accuracy", "ttft"]
-"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on."""
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge_1", "rouge_2", "rouge_l", "wins", "accuracy",
+                 "ttft", "one_kept", "one_lost", "several_kept", "several_lost"]
+"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on; the last four are shares of DuoDecoding's
+rounds: one or several sequences, and whether the first one's first token was kept."""
+
+ROUGE: dict[str, Metric] = {"ROUGE-1": "rouge_1", "ROUGE-2": "rouge_2", "ROUGE-L": "rouge_l"}
+"""Name → metric."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Row:
         paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
         role: of the cell's contenders; or the spec of one of them, where a setting is the paper's and not the fastest.
-        against: the role that it is divided by (or subtracted from it, `argmax`, `rouge` and `accuracy`; or that it is compared with
+        against: the role that it is divided by (or subtracted from it, `argmax`, `rouge_…` and `accuracy`; or that it is compared with
             prompt by prompt, `wins`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
@@ -57,14 +62,15 @@ def quality_rows(*roles: str) -> tuple[Row, ...]:
 
 
 def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tuple[Row, ...]:
-    """For strategies that the paper judges by their answers: words in common with the reference, by ROUGE-L.
+    """For strategies that the paper judges by their answers: words in common with the reference, by ROUGE.
 
     Args:
         judged: the paper's share of answers that a judge finds as good as the other's, or better.
     """
-    return (Row(f"{role}: ROUGE-L less {against}'s, points of 100 (ours only)", None, "rouge", role, against, neutral=0.0),
-            Row(f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)", judged, "wins", role, against, neutral=None,
-                comparable=False))
+    less = [Row(f"{role}: {name} less {against}'s, points of 100 (ours only)", None, metric, role, against, neutral=0.0)
+            for name, metric in ROUGE.items()]
+    share = f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)"
+    return (*less, Row(share, judged, "wins", role, against, neutral=None, comparable=False))
 
 
 @dataclass(frozen=True)

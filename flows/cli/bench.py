@@ -111,12 +111,14 @@ def bench(
     check_peers(chosen.peers, device=on, temperature=temperature, padded=pad_target is not None)
     check_together(chosen, on, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
     from flows.workspace import Workspace
+    from serving.runtime.strategies import StrategyChoice
 
     rows, workspace = read_rows(prompts), Workspace(pair, dtype, say, on)
     set_threads(threads)
-    names = [name.partition("@")[0] for name, _ in wanted]
+    choices = [StrategyChoice(name.partition("@")[0], parameters) for name, parameters in wanted]
+    names = [choice.name for choice in choices]
     loaded = workspace.load(slots=concurrency or 1, device=on, draft_device=pick_draft_device(draft_device, on), pad_target=pad_target,
-                            strategies=names, keep_modules=bool(chosen.peers))
+                            strategies=choices, keep_modules=bool(chosen.peers))
     rows = chosen_rows(loaded, rows, chosen)
     resources = workspace.resources(loaded, names, folder=artifacts)
     if concurrency is not None:

@@ -114,7 +114,7 @@ def generate(
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
     """
     from flows.workspace import Workspace, parse_settings
-    from serving.runtime.strategies import build_strategy
+    from serving.runtime.strategies import StrategyChoice, build_strategy
 
     parameters = parse_settings(settings or [])
     if not prompt.strip():
@@ -125,7 +125,8 @@ def generate(
     chosen_draft_device = pick_draft_device(draft_device, chosen_device)
     workspace = Workspace(pair, dtype, say, chosen_device)
     set_threads(threads)
-    loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target, strategies=[strategy])
+    loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
+                            strategies=[StrategyChoice(strategy, parameters)])
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     from serving.runtime.engine.thread_governor import governor_for

@@ -41,12 +41,12 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Open
     """The pair of cells that have one, loaded, with the shipped artifacts that their strategies read, and a hardware profile of now."""
     from components.bench.runner import core_plan
     from serving.artifacts.kinds import find_kind
-    from serving.runtime.strategies import StrategyResources
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
-    names = list(dict.fromkeys(core_plan(choice.name)[0] for cell in cells for choice in cell.choices()))
+    choices = [StrategyChoice(core_plan(choice.name)[0], choice.parameters) for cell in cells for choice in cell.choices()]
     cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
-    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=names, slots=1 if cell.replay is None else SLOTS)
+    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=choices, slots=1 if cell.replay is None else SLOTS)
     kinds = kinds_of(cells)
     found: dict[str, Artifact | None] = {kind: find_kind(kind).load_class().load(folder, fingerprint=pair.fingerprint)
                                          for kind, folder in shipped_folders(workspace, kinds).items()}

@@ -157,14 +157,15 @@ def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
 def load(fields: Mapping[str, Any]) -> LoadedPair:
     """The pair of a job, as the driver loaded it. A worker on another machine may keep models in another folder."""
     from flows.workspace import Workspace
+    from serving.runtime.strategies import StrategyChoice
 
     folders = (("DRAFTWELL_HOME", fields["home"], draftwell_home()), ("DRAFTWELL_MODELS", fields["models"], models_root()))
     for variable, folder, here in folders:
         if str(here) != folder:
             os.environ.setdefault(variable, folder)
     # A collection runs target and draft only, which is what this strategy needs: no qualifier and no draft in ONNX Runtime.
-    return Workspace(fields["pair"], fields["dtype"]).load(strategies=("vanilla_sd",), slots=fields["slots"], device=fields["device"],
-                                                           max_context=fields["max_context"])
+    return Workspace(fields["pair"], fields["dtype"]).load(strategies=(StrategyChoice("vanilla_sd"),), slots=fields["slots"],
+                                                           device=fields["device"], max_context=fields["max_context"])
 
 
 def prompts_of(fields: Mapping[str, Any]) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""ROUGE-L (Lin 2004): how much of a reference, in order, an answer says.
+"""ROUGE (Lin 2004): how much of a reference an answer says, in words (ROUGE-1), pairs of words (ROUGE-2), or in order (ROUGE-L).
 
 The words are those of Google's `rouge-score` without its stemmer: runs of a–z and 0–9 in lower case. That package is
 not used because its scorer brings a language toolkit along for what are twenty lines.
@@ -7,6 +7,7 @@ not used because its scorer brings a language toolkit along for what are twenty 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -22,6 +23,18 @@ def rouge_l(answer: str, reference: str) -> float:
     given, wanted = WORD.findall(answer.lower()), WORD.findall(reference.lower())
     common = longest_common_subsequence(given, wanted)
     return 2 * common / (len(given) + len(wanted)) if common else 0.0
+
+
+def rouge_n(answer: str, reference: str, n: int) -> float:
+    """F1 of the runs of n words that both have, each counted as often as both have it, in [0, 1]; 0 where either has none.
+
+    >>> rouge_n("the cat sat", "The cat sat.", 2), rouge_n("the the cat", "the big cat", 1), rouge_n("the", "the cat", 2)
+    (1.0, 0.6666666666666666, 0.0)
+    """
+    given, wanted = (Counter(zip(*(words[i:] for i in range(n)), strict=False))
+                     for words in (WORD.findall(text.lower()) for text in (answer, reference)))
+    common = (given & wanted).total()
+    return 2 * common / (given.total() + wanted.total()) if common else 0.0
 
 
 def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:

@@ -30,10 +30,14 @@ def sequences_in(chances: Sequence[float], theta: float, budget: int) -> int:
 
 
 class MultiSequence:
-    """Drafts one to `max_sequences` sequences, all but the first on branches of the draft's lane."""
+    """Drafts one to `max_sequences` sequences, all but the first on branches of the draft's lane.
 
-    def __init__(self, max_sequences: int = 8):
-        self.max_sequences = max_sequences
+    Args:
+        static: always as many, however sure the draft is.
+    """
+
+    def __init__(self, max_sequences: int = 8, *, static: bool = False):
+        self.max_sequences, self.static = max_sequences, static
 
     def propose(self, session: Session, budget: int, limit: int, pending: Draft) -> Step[list[DraftSequence]]:
         main, before, stops = session.draft, session.text.ids + pending.tokens, session.sampling.stop_token_ids
@@ -51,7 +55,8 @@ class MultiSequence:
         if budget > 1:
             second = yield from main.read([*before, firsts[0]])
             starts[0].append(second.top[0])
-            count = sequences_in(chances, chances[0] * second.confidence(0), budget)
+            theta = -1.0 if self.static else chances[0] * second.confidence(0)
+            count = sequences_in(chances, theta, budget)
         length = min(budget // count, limit)
         lanes = [main] * count if length == 1 else [main, *(main.branch(i, len(before)) for i in range(count - 1))]
         drafts = yield Overlap(*(continue_greedily(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))

@@ -57,6 +57,7 @@ def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequ
     branching = len(session.text.ids) + kept
     choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)
     judged = kept + choice.tested
+    session.stats.sequences[len(sequences), choice.rank == 0] += 1
     if choice.rank is None:
         session.commit(leftover + sequences[0].draft[:1], Verdict(kept, choice.token, judged), rows)
         return Draft()

@@ -27,6 +27,7 @@ class Stats:
     the judgements by the target, of no draft too. `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for
     which a client's prediction was the draft, `forced…` those for which a grammar left no choice. `kept` has the accepted tokens by
     what drafted them: `drafter`, which is named before a draft is judged and is "strategy" where a strategy has one drafter only.
+    `sequences` counts the rounds that drafted so many sequences, by whether the first sequence's first token was kept.
     """
 
     emitted: int = 0
@@ -59,6 +60,7 @@ class Stats:
     judged_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
+    sequences: Counter[tuple[int, bool]] = field(default_factory=Counter)
     drafter: str = "strategy"
     target_seconds: float = 0.0
     draft_seconds: float = 0.0

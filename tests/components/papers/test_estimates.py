@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.estimates import argmax_difference, counted, efficiency, mat, overlap, pace, speed
+from components.papers.estimates import SEQUENCES, argmax_difference, counted, efficiency, mat, overlap, pace, sequence_share, speed
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
@@ -63,9 +63,21 @@ def test_overlap_is_compared_prompt_by_prompt() -> None:
         return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), rouge_l=value) for i, value in enumerate(points)))
 
     mine, base = entry(20.0, 30.0, 10.0, None), entry(20.0, 10.0, 16.0, 50.0)
-    less, won = (overlap(mine, base, wins=wins) for wins in (False, True))
+    less, won = (overlap(mine, base, metric) for metric in ("rouge_l", "wins"))
     assert less is not None
     assert won is not None
     assert (less.value, won.value) == (pytest.approx(14 / 3), pytest.approx(2 / 3))
     assert less.low < 0 < less.high
-    assert overlap(mine, entry(None, None, None, None), wins=True) is None
+    assert overlap(mine, entry(None, None, None, None), "wins") is None
+    assert overlap(mine, base, "rouge_1") is None, "another measure, which was not taken"
+
+
+def test_shares_of_rounds_by_sequences_are_of_all_rounds_that_judged_one() -> None:
+    """Table 4's four shares: of ten rounds four had one sequence, of which three kept it."""
+    rows = (PromptRow(prompt_id="a", sequences={1: (2, 1), 2: (0, 1)}), PromptRow(prompt_id="b", sequences={1: (1, 0), 3: (2, 3)}),
+            PromptRow(prompt_id="c"))
+    entry = BenchEntry(strategy="duo_decoding", per_prompt=rows)
+    found = {metric: sequence_share(entry, *which) for metric, which in SEQUENCES.items()}
+    assert {metric: round(one.value, 2) for metric, one in found.items() if one} == {
+        "one_kept": 0.3, "one_lost": 0.1, "several_kept": 0.2, "several_lost": 0.4}
+    assert sequence_share(BenchEntry(per_prompt=rows[2:]), several=True, kept=True) is None

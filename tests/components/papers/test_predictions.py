@@ -44,6 +44,12 @@ def test_leviathans_formula_is_over_plain_decoding_with_all_cores() -> None:
     assert [row and row.cells()[4] for row in rows] == [f"{ideal:.2f}", f"{ideal / 2:.2f}"]
 
 
+def test_a_draft_whose_passes_nobody_measured_is_not_predicted() -> None:
+    values = {"acceptance_rate": 0.8, "strategy": "vanilla_sd"}
+    by = {drafter: entry(5.0, 0.05, parameters={"drafter": drafter}, **values) for drafter in ("draft", "qualifier")}
+    assert [sd_row("vanilla_sd", sd, entry(5.0, 0.1), COSTS) is None for sd in by.values()] == [False, True]
+
+
 def test_speed_of_decoding_is_unknown_where_nothing_was_decoded() -> None:
     plain = entry(5.0, 0.1)
     assert decoding_speed(plain, plain) == pytest.approx(1.0)

@@ -35,6 +35,9 @@ class DuoDecoding(Strategy):
         num_speculative_tokens: int | None = Field(
             None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
         max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
+        static_sequences: bool = Field(False, description="always as many as `max_sequences`, or the next smaller divisor of the budget "
+                                                          "(ablation, Table 2)")
+        budget_offset: int = Field(0, ge=-16, le=16, description="added to a measured gamma (ablation, Table 3)")
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
@@ -42,12 +45,13 @@ class DuoDecoding(Strategy):
         return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
-        drafter = MultiSequence(self.config.max_sequences)
+        drafter = MultiSequence(self.config.max_sequences, static=self.config.static_sequences)
         onnx = isinstance(session.draft.model, OnnxModel)
         yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget(onnx))
 
     def budget(self, onnx_draft: bool = False) -> int:
-        """Gamma as set, or as measured: round(t_verify / t_draft), at least 1."""
+        """Gamma as set, or as measured: round(t_verify / t_draft) and the offset, at least 1."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)))
+        measured = round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)
+        return min(LONGEST, max(1, measured + self.config.budget_offset))

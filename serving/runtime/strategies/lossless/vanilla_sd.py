@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.commands import Step
+from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.drafter_role import DrafterRole, drafting_with
 from serving.runtime.strategies.search_space import Span, space
 from serving.runtime.strategies.speculation import Speculation
 
@@ -26,14 +29,20 @@ class VanillaSD(Strategy):
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
+        draft_first: bool = Field(False, description="draft before the target has read the prompt, as the papers' loops do: a longer time "
+                                                     "to the first token, and one target call less")
+        drafter: DrafterRole = Field("draft", description="the model that drafts; qualifier: as PyramidSD's baselines do")
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
         return Speculation("draft", config.num_speculative_tokens)
+
+    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
+        return super().choose_models(drafting_with(self.config.drafter, models))
 
     def rollout_needed(self) -> int:
         return int(self.config.num_speculative_tokens)
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))
-        yield from serial(session, drafter, Exact())
+        yield from serial(session, drafter, Exact(), draft_first=self.config.draft_first)

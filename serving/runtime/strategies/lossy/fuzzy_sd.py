@@ -16,6 +16,7 @@ from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.drafter_role import DrafterRole, drafting_with
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation
 
@@ -30,9 +31,10 @@ class FuzzySD(Strategy):
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
         divergence: DivergenceName = Field("js", description="of the raw distributions; the paper's thresholds mean fsd_js")
         tau: float = Field(0.2, ge=0, description="T: largest divergence that is kept")
+        drafter: DrafterRole = Field("draft", description="the model that drafts; qualifier: as PyramidSD's baselines do")
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
-        chosen = super().choose_models(models)
+        chosen = super().choose_models(drafting_with(self.config.drafter, models))
         check_support(self.config.divergence, chosen["draft"])
         return chosen
 

@@ -12,6 +12,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, distance, joint_law, true_law
@@ -223,3 +224,28 @@ def test_it_takes_the_draft_in_onnx_runtime_where_there_is_one_and_no_other_stra
     assert duo().choose_models(models)["draft"] is models["draft_onnx"]
     assert build_strategy("pearl", {}, table_resources()).choose_models(models)["draft"] is models["draft"]
     assert duo().choose_models(table_pair()).keys() == {"target", "draft"}
+
+
+@pytest.mark.parametrize(("most", "drafted"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+def test_a_static_number_of_sequences_does_not_depend_on_the_draft(most, drafted):
+    """A draft that is sure of its tokens starts one sequence, but not where the number is set; four do not share a budget of six."""
+    models = counting_pair(64)
+    job = Engine(models).generate([0], Sampling(max_tokens=30), duo(6, max_sequences=most, static_sequences=True))
+    assert job.output == list(range(1, 31))
+    rounds = job.session.stats.sequences
+    assert {count for count, _ in rounds} == {1, drafted}, "the prompt's round drafts one token"
+    assert {kept for _, kept in rounds} == {True}
+
+
+def test_rounds_are_counted_by_their_number_of_sequences():
+    """As Table 4 counts them: several where the draft is unsure, and whether its first choice was kept."""
+    jobs = [Engine(unsure_pair(8)).generate([seed], Sampling(max_tokens=60, temperature=1.0, seed=seed), duo(6)) for seed in range(4)]
+    counted = Stats.total(job.session.stats for job in jobs).sequences
+    assert {count > 1 for count, _ in counted} == {True, False}
+    assert {kept for _, kept in counted} == {True, False}
+
+
+@pytest.mark.parametrize(("offset", "gamma"), [(-16, 1), (-1, 2), (0, 3), (3, 6)])
+def test_an_offset_is_added_to_the_measured_budget(offset, gamma):
+    assert duo(None, budget_offset=offset).budget() == gamma
+    assert duo(5, budget_offset=offset).budget() == 5, "a budget that is set stays"

@@ -120,6 +120,20 @@ def test_greedy_sd_is_the_published_loop_behind_a_first_token_of_the_target(roun
     assert happened >= ({"all", "some", "none"} if gamma > 1 else {"all", "none"})
 
 
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_greedy_sd_that_drafts_first_is_the_published_loop_from_the_prompt_on(rounds, gamma):
+    """One call less than behind a first token, and the prompt's pass judges a draft."""
+    happened: set[str] = set()
+    for pair in [*pairs(), llamas()] if gamma == 3 else pairs():
+        job = run(pair, "vanilla_sd", {"num_speculative_tokens": gamma, "draft_first": True}, rounds, max_tokens=40)
+        published = speculative_sampling(pair.target, pair.draft, greedy(), PROMPT, 40, gamma)
+        assert job.output == published.text[:40]
+        assert rounds == cut_sd(published, 40, gamma)
+        assert job.session.stats.target_calls == len(published.rounds)
+        happened |= kinds_of(rounds[:1])
+    assert happened >= {"all", "none"}, "first rounds that end with a kept and with a lost draft"
+
+
 @pytest.mark.parametrize("gamma", [1, 2, 4])
 def test_greedy_pearl_is_the_published_loop(rounds, gamma):
     happened: set[str] = set()

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
@@ -214,3 +215,24 @@ def test_what_cannot_work_is_one_line():
     del models["qualifier"]
     with raises_code("model_missing", "pyramid_fuzzy", "qualifier"):
         run("pyramid_fuzzy", models, {}, max_tokens=4)
+
+
+@pytest.mark.parametrize("name", ["vanilla_sd", "fuzzy_sd"])
+def test_baselines_draft_with_the_qualifier_where_they_are_told_to(name):
+    """As PyramidSD's SD and fuzzy SD do: nothing is asked of the draft model."""
+    for seed in range(3):
+        models = table_pair(8, seed=seed, noise=1.2)
+        sampling = Sampling(max_tokens=40)
+        two = {"target": models["target"], "draft": models["qualifier"]}
+        expected = Engine(two).generate([0, 1], sampling, build_strategy(name, {"num_speculative_tokens": 3}))
+        models["draft"] = None  # type: ignore[assignment]
+        job = Engine(models).generate([0, 1], sampling, build_strategy(name, {"num_speculative_tokens": 3, "drafter": "qualifier"}))
+        assert job.output == expected.output
+        assert job.session.stats.accepted == expected.session.stats.accepted
+        assert job.session.stats.accepted > 0
+
+
+def test_a_pair_without_the_model_that_should_draft_is_one_clear_line():
+    models = {role: model for role, model in table_pair(8).items() if role != "qualifier"}
+    with pytest.raises(DraftwellError, match="drafter=qualifier needs a qualifier model, which this pair does not have"):
+        build_strategy("vanilla_sd", {"drafter": "qualifier"}).choose_models(models)
