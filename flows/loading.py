@@ -33,9 +33,9 @@ def _loaded(*asked: Any) -> StepContext:
 def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
           pad_target: float | None, say: Say, *places: Path) -> StepContext:
     workspace = Workspace(name, dtype, say, device)
-    from serving.runtime.strategies import STRATEGIES
+    from serving.runtime.strategies import STRATEGIES, StrategyChoice
 
-    strategies = STRATEGIES if any_strategy else ()
+    strategies = [StrategyChoice(strategy) for strategy in STRATEGIES] if any_strategy else []
     return StepContext(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
                                              strategies=strategies))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.spide import PADDED
-from components.papers.tables import UNEQUAL, Paper, PaperTable, Row, drafts_early
+from components.papers.tables import UNEQUAL, Metric, Paper, PaperTable, Row, drafts_early
 
 TABLE_1 = {
     "code": {"SpS": 1.50, "PLD": 1.24, "Lookahead": 1.32, "DuoDec": 1.60},
@@ -15,7 +15,7 @@ TABLE_2 = {1: 89.06 / 89.52, 2: 84.15 / 89.52, 3: 80.54 / 89.52}
 """Code, Llama-2 7B: static number of sequences → speed over the dynamic number."""
 TABLE_3 = {-2: 87.47 / 89.06, -1: 89.00 / 89.06, 1: 88.00 / 89.06, 2: 87.11 / 89.06}
 """Code, Llama-2 7B, one sequence: tokens more than the measured budget γ → speed over γ's."""
-TABLE_4 = {"one_kept": 0.348, "one_lost": 0.230, "several_kept": 0.087, "several_lost": 0.335}
+TABLE_4: dict[Metric, float] = {"one_kept": 0.348, "one_lost": 0.230, "several_kept": 0.087, "several_lost": 0.335}
 """Share of rounds; its "actual = 1" is that the draft's first choice is accepted. It names neither data nor model."""
 FIRST_TOKEN = ("The row \"time to the first token over SpS's\" gets no verdict: that SpS samples its first token from the target's "
                "reading of the prompt alone. The paper's SpS drafts before it, as \"SpS, drafting first\" does.")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from serving.device import core_ids
+from serving.runtime.models.library_runner import computes_beside_others
 
 T = TypeVar("T")
 
@@ -88,7 +89,9 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 
 def bind_thread(cores: Sequence[int], threads: int) -> None:
-    """Bind the calling thread to `cores` (none: leave it where it is) and let torch compute with `threads` on it."""
+    """Bind the calling thread to `cores` (none: leave it where it is), let torch compute with `threads` on it, and Python's lock be free
+    while it computes."""
+    computes_beside_others()
     torch.set_num_threads(threads)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

@@ -48,6 +48,7 @@ from serving.runtime.models.compiled_library import (
     load,
 )
 from serving.runtime.models.lean_layer import Layer, Rope
+from serving.runtime.models.library_runner import LibraryRunner
 from serving.runtime.models.linear import ROUNDED_ROWS
 from serving.runtime.models.packed_matmul import packed
 from serving.runtime.models.row_attention import CompiledParts, Placed, additive, wasted
@@ -370,7 +371,7 @@ def loaded(file: Path, wanted: Compile, make: Callable[[], None]) -> Runner | No
     try:
         if wanted in ("try", "on") and not file.is_file():
             make_once(file, make, again=wanted == "on")
-        return load(file) if file.is_file() else None
+        return LibraryRunner(load(file), file) if file.is_file() else None
     except DraftwellError as error:
         if wanted == "on":
             raise

@@ -54,4 +54,4 @@ class DuoDecoding(Strategy):
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
         measured = round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)
-        return min(LONGEST, max(1, measured + self.config.budget_offset))
+        return min(LONGEST, max(1, measured + int(self.config.budget_offset)))

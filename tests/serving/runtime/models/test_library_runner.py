@@ -1,0 +1,100 @@
+"""Compiled libraries on the threads of models that run at once: the same outputs, Python's lock free, nothing kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from serving.runtime.engine.workers import bind_thread
+from serving.runtime.models.compiled_library import LIBRARY, build_library, compiler, load
+from serving.runtime.models.library_runner import LibraryRunner, SharedRunner
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C++ compiler")]
+SIZE = 1200
+
+
+class Powers(torch.nn.Module):
+    """Two outputs, and so much work that another thread gets a turn."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(4):
+            x = torch.tanh(x @ y)
+        return x, x + y
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("library") / LIBRARY
+    build_library(Powers(), (torch.zeros(SIZE, SIZE), torch.zeros(SIZE, SIZE)), (None, None), file)
+    return file
+
+
+@pytest.fixture
+def worker() -> Iterator[ThreadPoolExecutor]:
+    """A thread as the engine has one for each model that runs at once."""
+    with ThreadPoolExecutor(1, initializer=bind_thread, initargs=((), 1)) as pool:
+        yield pool
+
+
+def inputs(seed: int = 0) -> list[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(SIZE, SIZE, generator=random) / SIZE**0.5 for _ in range(2)]
+
+
+def test_outputs_are_those_of_torchs_runner(library: Path, worker: ThreadPoolExecutor) -> None:
+    runner = LibraryRunner(load(library), library)
+    for seed in range(2):
+        mine, expected = (worker.submit(one.run, inputs(seed)).result() for one in (runner, load(library)))
+        assert len(mine) == 2
+        assert all(torch.equal(one, other) for one, other in zip(mine, expected, strict=True))
+
+
+def turns(pool: ThreadPoolExecutor, work: Callable[[], object]) -> int:
+    """How often another thread has a turn of Python between the beginning and the end of some work."""
+    began, ended, count = threading.Event(), threading.Event(), 0
+
+    def run() -> None:
+        began.set()
+        try:
+            work()
+        finally:
+            ended.set()
+
+    done = pool.submit(run)
+    began.wait()
+    while not ended.is_set():
+        count += 1
+    done.result()
+    return count
+
+
+def test_others_have_their_turns_while_a_library_computes(library: Path, worker: ThreadPoolExecutor) -> None:
+    """Torch's runner lets nobody: two models in one process would take turns layer by layer."""
+    shared, held, given = LibraryRunner(load(library), library), load(library), inputs()
+    worker.submit(shared.run, given).result()
+    assert turns(worker, lambda: shared.run(given)) > 3 * turns(worker, lambda: held.run(given))  # which has some around the call
+
+
+def owners(tensors: Sequence[Tensor]) -> list[int]:
+    """How many hold each one's memory."""
+    storages = [one.untyped_storage() for one in tensors]
+    return [torch._C._storage_Use_Count(one._cdata) for one in storages]
+
+
+def test_nothing_of_a_call_is_kept(library: Path) -> None:
+    runner, given = SharedRunner(library), inputs()
+    before = owners(given)
+    outputs = runner.run(given)
+    assert owners(given) == before
+    assert owners(outputs) == owners([torch.ones(1), torch.ones(1)])
+
+
+def test_a_failure_is_an_error_and_no_crash(library: Path) -> None:
+    with pytest.raises(RuntimeError, match="failed"):
+        SharedRunner(library).run([torch.zeros(3, 3), torch.zeros(4, 4)])
