@@ -51,8 +51,8 @@ class Scale:
 QUICK = Scale("quick", prompts=2, max_tokens=20, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
     "This is a quick run: 2 prompts of 20 tokens a cell, one draft length and one threshold. A bootstrap over 2 prompts knows three "
     "different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and roughly where."))
-FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(1, 2, 3, 5, 8, 12), gammas_all=(2, 5, 8),
-             taus=(0.1, 0.3, 0.5, 0.7, 0.9), replayed=32)
+FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
+             replayed=32)
 
 
 class Cell(Settings):

@@ -32,9 +32,9 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
     cell = sized(scale, name="pyramidsd-choice", pair="smollm2-135m", pad_target=PADDED, data="choice", temperature=0.7, contenders={
         "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT),
         f"SD{BY_QUALIFIER}": tuple(f"vanilla_sd:drafter=qualifier:num_speculative_tokens={gamma}" for gamma in scale.gammas_all),
-        "FSD": tuple(f"fuzzy_sd:num_speculative_tokens={gamma}:tau={tau}" for gamma in scale.gammas[-2:] for tau in taus),
+        "FSD": tuple(f"fuzzy_sd:num_speculative_tokens={gamma}:tau={tau}" for gamma in scale.gammas[-1:] for tau in taus),
         f"FSD{BY_QUALIFIER}": tuple(f"fuzzy_sd:drafter=qualifier:num_speculative_tokens={gamma}:tau={tau}"
-                                    for gamma in scale.gammas_all[-2:] for tau in taus),
+                                    for gamma in scale.gammas_all[-1:] for tau in taus),
         "PSD_A": tuple(f"pyramid_assisted:{point}" for point in grid),
         "PSD_F": tuple(f"pyramid_fuzzy:{point}:tau_qualifier=0.2" for point in grid)})
     rows = tuple(Row(f"{method}: fastest speed over SD{words}", speed, "speed", method + (words if method == "FSD" else ""), f"SD{words}",
