@@ -24,6 +24,8 @@ FIGURE_10 = {
 """Model → billions of FLOPs for 20 tokens, and of a pass over one token by the formula that the paper names."""
 LOWER = (0.3, 0.1)
 """Thresholds below .5: what the paper's speed would take, and what it costs."""
+OTHER_TAUS = ("The paper's threshold is taken as .5, where the verifier's two classes meet. Rows at others get no verdict: some threshold "
+              "gives any speed.")
 PROMPTS = 32
 """Of a full run: answers are short, and what is counted on them scatters."""
 
@@ -45,9 +47,9 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
     rows += [Row(f"{method}: accepted tokens per run, over SD's", TABLE_2[method][0] / TABLE_2["SD"][0], "mat", method, "SD")
              for method in ("AdaEDL", "Mentored", "SPRINTER")]
     others = (*map(at, LOWER), "SPRINTER, own τ")
-    rows += [Row(f"{role}: speed over SD", TABLE_2["SPRINTER"][1], "speed", role, "SD") for role in others]
-    rows += [Row(f"{at(tau)}: accepted tokens per run, over SD's", TABLE_2["SPRINTER"][0] / TABLE_2["SD"][0], "mat", at(tau), "SD")
-             for tau in LOWER]
+    rows += [Row(f"{role}: speed over SD", TABLE_2["SPRINTER"][1], "speed", role, "SD", comparable=False) for role in others]
+    rows += [Row(f"{at(tau)}: accepted tokens per run, over SD's", TABLE_2["SPRINTER"][0] / TABLE_2["SD"][0], "mat", at(tau), "SD",
+                 comparable=False) for tau in LOWER]
     rows += quality_rows("Mentored", "SPRINTER", *others)
     rows += overlap_rows("SPRINTER", "SD", judged=WIN_TIE)
     rows += [row for role in (*others, "Mentored") for row in overlap_rows(role, "SD")]
@@ -58,7 +60,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
     theirs = "GPT-Neo 125M & 1.3B, Wiki-Summary, 20 tokens, sampled (the paper names no temperature)"
     return (PaperTable("sprinter-2", "Table 2: Wiki-Summary", theirs,
                        f"smollm2-135m, target padded to {PADDED / 1e9:g} B parameters, T = 1, {TOKENS} tokens", cell, tuple(rows), why,
-                       acceptance=at_least(TABLE_2["SD"][0]),
+                       notes=(OTHER_TAUS,), acceptance=at_least(TABLE_2["SD"][0]),
                        acceptance_from="at least: its 2.17 accepted tokens a run with drafts of any length; it does not name its γ"),)
 
 

@@ -33,7 +33,7 @@ class MultiSequence:
     """Drafts one to `max_sequences` sequences, all but the first on branches of the draft's lane.
 
     Args:
-        static: always as many, however sure the draft is.
+        static: always as many, however sure the draft is; what they cannot share evenly of the budget is not drafted.
     """
 
     def __init__(self, max_sequences: int = 8, *, static: bool = False):
@@ -55,8 +55,7 @@ class MultiSequence:
         if budget > 1:
             second = yield from main.read([*before, firsts[0]])
             starts[0].append(second.top[0])
-            theta = -1.0 if self.static else chances[0] * second.confidence(0)
-            count = sequences_in(chances, theta, budget)
+            count = len(firsts) if self.static else sequences_in(chances, chances[0] * second.confidence(0), budget)
         length = min(budget // count, limit)
         lanes = [main] * count if length == 1 else [main, *(main.branch(i, len(before)) for i in range(count - 1))]
         drafts = yield Overlap(*(continue_greedily(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))

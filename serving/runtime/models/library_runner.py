@@ -18,10 +18,8 @@ from torch._C import _aoti
 from serving.runtime.models.compiled_library import Runner
 
 _thread = threading.local()
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_capsule_of = ctypes.pythonapi.PyCapsule_New
-_capsule_of.restype, _capsule_of.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 
 
 def computes_beside_others() -> None:
@@ -30,7 +28,7 @@ def computes_beside_others() -> None:
 
 
 class LibraryRunner:
-    """A loaded library.
+    """A loaded library, for one thread at a time.
 
     Args:
         runner: torch's runner of it.
@@ -54,27 +52,36 @@ class SharedRunner:
     """A library by its C interface (torch/csrc/inductor/aoti_runtime/interface.h), for one thread at a time."""
 
     def __init__(self, file: Path):
-        library, self._file = ctypes.CDLL(str(file)), file
+        self._file, self._library = file, ctypes.CDLL(str(file))
         self._container = ctypes.c_void_p()
-        self._check(library.AOTInductorModelContainerCreateWithDevice(ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None))
-        weakref.finalize(self, library.AOTInductorModelContainerDelete, self._container)
-        outputs = ctypes.c_size_t()
-        self._check(library.AOTInductorModelContainerGetNumOutputs(self._container, ctypes.byref(outputs)))
-        self._outputs, self._run = outputs.value, library.AOTInductorModelContainerRun
-        array, size = ctypes.c_void_p, ctypes.c_size_t
-        self._run.argtypes = [ctypes.c_void_p, array, size, array, size, ctypes.c_void_p, ctypes.c_void_p]
+        self._call("AOTInductorModelContainerCreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None)
+        weakref.finalize(self, self._library.AOTInductorModelContainerDelete, self._container).atexit = False  # a process frees it all
+        self._inputs, self._outputs = (self._number_of(what) for what in ("Inputs", "Outputs"))
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         """As `LibraryRunner.run`: the library owns the handles of its inputs, and whoever calls it those of its outputs.
 
         Raises:
-            RuntimeError: the library failed; it has said why on standard error.
+            RuntimeError: the library failed, or takes another number of inputs.
         """
+        if len(inputs) != self._inputs:  # the library would end the process
+            raise RuntimeError(f"the compiled layer {self._file} takes {self._inputs} inputs, not {len(inputs)}")
         handles = [_pointer_of(capsule, None) for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)]
-        given, made = (ctypes.c_void_p * len(handles))(*handles), (ctypes.c_void_p * self._outputs)()
-        self._check(self._run(self._container, given, len(handles), made, self._outputs, None, None))
-        return [_aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule_of(handle, None, None)) for handle in made]
+        given, made = (ctypes.c_void_p * self._inputs)(*handles), (ctypes.c_void_p * self._outputs)()
+        self._call("AOTInductorModelContainerRun", self._container, given, ctypes.c_size_t(self._inputs), made,
+                   ctypes.c_size_t(self._outputs), None, None)
+        capsules = [_capsule_of(handle, None, None) for handle in made]
+        # Not the function for a single tensor, which copies the handle and leaves it to nobody.
+        outputs: list[Tensor] = _aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+        return outputs
 
-    def _check(self, error: int) -> None:
-        if error:
-            raise RuntimeError(f"the compiled layer {self._file} failed (error {error})")
+    def _number_of(self, what: str) -> int:
+        count = ctypes.c_size_t()
+        self._call(f"AOTInductorModelContainerGetNum{what}", self._container, ctypes.byref(count))
+        return count.value
+
+    def _call(self, function: str, *arguments: object) -> None:
+        if getattr(self._library, function)(*arguments):
+            reason = ctypes.c_char_p()
+            self._library.AOTInductorGetLastError(ctypes.byref(reason))
+            raise RuntimeError(f"the compiled layer {self._file} failed: {(reason.value or b'no reason given').decode(errors='replace')}")

@@ -37,7 +37,7 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
             session.commit(leftover, verdict, rows)
             leftover = Draft()
         else:
-            leftover = choose_sequence(session, leftover, sequences, rows, candidates)
+            leftover = choose_sequence(session, leftover, sequences, rows, candidates, chosen=gamma > 1)
         gamma = budget
 
 
@@ -51,13 +51,19 @@ def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter
     return both
 
 
-def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequence], rows: Rows, candidates: CandidateRule) -> Draft:
-    """Commit a kept leftover and the token after it; return the next leftover."""
+def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequence], rows: Rows, candidates: CandidateRule, *,
+                    chosen: bool = True) -> Draft:
+    """Commit a kept leftover and the token after it; return the next leftover.
+
+    Args:
+        chosen: whether there could have been another number of sequences, so that the round is counted.
+    """
     kept = len(leftover)
     branching = len(session.text.ids) + kept
     choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)
     judged = kept + choice.tested
-    session.stats.sequences[len(sequences), choice.rank == 0] += 1
+    if chosen:
+        session.stats.sequences[len(sequences), choice.rank == 0] += 1
     if choice.rank is None:
         session.commit(leftover + sequences[0].draft[:1], Verdict(kept, choice.token, judged), rows)
         return Draft()

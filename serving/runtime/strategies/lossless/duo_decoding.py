@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
@@ -35,9 +35,14 @@ class DuoDecoding(Strategy):
         num_speculative_tokens: int | None = Field(
             None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
         max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
-        static_sequences: bool = Field(False, description="always as many as `max_sequences`, or the next smaller divisor of the budget "
-                                                          "(ablation, Table 2)")
+        static_sequences: bool = Field(False, description="always as many as `max_sequences` (ablation, Table 2)")
         budget_offset: int = Field(0, ge=-16, le=16, description="added to a measured gamma (ablation, Table 3)")
+
+        @model_validator(mode="after")
+        def _measured(self) -> DuoDecoding.Config:
+            if self.budget_offset and self.num_speculative_tokens is not None:
+                raise ValueError("budget_offset is added to a measured budget: leave num_speculative_tokens out, or add it there")
+            return self
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:

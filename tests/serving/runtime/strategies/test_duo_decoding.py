@@ -14,6 +14,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
+from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, distance, joint_law, true_law
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
@@ -226,15 +227,16 @@ def test_it_takes_the_draft_in_onnx_runtime_where_there_is_one_and_no_other_stra
     assert duo().choose_models(table_pair()).keys() == {"target", "draft"}
 
 
-@pytest.mark.parametrize(("most", "drafted"), [(1, 1), (2, 2), (3, 3), (4, 3)])
-def test_a_static_number_of_sequences_does_not_depend_on_the_draft(most, drafted):
-    """A draft that is sure of its tokens starts one sequence, but not where the number is set; four do not share a budget of six."""
+@pytest.mark.parametrize("gamma", [6, 7])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_static_number_of_sequences_does_not_depend_on_the_draft(gamma, count):
+    """A draft that is sure of its tokens starts one sequence, but not where the number is set; no number need divide the budget."""
     models = counting_pair(64)
-    job = Engine(models).generate([0], Sampling(max_tokens=30), duo(6, max_sequences=most, static_sequences=True))
+    job = Engine(models).generate([0], Sampling(max_tokens=30), duo(gamma, max_sequences=count, static_sequences=True))
     assert job.output == list(range(1, 31))
-    rounds = job.session.stats.sequences
-    assert {count for count, _ in rounds} == {1, drafted}, "the prompt's round drafts one token"
-    assert {kept for _, kept in rounds} == {True}
+    assert set(job.session.stats.sequences) == {(count, True)}
+    rounds = job.session.stats.sequences.total()
+    assert rounds * count * (gamma // count) >= job.session.stats.drafted - 1, "the prompt's round drafts one token"
 
 
 def test_rounds_are_counted_by_their_number_of_sequences():
@@ -248,4 +250,8 @@ def test_rounds_are_counted_by_their_number_of_sequences():
 @pytest.mark.parametrize(("offset", "gamma"), [(-16, 1), (-1, 2), (0, 3), (3, 6)])
 def test_an_offset_is_added_to_the_measured_budget(offset, gamma):
     assert duo(None, budget_offset=offset).budget() == gamma
-    assert duo(5, budget_offset=offset).budget() == 5, "a budget that is set stays"
+
+
+def test_an_offset_to_a_budget_that_is_set_is_refused():
+    with raises_code("bad_parameter", "leave num_speculative_tokens out"):
+        duo(5, budget_offset=1)
