@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.bench.device_parity import check_against
-from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters
+from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, is_baseline
 from components.bench.peak_memory import peaks_over_models
 from components.bench.peers.loading import open_peers
 from components.bench.ratios import curves, headlines, largest_overheads
@@ -98,7 +98,7 @@ def missing_fastest_vanilla(pair: LoadedPair, resources: StrategyResources, conf
 
     The gamma is found by a short run over a few; a run that names several vanilla_sd configs has made its own choice.
     """
-    named = [dict(config.parameters) for config in configs if config.name == "vanilla_sd"]
+    named = [dict(config.parameters) for config in configs if is_baseline(config.name, config.parameters)]
     if "draft" not in pair.models or len(named) > 1:
         return []
     tried = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
@@ -127,4 +127,5 @@ def memory_peaks(pair: LoadedPair, resources: StrategyResources, configs: Sequen
 
 def gamma_of(configs: Sequence[Config]) -> int:
     """Draft length of the first vanilla_sd in the run, else its default; peers draft as many tokens."""
-    return gamma_of_parameters(dict(next((config.parameters for config in configs if config.name == "vanilla_sd"), {})))
+    return gamma_of_parameters(dict(next((config.parameters for config in configs if is_baseline(config.name, config.parameters)),
+                                         {})))

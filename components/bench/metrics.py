@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -37,7 +37,8 @@ class BenchMetrics:
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
         self.answers = [prompt.reference for prompt in prompts]
         self.reference = measured[REFERENCE]
-        vanillas = [m for m in measured.values() if strategy_of(m) == "vanilla_sd"]
+        vanillas = [m for m in measured.values() if isinstance(m.contender, StrategyContender)
+                    and is_baseline(m.contender.strategy, m.contender.parameters)]
         self.vanilla_split = fastest([m for m in vanillas if splits_cores(m)])
         self.vanilla = fastest([m for m in vanillas if not splits_cores(m)]) or self.vanilla_split
         lossy = any(isinstance(m.contender, StrategyContender) and not m.contender.lossless for m in measured.values())
@@ -227,6 +228,16 @@ def splits_cores(m: Measurement) -> bool:
 def fastest(measured: Sequence[Measurement], key: Callable[[Measurement], bool] = lambda m: True) -> Measurement | None:
     """The one with the least seconds per token among those that `key` takes; None of none."""
     return min(filter(key, measured), key=lambda m: sum(m.seconds) / sum(m.tokens), default=None)
+
+
+def is_baseline(strategy: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether this is the vanilla SD that others are compared with: the draft model drafts, behind the prompt's reading."""
+    from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+
+    if strategy != "vanilla_sd":
+        return False
+    config = VanillaSD.Config.model_validate(dict(parameters))
+    return config.drafter == "draft" and not config.draft_first
 
 
 def gamma_of_parameters(parameters: dict[str, Any]) -> int:

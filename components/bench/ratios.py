@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, splits_cores, strategy_of
+from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, is_baseline, splits_cores, strategy_of
 from components.bench.peers.group import ProcessPeer
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
@@ -70,8 +70,9 @@ def peers_elsewhere(measured: Mapping[str, Measurement]) -> dict[str, list[Measu
 
 def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measurement | None:
     """Vanilla SD with a draft length, on all cores."""
-    return next((m for m in measured if strategy_of(m) == "vanilla_sd" and not splits_cores(m)
-                 and isinstance(m.contender, StrategyContender) and gamma_of_parameters(m.contender.parameters) == gamma), None)
+    return next((m for m in measured if isinstance(m.contender, StrategyContender) and not splits_cores(m)
+                 and is_baseline(m.contender.strategy, m.contender.parameters)
+                 and gamma_of_parameters(m.contender.parameters) == gamma), None)
 
 
 def unrestricted(metrics: BenchMetrics) -> Measurement | None:

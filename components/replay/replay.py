@@ -92,6 +92,8 @@ def replay_strategy(
                              code="cannot_replay_lossy")
     if getattr(strategy.config, "use_datastore", False):
         raise NotInTrace("a datastore is made of the texts that a replay reads, and would find each of them in itself: measure instead")
+    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(strategy.config, "draft_first", False):
+        raise NotInTrace("a trace holds the draft model's drafts behind the target's first token: measure instead")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
     costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
     chains = profile.details is not None and profile.details.chains and texts.temperature == 0

@@ -68,12 +68,11 @@ def write_shard(job: Path, index: int) -> str:
 
     from components.collect.collect import collect_shard
     from components.collect.settings import CollectionSettings
-    from serving.runtime.models.library_runner import computes_beside_others
+    from serving.runtime.models.library_runner import beside_others
 
     fields = read_job(job)
     torch.set_num_threads(fields["threads"])
-    computes_beside_others()  # workers may be threads of one process
-    with one_of(job, fields) as pair:
+    with one_of(job, fields) as pair, beside_others():  # workers may be threads of one process
         return str(collect_shard(pair, prompts_of(fields), Path(fields["traces"]), index,
                                  CollectionSettings(**fields["settings"])))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -25,6 +27,17 @@ _capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char
 def computes_beside_others() -> None:
     """From here on the calling thread leaves Python's lock to others while a library computes."""
     _thread.beside = True
+
+
+@contextmanager
+def beside_others() -> Iterator[None]:
+    """The same for a block."""
+    before = getattr(_thread, "beside", False)
+    _thread.beside = True
+    try:
+        yield
+    finally:
+        _thread.beside = before
 
 
 class LibraryRunner:

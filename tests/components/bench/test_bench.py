@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from components.bench.bench import gamma_of, run_bench
+from components.bench.metrics import is_baseline
 from components.bench.runner import Generation, Measurement, StrategyContender, labels_of, measure, rotated
 from components.bench.settings import BenchSettings
 from components.bench.target_agreement import argmax_matches, difference, first_difference, near_tie_gap
@@ -273,3 +274,15 @@ def test_threads_are_set_for_the_run_only():
     report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=2, threads=before + 1)).to_json()
     assert report["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_vanilla_sd_that_drafts_otherwise_is_no_baseline():
+    """Peers and cost ratios are compared with the draft model's, behind the prompt."""
+    kinds = [{}, {"num_speculative_tokens": "3"}, {"drafter": "qualifier"}, {"draft_first": "true"}]
+    assert [is_baseline("vanilla_sd", kind) for kind in kinds] == [True, True, False, False]
+    assert not is_baseline("svip", {})
+    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+                                      StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2, "draft_first": True})],
+                       PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=12))
+    calls = {label: entry.over_vanilla for label, entry in report.strategies.items()}
+    assert {over.against for over in calls.values() if over} <= {label for label in calls if "draft_first" not in label}

@@ -164,6 +164,14 @@ def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str
         export_config(engine, strategy, {}, WEIGHTS)
 
 
+@pytest.mark.parametrize("strategy", ["vanilla_sd", "fuzzy_sd"])
+def test_no_engine_gets_the_draft_model_in_the_qualifiers_place(strategy: str) -> None:
+    with raises_code("not_exportable", "draftwell deploy"):
+        export_config("vllm", strategy, {"drafter": "qualifier"}, WEIGHTS)
+    notes = export_config("vllm", "vanilla_sd", {"draft_first": True}, WEIGHTS)["notes"]
+    assert any("before anything is drafted" in note for note in notes)
+
+
 def test_a_draft_that_no_engine_reads_is_refused_and_a_wrong_setting_named() -> None:
     with raises_code("no_draft_to_export", "--draft-model", "--save-draft"):
         export_config("vllm", "vanilla_sd", {}, Weights("org/target"))

@@ -52,9 +52,9 @@ def test_tables_of_shipped_prompts_are_announced(spide: CellFile) -> None:
 
 
 def test_what_decoding_alone_leaves_out_is_said_where_it_is_compared(spide: CellFile) -> None:
-    """PEARL and DuoDecoding draft before their first token; kept cells show it."""
+    """PEARL and DuoDecoding draft beside the target's reading of the prompt, which takes no longer for it; kept cells show it."""
     first = {role: mean(row.ttft_ms for row in spide.measured().entry(role).per_prompt) for role in ("SD", "SPIDE", "PEARL")}
-    assert first["PEARL"] > 1.1 * max(first["SD"], first["SPIDE"])
+    assert max(first.values()) < 1.05 * min(first.values())
     for paper, early in (("spide", "PEARL"), ("duodecoding", "DuoDec")):
         for table in PAPERS[paper].tables(FULL):
             if early in table.cell.contenders and table.cell.replay is None:
@@ -96,16 +96,28 @@ def test_what_is_kept_of_a_cell_is_all_that_the_page_needs(spide: CellFile, tmp_
     assert again.model_copy(update={"remarks": spide.remarks}) == spide
 
 
+def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path) -> None:
+    """JSON's keys are text; a row without any has no such part."""
+    [label, entry], *others = spide.report.strategies.items()
+    first, *rest = entry.per_prompt
+    counted = entry.model_copy(update={"per_prompt": (first.model_copy(update={"sequences": {1: (3, 2), 4: (0, 5)}}), *rest)})
+    file = spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": {label: counted, **dict(others)}})})
+    (tmp_path / "b.json").write_text(committed.compact(file))
+    again = committed.read_kept(tmp_path / "b.json")
+    assert again is not None
+    assert [row.sequences for row in again.report.strategies[label].per_prompt[:2]] == [{1: (3, 2), 4: (0, 5)}, None]
+
+
 def test_what_stands_under_a_table(spide: CellFile) -> None:
     """Whose texts differ, what overlapping costs, and every setting that was tried."""
-    assert "write plain decoding's text on 9 to 12 of 12 prompts" in identity_words(spide)
-    assert "16 ms on its share of them while the target is idle, and 31 ms while both compute" in contention_words(spide)
+    assert "write plain decoding's text on 9 to 10 of 12 prompts" in identity_words(spide)
+    assert "14 ms on its share of them while the target is idle, and 16 ms while both compute" in contention_words(spide)
     assert contention_words(spide.model_copy(update={"costs": None})) == ""
     assert contention_words(KEPT["csd-code"]) == "", "nothing overlaps there"
     rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
-    assert [row.split("|")[5].strip() for row in rows] == ["0.57", "0.69", "0.90", "1.11", "1.28"]
+    assert [row.split("|")[5].strip() for row in rows] == ["0.68", "0.80", "0.93", "1.02"]
     assert tried(KEPT["csd-code"]) == "", "each role has one setting"
     found = curves(spide)
     assert list(found) == ["SPIDE", "without parallel verification"]
-    assert [round(share, 2) for share in found["SPIDE"].speeds] == [0.70, 0.82, 0.82, 0.79, 0.76]
-    assert [round(share, 2) for share in found["SPIDE"].calls] == [0.57, 0.69, 0.90, 1.11, 1.28]
+    assert [round(share, 2) for share in found["SPIDE"].speeds] == [0.93, 0.98, 0.98, 0.97]
+    assert [round(share, 2) for share in found["SPIDE"].calls] == [0.68, 0.80, 0.93, 1.02]

@@ -224,6 +224,14 @@ def test_the_replayed_rules_stop_some_drafts_and_not_all(traced: tuple[LoadedPai
     assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
 
 
+@pytest.mark.parametrize("parameters", [{"drafter": "qualifier"}, {"draft_first": True}], ids=str)
+def test_drafts_that_no_trace_holds_are_measured_not_replayed(traced: tuple[LoadedPair, TraceSet], parameters: dict[str, Any]) -> None:
+    """Or the draft model's tokens would be taken for the qualifier's, and called exact."""
+    resources = resources_of()
+    with raises_code("not_in_trace", "measure instead", error=NotInTrace):
+        replay_strategy(traced[1], "vanilla_sd", parameters, resources, profile_of(resources))
+
+
 def test_without_scores_a_trained_head_is_measured_not_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
     pair, trace = traced
     resources = with_head(resources_of(), pair)

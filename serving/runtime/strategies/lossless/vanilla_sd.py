@@ -34,8 +34,11 @@ class VanillaSD(Strategy):
         drafter: DrafterRole = Field("draft", description="the model that drafts; qualifier: as PyramidSD's baselines do")
 
     @classmethod
-    def speculation(cls, config: Any) -> Speculation:
-        return Speculation("draft", config.num_speculative_tokens)
+    def speculation(cls, config: Any) -> Speculation | None:
+        if config.drafter == "qualifier":
+            return None  # an engine gets the pair's draft model
+        note = ("The prompt is read before anything is drafted.",) if config.draft_first else ()
+        return Speculation("draft", config.num_speculative_tokens, notes=note)
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         return super().choose_models(drafting_with(self.config.drafter, models))

@@ -39,7 +39,9 @@ class FuzzySD(Strategy):
         return chosen
 
     @classmethod
-    def speculation(cls, config: Any) -> Speculation:
+    def speculation(cls, config: Any) -> Speculation | None:
+        if config.drafter == "qualifier":
+            return None  # an engine gets the pair's draft model
         return Speculation("draft", config.num_speculative_tokens, notes=("The divergence that fuzzy_sd tolerates is left out.",))
 
     def run(self, session: Session) -> Step[None]:
