@@ -109,8 +109,9 @@ PAPER = Paper(
          ".786 here (`python -m components.train.row_split`), and the same model has .718 on untouched prompts: a leak of .068. The "
          "shipped verifier has .746 [.729, .762] there, the draft's confidence alone .739"),
         ("ROUGE and win rates as measures of quality (Figure 7, Table 1)",
-         "they do not see who writes: at τ .1 the draft writes almost alone, 22.7 times as fast as SD, with .9 [-.2, 2.1] points of ROUGE-L "
-         "more than SD and 53 % of answers not worse (Table 2 above), while 27 points fewer of its tokens are the target's first choice. "
+         "they do not see who writes: at τ .1 the draft writes almost alone, 22.7 times as fast as SD, with .9 [-.2, 2.1] points of "
+         "ROUGE-L more than SD and 53 % of answers not worse (Table 2 above), while 27 points fewer of its tokens are the target's first "
+         "choice. "
          "At τ .3 it is 1.76 [1.62, 1.93] times SD by the paper's measures without loss, and 12 points fewer"),
         ("λ 1, 1.2 and 1.5 (Figures 12 and 13, where the AUC is best at 1.2)",
          "not so here: AUC of the shipped verifier's scores on untouched prompts by each λ's label .649, .746 and .769, of the draft's "
