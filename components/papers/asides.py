@@ -106,14 +106,15 @@ class Curve(NamedTuple):
 
 
 def curves(file: CellFile) -> dict[str, Curve]:
-    """Role → speed and target calls by τ, of the roles that several were tried of (SPIDE's Figures 6 and 7)."""
+    """Role → speed and target calls by τ, of the roles that several were tried of, and that differ in nothing else (SPIDE's Figures 6, 7)."""
     measured, found = file.measured(), dict[str, Curve]()
     if "SD" not in measured.labels:
         return {}
     base = measured.entry("SD")
     for role, specs in measured.cell.contenders.items():
         entries = [measured.entries[label] for label in measured.labels[role]]
-        if len(specs) > 1 and all("tau" in entry.parameters for entry in entries):
+        rest = [{name: value for name, value in entry.parameters.items() if name != "tau"} for entry in entries]
+        if len(specs) > 1 and all("tau" in entry.parameters for entry in entries) and all(one == rest[0] for one in rest):
             points = sorted((float(entry.parameters["tau"]), found_speed.value, calls_over(entry, base)) for entry in entries
                             if (found_speed := speed(entry, base)) is not None)
             if points:

@@ -119,5 +119,6 @@ def test_what_stands_under_a_table(spide: CellFile) -> None:
     assert tried(KEPT["csd-code"]) == "", "each role has one setting"
     found = curves(spide)
     assert list(found) == ["SPIDE", "without parallel verification"]
+    assert curves(KEPT["pyramidsd-choice"]) == {}, "fuzzy SD's draft lengths differ, too"
     assert [round(share, 2) for share in found["SPIDE"].speeds] == [0.93, 0.98, 0.98, 0.97]
     assert [round(share, 2) for share in found["SPIDE"].calls] == [0.68, 0.80, 0.93, 1.02]
