@@ -106,7 +106,7 @@ class Curve(NamedTuple):
 
 
 def curves(file: CellFile) -> dict[str, Curve]:
-    """Role → speed and target calls by τ, of the roles that several were tried of, and that differ in nothing else (SPIDE's Figures 6, 7)."""
+    """Role → speed and target calls by τ, of the roles of which several were tried that differ in nothing else (Figures 6, 7)."""
     measured, found = file.measured(), dict[str, Curve]()
     if "SD" not in measured.labels:
         return {}
