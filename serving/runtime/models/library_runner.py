@@ -50,14 +50,17 @@ class LibraryRunner:
 
     def __init__(self, runner: Runner, file: Path):
         self._runner, self._file = runner, file
-        self._shared: SharedRunner | None = None
+        self._shared: Runner | None = None
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         """Outputs of a call; inputs are the flattened arguments."""
         if not getattr(_thread, "beside", False):
             return self._runner.run(inputs)
         if self._shared is None:
-            self._shared = SharedRunner(self._file)
+            try:
+                self._shared = SharedRunner(self._file)
+            except OSError:  # the file was deleted after it was loaded: then models take turns
+                self._shared = self._runner
         return self._shared.run(inputs)
 
 

@@ -14,10 +14,21 @@ from torch import Tensor
 
 from serving.runtime.engine.workers import bind_thread
 from serving.runtime.models.compiled_library import LIBRARY, build_library, compiler, load
-from serving.runtime.models.library_runner import LibraryRunner, SharedRunner
+from serving.runtime.models.library_runner import LibraryRunner, SharedRunner, beside_others
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C++ compiler")]
 SIZE = 1200
+
+
+def compiles(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks of a test that compiles a library."""
+    return pytest.mark.slow(pytest.mark.skipif(compiler() is None, reason="no C++ compiler")(test))
+
+
+class Doubling:
+    """Torch's runner of a library that doubles."""
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [2 * one for one in inputs]
 
 
 class Powers(torch.nn.Module):
@@ -48,6 +59,7 @@ def inputs(seed: int = 0) -> list[Tensor]:
     return [torch.randn(SIZE, SIZE, generator=random) / SIZE**0.5 for _ in range(2)]
 
 
+@compiles
 def test_outputs_are_those_of_torchs_runner(library: Path, worker: ThreadPoolExecutor) -> None:
     runner = LibraryRunner(load(library), library)
     for seed in range(2):
@@ -75,6 +87,7 @@ def turns(pool: ThreadPoolExecutor, work: Callable[[], object]) -> int:
     return count
 
 
+@compiles
 def test_others_have_their_turns_while_a_library_computes(library: Path, worker: ThreadPoolExecutor) -> None:
     """Torch's runner lets nobody: two models in one process would take turns layer by layer."""
     shared, held, given = LibraryRunner(load(library), library), load(library), inputs()
@@ -87,6 +100,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@compiles
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="memory is read from /proc")
 def test_nothing_of_a_call_is_kept(library: Path) -> None:
     """Outputs of 60 calls are 690 MB; their handles were once left to nobody."""
@@ -98,6 +112,7 @@ def test_nothing_of_a_call_is_kept(library: Path) -> None:
     assert resident() - before < 100e6
 
 
+@compiles
 def test_a_failure_is_an_error_and_no_crash(library: Path) -> None:
     runner = SharedRunner(library)
     with pytest.raises(RuntimeError, match=r"failed: .*mm_out"):
@@ -105,3 +120,30 @@ def test_a_failure_is_an_error_and_no_crash(library: Path) -> None:
     with pytest.raises(RuntimeError, match="takes 2 inputs, not 1"):
         runner.run(inputs()[:1])
     assert len(runner.run(inputs())) == 2, "works on"
+
+
+def test_a_library_whose_file_is_gone_is_run_by_torch_alone(tmp_path: Path, worker: ThreadPoolExecutor) -> None:
+    """Such as that of a bundle that was replaced while it was served."""
+    runner = LibraryRunner(Doubling(), tmp_path / LIBRARY)
+    assert runner.run([torch.ones(1)])[0] == 2
+    for _ in range(2):
+        assert worker.submit(runner.run, [torch.ones(1)]).result()[0] == 2
+
+
+def test_a_block_beside_others_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of a pool does other work afterwards."""
+    made: list[Path] = []
+
+    def shared(file: Path) -> Doubling:
+        made.append(file)
+        return Doubling()
+
+    monkeypatch.setattr("serving.runtime.models.library_runner.SharedRunner", shared)
+    runner = LibraryRunner(Doubling(), tmp_path / LIBRARY)
+    runner.run([torch.ones(1)])
+    assert made == []
+    with beside_others(), beside_others():
+        runner.run([torch.ones(1)])
+    other = LibraryRunner(Doubling(), tmp_path / "other")
+    other.run([torch.ones(1)])
+    assert made == [tmp_path / LIBRARY]
