@@ -34,10 +34,11 @@ class MultiSequence:
 
     Args:
         static: always as many, however sure the draft is; what they cannot share evenly of the budget is not drafted.
+        longest: most tokens of a sequence, whatever the budget; None: no limit.
     """
 
-    def __init__(self, max_sequences: int = 8, *, static: bool = False):
-        self.max_sequences, self.static = max_sequences, static
+    def __init__(self, max_sequences: int = 8, *, static: bool = False, longest: int | None = None):
+        self.max_sequences, self.static, self.longest = max_sequences, static, longest
 
     def propose(self, session: Session, budget: int, limit: int, pending: Draft) -> Step[list[DraftSequence]]:
         main, before, stops = session.draft, session.text.ids + pending.tokens, session.sampling.stop_token_ids
@@ -56,7 +57,7 @@ class MultiSequence:
             second = yield from main.read([*before, firsts[0]])
             starts[0].append(second.top[0])
             count = len(firsts) if self.static else sequences_in(chances, chances[0] * second.confidence(0), budget)
-        length = min(budget // count, limit)
+        length = min(budget // count, limit, self.longest or limit)
         lanes = [main] * count if length == 1 else [main, *(main.branch(i, len(before)) for i in range(count - 1))]
         drafts = yield Overlap(*(continue_greedily(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))
         session.stats.drafted += sum(map(len, drafts))

@@ -19,6 +19,8 @@ from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
+ONE_PASS = 1.25
+"""A pass over several tokens that takes at most so many times one over a single token counts as one pass: the weights' reading decides."""
 
 
 class DuoDecoding(Strategy):
@@ -33,10 +35,12 @@ class DuoDecoding(Strategy):
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
-            None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
+            None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification, and no "
+                                                "sequence longer than the target verifies in about one pass")
         max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
         static_sequences: bool = Field(False, description="always as many as `max_sequences` (ablation, Table 2)")
-        budget_offset: int = Field(0, ge=-16, le=16, description="added to a measured gamma (ablation, Table 3)")
+        budget_offset: int = Field(0, ge=-16, le=16, description="added to a measured gamma and to its longest sequence (ablation, "
+                                                                  "Table 3)")
 
         @model_validator(mode="after")
         def _measured(self) -> DuoDecoding.Config:
@@ -50,13 +54,35 @@ class DuoDecoding(Strategy):
         return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
-        drafter = MultiSequence(self.config.max_sequences, static=self.config.static_sequences)
-        onnx = isinstance(session.draft.model, OnnxModel)
-        yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget(onnx))
+        budget, longest = self.budget(isinstance(session.draft.model, OnnxModel))
+        drafter = MultiSequence(self.config.max_sequences, static=self.config.static_sequences, longest=longest)
+        yield from heterogeneous(session, drafter, Exact(), Ranked(), budget)
 
-    def budget(self, onnx_draft: bool = False) -> int:
-        """Gamma as set, or as measured: round(t_verify / t_draft) and the offset, at least 1."""
-        if self.config.num_speculative_tokens is not None:
-            return int(self.config.num_speculative_tokens)
-        measured = round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)
-        return min(LONGEST, max(1, measured + int(self.config.budget_offset)))
+    def budget(self, onnx_draft: bool = False) -> tuple[int, int]:
+        """Gamma, and the most tokens of a sequence: both as set, or both as measured.
+
+        Measured, gamma is how many draft passes a target pass takes (section 3.1), rounded down so that several numbers of sequences
+        divide it. The paper's target verifies any leftover in the time of one token; where it does not, longer sequences cost more than
+        their last tokens bring.
+        """
+        gamma = self.config.num_speculative_tokens
+        if gamma is not None:
+            return gamma, gamma
+        profile, more = self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft), self.config.budget_offset
+        gamma, longest = even(min(LONGEST, round(profile.speed_ratio))), in_one_pass(profile)
+        return tuple(min(LONGEST, max(1, length + more)) for length in (gamma, min(gamma, longest)))
+
+
+def even(gamma: int) -> int:
+    """The next lower budget that two and three sequences can share evenly, or two where it is small; a prime one would have one sequence.
+
+    >>> [even(gamma) for gamma in (0, 1, 3, 5, 11, 24, 31)]
+    [1, 1, 3, 4, 6, 24, 30]
+    """
+    return gamma - gamma % 6 if gamma >= 6 else max(1, min(gamma, 4))
+
+
+def in_one_pass(profile: HardwareProfile) -> int:
+    """The largest measured number of tokens that the target verifies in about the time of one; `LONGEST` where that holds for all."""
+    fast = [tokens for tokens, seconds in profile.t_verify.items() if seconds <= ONE_PASS * profile.t_verify[1]]
+    return LONGEST if len(fast) == len(profile.t_verify) else max(fast)
