@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from components.bench.schema import BenchReport, Frozen
 from components.papers.cells import FORMAT, Cell
+from components.papers.confidence import Counts
 from components.papers.estimates import Measured
 from serving.artifacts.hardware_profile import HardwareProfile
 
@@ -44,6 +45,8 @@ class CellFile(Frozen):
     costs: Costs | None = None
     notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
+    confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, places and "
+                                           "how many of the draft's first choices were kept")
     report: BenchReport
 
     def measured(self) -> Measured:

@@ -29,8 +29,8 @@ class Estimate(NamedTuple):
     high: float
 
 
-SHORT = {"num_speculative_tokens": "γ", "tau": "τ", "threshold": "λ", "max_draft": "at most", "tau_target": "τ_T", "tau_qualifier": "τ_Q",
-         "num_draft_tokens": "l_D"}
+SHORT = {"num_speculative_tokens": "γ", "tau": "τ", "min_count": "λ", "threshold": "λ", "max_draft": "at most", "tau_target": "τ_T",
+         "tau_qualifier": "τ_Q", "num_draft_tokens": "l_D"}
 """Settings that the page shows → their names there."""
 
 
@@ -72,7 +72,7 @@ class Measured:
         if row.metric in SEQUENCES:
             return sequence_share(mine, *SEQUENCES[row.metric])
         if row.metric == "efficiency":
-            return efficiency(mine)
+            return efficiency(mine, base)
         return counted(SHARES[row.metric], mine, base)
 
     def whole(self, row: Row) -> float | None:
@@ -213,13 +213,15 @@ def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> E
     return Estimate(float(average(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
-def efficiency(entry: BenchEntry) -> Estimate | None:
-    """Accepted / drafted tokens.
+def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | None:
+    """Accepted / drafted tokens, or how many times another entry's they are.
 
     Reports have drafted tokens in total only: the interval takes those of a prompt in proportion to its target calls, which with drafts of
     fixed length they are but for a last draft that the budget cuts short.
     """
-    value, spread = entry.draft_efficiency, counted(per_call, entry, None)
+    value, spread = entry.draft_efficiency, counted(per_call, entry, base)
+    if base is not None and value is not None:
+        value = value / base.draft_efficiency if base.draft_efficiency else None
     if value is None or spread is None or spread.value <= 0:
         return None
     return Estimate(value, value * spread.low / spread.value, value * spread.high / spread.value)

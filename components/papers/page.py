@@ -10,6 +10,7 @@ from pathlib import Path
 from components.papers.asides import asides, tried
 from components.papers.cell_file import CellFile
 from components.papers.cells import QUICK, Scale
+from components.papers.confidence import row_words, share_kept
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
@@ -23,6 +24,8 @@ COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "v
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding")
 CURVES = "-by-tau"
 """What the key of a table's second picture ends with."""
+CONFIDENCE = "confidence"
+"""Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
@@ -56,6 +59,9 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         judged = verdict(row.paper, ours, row.neutral, comparable=row.comparable)
         whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
         found.append(Result(row.what, row.paper, ours, judged, whole, settings))
+    for confidence_bin, paper in table.confidence.items():
+        ours = share_kept(file.confidence, confidence_bin) if file and file.confidence else None
+        found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None)))
     return found
 
 
@@ -158,7 +164,8 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
         text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
-    for key, title in ((table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")):
+    shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")]
+    for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
     return text
 

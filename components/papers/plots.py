@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from components.papers.asides import Curve
+from components.papers.confidence import Counts
 from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.tables import PaperTable
 from components.report.drawing import FAINT, INK, SECOND, drawing
+from serving.artifacts.acceptance_table import MIDPOINTS
 
 
 def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path | None:
@@ -40,6 +44,27 @@ def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Pa
             axes.plot(curve.taus, curve.calls, color=SECOND, linestyle=line, marker="s", label=f"{role}: target calls")
         axes.axhline(1.0, color=FAINT, linestyle="--")
         axes.set(ylim=(0, None))
+        axes.legend(frameon=False, fontsize=7)
+    return path
+
+
+def draw_confidence(texts: Mapping[str, Sequence[Counts]], path: Path) -> Path | None:
+    """Share of the draft's first choices that the target keeps, by their confidence, as SPIDE's Figures 3 and 5; None without any.
+
+    Args:
+        texts: pair → counts of each of its texts.
+    """
+    if not texts:
+        return None
+    with drawing(path, "Acceptance by confidence", "the draft's confidence", "share that the target keeps") as axes:
+        for i, (pair, counts) in enumerate(texts.items()):
+            total = np.array(counts).sum(0)  # [bins, (places, kept)]
+            seen = total[:, 0] > 0
+            axes.plot(np.array(MIDPOINTS)[seen], total[seen, 1] / total[seen, 0], color=(INK, SECOND, FAINT)[i % 3],
+                      linestyle=("-", "--", ":")[i // 3 % 3], marker=("o", "s", "^", "D", "v")[i % 5], markersize=4,
+                      label=f"{pair} ({total[10:, 0].sum() / total[:, 0].sum():.0%} of places from .91 on)")
+        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=0.8)
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
         axes.legend(frameon=False, fontsize=7)
     return path
 

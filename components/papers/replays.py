@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from components.bench.bench import subject
 from components.bench.metrics import REFERENCE
@@ -17,6 +18,7 @@ from components.bench.schema import SCHEMA, BenchEntry, BenchReport, Machine, Pr
 from components.collect.collect import collect_traces
 from components.collect.settings import CollectionSettings
 from components.papers.cells import Cell
+from components.papers.confidence import Counts, counts_of
 from components.prompts.prompt import Prompt
 from components.replay import Texts, read_texts, replay_strategy
 from components.report.machine import describe_machine
@@ -34,8 +36,19 @@ PART = 0.25
 """By which a target pass is longer than s draft passes, so that rounding down gives s."""
 
 
+class Replayed(NamedTuple):
+    """What a replay counts.
+
+    Args:
+        confidence: of each text, how often the draft's first choice was kept.
+    """
+
+    report: BenchReport
+    confidence: tuple[Counts, ...]
+
+
 def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources, trace: Path,
-             progress: Progress | None = None) -> BenchReport:
+             progress: Progress | None = None) -> Replayed:
     """Replay a cell's contenders, and plain decoding.
 
     Args:
@@ -60,8 +73,9 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
         entries[label] = entry_of(choice, texts, used, profile)
         if progress:
             progress(len(prompts) + i, total, label)
-    return BenchReport(**subject(pair, prompts), schema_version=SCHEMA, machine=Machine(**describe_machine(pair)), strategies=entries,
-                       settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1))
+    report = BenchReport(**subject(pair, prompts), schema_version=SCHEMA, machine=Machine(**describe_machine(pair)), strategies=entries,
+                         settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1))
+    return Replayed(report, tuple(map(counts_of, texts.texts)))
 
 
 def constant_costs(ratio: int, pair: LoadedPair) -> HardwareProfile:

@@ -178,9 +178,9 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     """One cell, measured now."""
     if cell.replay is not None:
         trace = planned.path.parent / "traces" / trace_name(cell, planned)
-        report = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
+        found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
-                        report=report)
+                        report=found.report, confidence=found.confidence)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
     report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")

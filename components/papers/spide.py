@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 from components.papers.cells import PLAIN, Scale, sized
+from components.papers.confidence import FIGURE_4, FIGURE_4_PAIR
 from components.papers.formulas import leviathan_speedup, token_acceptance
 from components.papers.tables import UNEQUAL, Paper, PaperTable, Row, drafts_early
 from components.report.tables import markdown
@@ -75,6 +76,8 @@ COUNTED = ("Target calls and accepted tokens are counted by replays of the strat
            "depend on no machine but for rounding. Speeds are predicted from them: a target pass takes s draft passes and a quarter, "
            "whatever it reads, and no model slows the other: what SPIDE could gain at this acceptance and the paper's ratio of costs. "
            "They were not measured and get no verdict. The fastest settings are the fastest by these predictions.")
+FIRST_CHOICES = ("Shares by confidence are counted at every place of the texts (the draft's first choice, and whether it is the target's "
+                 "token), the paper's among the tokens that SPIDE drafted and the target judged.")
 FIRST_TURNS = "Of MT-bench the first turns are counted, the paper's figures are of whole conversations."
 SERIAL = "without parallel verification"
 MEASURED_ON_MATHS = ("smollm2-135m-near-copy-29", "smollm2-135m")
@@ -88,6 +91,11 @@ THRESHOLDS = {
     "D&V": tuple(f"draft_verify:threshold={part / 10}:max_draft={longest}" for longest in (8, 16) for part in (2, 4, 6, 8)),
 }
 """Of the serial rivals, whose "optimal parameters" the paper looked for without naming them: how unsure a draft may be, and how long."""
+
+
+TABLES = {"table from nothing": "calibrated=false", "table not updated": "learns=false"}
+"""SPIDE with half of what its acceptance table comes from; its own row has both, where the pair ships a table."""
+SHIPS_A_TABLE = ("smollm2-135m",)
 
 
 def acceptance_of(values: dict[str, tuple[Values, ...]], theirs: int) -> float:
@@ -219,9 +227,11 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
     tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
     spide = f"spide:tau={tau}"
     serial = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))} if SERIAL in parts else {}
+    halves = {f"SPIDE, {half}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
+              for half, setting in TABLES.items() if pair in SHIPS_A_TABLE}
     cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
                  contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)), **THRESHOLDS,
-                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial})
+                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial, **halves})
     made = [Row(f"SPIDE at τ {tau}: target calls over SD's", values["SPIDE"][theirs][1], "calls", spide, "SD"),
             Row(f"SPIDE at τ {tau}: MAT over SD's", values["SPIDE"][theirs][2] / base_mat, "mat", spide, "SD")]
     for method in METHODS[1:]:
@@ -232,15 +242,19 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
              for method in METHODS]
     made.append(Row("SPIDE: speed over SD, predicted", values["SPIDE"][theirs][0] / values["SD"][theirs][0], "speed", "SPIDE", "SD",
                     comparable=False))
+    for role in halves:
+        made += [Row(f"{role}: speed over SD, predicted (ours only)", None, "speed", role, "SD", comparable=False),
+                 Row(f"{role}: target calls over SD's (ours only)", None, "calls", role, "SD")]
     if serial:
         made.append(Row(f"{SERIAL}: speed over SD, predicted", parts[SERIAL] / values["SD"][theirs][0], "speed", SERIAL, "SD",
                         comparable=False))
+    confidence = FIGURE_4 if data == "code" and THEIR_PAIRS[theirs] == FIGURE_4_PAIR else {}
     return PaperTable(
-        f"spide-counts-{number}-{pair}", f"Table {number}, counted: {pair}",
+        f"spide-counts-{number}-{pair}", f"Table {number}, counted{', with Figure 4' if confidence else ''}: {pair}",
         f"{THEIR_PAIRS[theirs]}, SD at γ {TABLE_17[theirs]}, SPIDE at τ {tau} and s {TABLE_18[theirs]}, bfloat16, greedy",
         f"{pair}, not padded, replayed on its texts with s {TABLE_18[theirs]}", cell, tuple(made), COUNTED,
         acceptance=acceptance_of(values, theirs), acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]),
-        notes=(FIRST_TURNS,) if data == "chat" else (), formulas=False)
+        notes=(FIRST_TURNS,) if data == "chat" else (FIRST_CHOICES,) if confidence else (), formulas=False, confidence=confidence)
 
 
 def averages() -> dict[str, float]:
@@ -281,8 +295,6 @@ PAPER = Paper(
         "Tables 2 and 5, measured speeds of the other near copies (their target calls are counted)",
         "Table 5, the GSM8K half without dynamic drafting (Pythia 160M & 12B, DeepSeek 1.3B & 33B)",
         "Tables 4 and 12–16 (MT-bench): measured speeds, and the counts of other pairs",
-        "Figures 3 and 5 (acceptance by confidence)",
-        "an acceptance table from an offline trace, and both together: near-copy pairs start from an empty one (online only)",
     ),
     elsewhere=(("The averages of section 4.2 (3.25 times plain, +67.7 % over SD, +8.2 % target calls, 83.7 % fewer of PEARL's)",
                 averages_found()),),
@@ -293,9 +305,11 @@ PAPER = Paper(
         "SD's γ and SPIDE's τ are the fastest of those tried on the same prompts, as in the paper: such a best is a little optimistic.",
         "Without dynamic drafting the draft length is fixed at 5; the paper takes the γ that is best for SD.",
         "The acceptance table of near-copy pairs starts empty here, and a bin without counts from a prior (its midpoint); smollm2-135m has "
-        "the shipped one, which then learns on. The paper calls the cold start "
+        "the shipped one, which then learns on; its counted tables also have SPIDE with a table from nothing and with the shipped one as "
+        "it is. The paper calls the cold start "
         "negligible, since rates are stable after some 500 draft tokens; a contender of ours emits 768 tokens in all, so most of a run is "
         "what the paper leaves out.",
+        "Figures 3 and 5 have no values in the text; Figure 4 prints a part of Figure 3's, and our pairs stand in one picture.",
         "Figures 6 and 7 have no values in the text. Speeds are measured at four thresholds and three draft lengths, which stand under "
         "each Table 1; the counted tables have nine and twelve (Table 17 has five for each pair). s is measured for each verification.",
         "SVIP and D&V have the settings of their own papers where speeds are measured. SPIDE's paper looked for the best ones and does not "

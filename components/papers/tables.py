@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
@@ -86,6 +86,7 @@ class PaperTable:
         acceptance_from: how it is taken from them, in words.
         notes: sentences under it, such as why rows have no verdict.
         formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
+        confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target keeps.
     """
 
     name: str
@@ -99,6 +100,7 @@ class PaperTable:
     acceptance_from: str = ""
     notes: tuple[str, ...] = ()
     formulas: bool = True
+    confidence: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from components.papers.asides import curves
 from components.papers.cell_file import CellFile
 from components.papers.cells import Cell, Scale
+from components.papers.confidence import counted_texts
 from components.papers.made_of import MadeOf
-from components.papers.page import CURVES, POINTS, render, results
-from components.papers.plots import draw_curves, draw_points, draw_table
+from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
+from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.replays import SLOTS
 from components.papers.runner import Opened
@@ -138,6 +139,9 @@ class Page:
             else:
                 drawn = (paths[keys[0]], paths[keys[1]] if curves(file) else None)
             pictures |= {key: path for key, path in zip(keys, drawn, strict=True) if path is not None}
+        confidence = self.path.parent / "images" / "papers-confidence.png"
+        if draw_confidence(counted_texts(self.cells, cells), confidence):
+            pictures[CONFIDENCE] = confidence
         points = self.path.parent / "images" / "papers-operating-points.png"
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
             pictures[POINTS] = points

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from serving.artifacts.base import Artifact, Provenance
 
 MAX_PAIRS = 65_536
@@ -62,6 +64,13 @@ class CorrectionMemory(Artifact):
         """An independent memory with the same counts, those of one moment (deterministic mode works on a copy per request)."""
         with self._lock:
             return CorrectionMemory(self.counts, self.provenance, self.max_pairs)
+
+    def sample(self, share: float, seed: int = 0) -> CorrectionMemory:
+        """As a calibration on fewer texts would have made it: each rejection is kept with probability `share`, from 0 to 1."""
+        counts = self.copy().counts
+        kept = np.random.default_rng(seed).binomial(list(counts.values()), share)
+        left = {pair: count for pair, count in zip(counts, kept.tolist(), strict=True) if count}
+        return CorrectionMemory(left, self.provenance, self.max_pairs)
 
     def write_files(self, folder: Path) -> None:
         import pyarrow as pa

@@ -19,6 +19,17 @@ def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None
     assert efficiency(BenchEntry(draft_efficiency=None, per_prompt=rows)) is None
 
 
+def test_draft_efficiency_over_another_entrys_is_a_ratio() -> None:
+    rows = [PromptRow(prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=2 + i, judged=8) for i in range(4)]
+    fewer = [PromptRow(prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=1, judged=8) for i in range(4)]
+    mine, base = BenchEntry(draft_efficiency=0.7, per_prompt=rows), BenchEntry(draft_efficiency=0.2, per_prompt=fewer)
+    found = efficiency(mine, base)
+    assert found is not None
+    assert found.value == pytest.approx(3.5)
+    assert found.low < 3.5 < found.high
+    assert efficiency(mine, BenchEntry(draft_efficiency=0.0, per_prompt=fewer)) is None
+
+
 def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None:
     """Plain decoding's share is below 1 where it samples: a lossy strategy is compared with it, not with 1."""
     def entry(*matches: int) -> BenchEntry:

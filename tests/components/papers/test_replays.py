@@ -55,6 +55,8 @@ def test_counts_are_those_of_a_real_run(counts: CellFile, sets: Path) -> None:
                                   pair.special_tokens)
     real = run_bench(pair, CELL.choices(), choose("code", 3, sets).prompts, resources, BenchSettings(max_tokens=12, cost_ratios=False))
     assert counts.report.strategies.keys() == real.strategies.keys()
+    assert sum(places for text in counts.confidence for places, _ in text) == sum(
+        row.tokens for row in real.strategies["autoregressive"].per_prompt), "the draft's first choice is counted at every place"
     for label, entry in real.strategies.items():
         for mine, run in zip(counts.report.strategies[label].per_prompt, entry.per_prompt, strict=True):
             assert (mine.tokens, mine.target_calls, mine.accepted, mine.judged) == (

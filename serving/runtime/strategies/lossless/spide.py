@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -39,6 +40,8 @@ class Spide(Strategy):
         overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the continuation's "
                                    "estimated chance, given what is verified, falls to this; 0: as long as the verification takes")
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
+        calibrated: bool = Field(True, description="off: the acceptance table starts empty (ablation)")
+        learns: bool = Field(True, description="off: the acceptance table stays as it started (ablation)")
 
         @model_validator(mode="after")
         def _overlap_tau_needs_overlap(self) -> Spide.Config:
@@ -78,11 +81,18 @@ class Spide(Strategy):
     def longest_draft(self) -> int:
         return int(self.config.max_draft if self.config.dynamic else self.config.num_speculative_tokens)
 
+    @cached_property
+    def table(self) -> AcceptanceTable:
+        """What all requests read and, unless they work on copies, write."""
+        return self.artifact(AcceptanceTable) if self.config.calibrated else AcceptanceTable.empty()
+
     def run(self, session: Session) -> Step[None]:
-        table = self.artifact(AcceptanceTable).at(session.sampling.temperature)
+        table = self.table.at(session.sampling.temperature)
         table = table.copy() if self.resources.deterministic else table
 
         def learn(draft: Draft, verdict: Verdict) -> None:
+            if not self.config.learns:
+                return
             for i in range(verdict.judged):
                 table.update(draft.confidence[i], kept=i < verdict.accepted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -31,6 +32,8 @@ class CSD(Strategy):
         tau: float = Field(0.01, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is rescued")
         use_memory: bool = Field(True, description="off: the gate alone decides (ablation)")
         use_gate: bool = Field(True, description="off: the memory alone decides (ablation)")
+        calibration_share: float = Field(1.0, ge=0, le=1, description="share of its calibration that the memory starts from; 0: it starts "
+                                         "empty (ablation, Figure 3a)")
 
         @model_validator(mode="after")
         def _one_of_them(self) -> CSD.Config:
@@ -43,8 +46,14 @@ class CSD(Strategy):
         note = "CSD's rescue of rejected tokens, by memory and gate, is left out."
         return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
-    def run(self, session: Session) -> Step[None]:
+    @cached_property
+    def memory(self) -> CorrectionMemory:
+        """What all requests read and write."""
         memory = self.artifact(CorrectionMemory)
+        return memory if self.config.calibration_share == 1 else memory.sample(self.config.calibration_share)
+
+    def run(self, session: Session) -> Step[None]:
+        memory = self.memory
         rule = Rescue(memory.copy() if self.resources.deterministic else memory, self.config.min_count, self.config.tau,
                       self.resources.special_tokens, use_memory=self.config.use_memory, use_gate=self.config.use_gate)
         yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,29 @@ def test_new_pairs_that_compete_in_a_full_memory_both_grow():
         memory.update(101, 1)
     assert memory.count(100, 1) == memory.count(101, 1) == 20
     assert len(memory.counts) == 32
+
+
+def test_a_smaller_calibration_keeps_each_rejection_by_chance():
+    memory = CorrectionMemory({(i, i + 1): i for i in range(1, 400)}, ORIGIN)
+    total = sum(memory.counts.values())
+    assert memory.sample(0.0).counts == {}
+    assert memory.sample(1.0).counts == memory.counts
+    fewer = memory.sample(0.3)
+    assert sum(fewer.counts.values()) == pytest.approx(0.3 * total, abs=5 * math.sqrt(0.21 * total))
+    assert all(0 < count <= memory.count(*pair) for pair, count in fewer.counts.items())
+    assert list(fewer.counts) == [pair for pair in memory.counts if pair in fewer.counts], "the oldest is still the first to go"
+    assert memory.sample(0.3).counts == fewer.counts
+
+
+def test_csd_from_an_empty_memory_learns_over_requests():
+    """Not one memory for each request, which would never be asked for anything; and the calibrated one is left as it was."""
+    models, sampling = table_pair(vocab=8, noise=1.5), Sampling(max_tokens=80, temperature=1.0, seed=3)
+    resources = replace(table_resources(8, correction_memory=CorrectionMemory({(1, 2): 9}, ORIGIN)), deterministic=False)
+    csd = build_strategy("csd", {"calibration_share": 0.0, "min_count": 2, "tau": 0.01}, resources)
+    rescued = [Engine(models).generate([1], sampling, csd).session.stats.rescued for _ in range(3)]
+    assert csd.memory.counts
+    assert rescued[0] < rescued[2]
+    assert resources.artifacts["correction_memory"].counts == {(1, 2): 9}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

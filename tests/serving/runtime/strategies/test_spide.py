@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
@@ -102,6 +104,27 @@ def test_only_judged_tokens_update_the_table():
     job = Engine(counting_pair(wrong_behind=5)).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, resources))
     assert sum(table.total) == job.session.stats.judged
     assert sum(table.accepted) == job.session.stats.accepted
+
+
+def test_a_table_that_does_not_learn_stays_as_it_was_calibrated():
+    table = AcceptanceTable([4] * 20, [1] * 20, ORIGIN)
+    resources = replace(table_resources(acceptance_table=table), deterministic=False)
+    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {"learns": False}, resources))
+    assert (sum(table.total), sum(table.accepted)) == (80, 20)
+
+
+def test_a_table_from_nothing_learns_over_requests_and_leaves_the_calibrated_one_alone():
+    table = AcceptanceTable([100] * 20, [0] * 20, ORIGIN)
+    resources = replace(table_resources(acceptance_table=table), deterministic=False)
+    calibrated, strategy = (build_strategy("spide", {"parallel": False, **settings}, resources)
+                            for settings in ({"learns": False}, {"calibrated": False}))
+    calls = [Engine(counting_pair()).generate([0], Sampling(max_tokens=20), one).session.stats.target_calls
+             for one in (calibrated, strategy)]
+    assert calls[0] > calls[1], "a table in which nothing was ever kept ends every draft at once"
+    judged = sum(strategy.table.total)
+    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), strategy)
+    assert 0 < judged < sum(strategy.table.total)
+    assert sum(table.total) == 2000
 
 
 def test_deterministic_mode_leaves_the_shared_table_alone():

@@ -1,0 +1,70 @@
+"""How often the target keeps a draft token, by the draft's confidence: SPIDE's Figures 3 to 5.
+
+Counted at every place of the texts that a cell replays: the draft's first choice there, and whether it is the token that the target wrote.
+SPIDE's own table has only the tokens that were drafted and judged, of which more are certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from components.papers.estimates import TAIL, Estimate
+from components.replay.traced_text import TracedText
+from components.report.intervals import bootstrap_of_sums, resamples_for
+from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+
+if TYPE_CHECKING:
+    from components.papers.cell_file import CellFile
+    from components.papers.cells import Cell
+
+BINS = len(EDGES) + 1
+Counts = tuple[tuple[int, int], ...]
+"""Of one text, for each bin of `AcceptanceTable`: places, and those where the draft's first choice was kept."""
+FIGURE_4_PAIR = "DeepSeek 1.3B & 33B"
+FIGURE_4 = {0: 0.3947, 1: 0.3385, 8: 0.8875, 9: 0.9301, 10: 0.9472, 18: 0.9936, 19: 0.9995}
+"""HumanEval: bin → share that was kept, of the bins that the paper prints."""
+
+
+def counts_of(text: TracedText) -> Counts:
+    """Of one text; a place without a rollout is left out."""
+    found = [[0, 0] for _ in range(BINS)]
+    for token, tokens, confidence in zip(text.output, text.tokens, text.confidence, strict=False):
+        if tokens:
+            count = found[AcceptanceTable.bin_of(confidence[0])]
+            count[0] += 1
+            count[1] += tokens[0] == token
+    return tuple((places, kept) for places, kept in found)
+
+
+def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
+    """The share of a bin that was kept, its interval over texts; None where nothing fell into it."""
+    table = np.array([counts[confidence_bin] for counts in texts], dtype=np.float64)
+    if not table[:, 0].sum():
+        return None
+
+    def share(sums: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(sums[..., 1] / sums[..., 0])[..., None]
+
+    low, high = bootstrap_of_sums(table, share, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(share(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
+def row_words(confidence_bin: int) -> str:
+    """What a row is called.
+
+    >>> row_words(8), row_words(19)
+    ('draft tokens of confidence 0.8 to 0.9: share kept', 'draft tokens of confidence 1: share kept')
+    """
+    edges = [0.0, *EDGES[:-1], 1.0]
+    span = "1" if confidence_bin == BINS - 1 else f"{edges[confidence_bin]:g} to {edges[confidence_bin + 1]:g}"
+    return f"draft tokens of confidence {span}: share kept"
+
+
+def counted_texts(cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code") -> dict[str, tuple[Counts, ...]]:
+    """Pair → counts of its texts on one set of prompts, of the cells that have a file."""
+    return {cell.pair: files[cell.name].confidence for cell in cells
+            if cell.data == data and cell.name in files and files[cell.name].confidence}
