@@ -15,6 +15,7 @@ from components.papers.estimates import calls, mat, settings_of, speed, sums_of
 from components.papers.points import SD_ROLES
 from components.report.tables import markdown, number
 from serving.artifacts.forward_costs import seconds_at
+from serving.runtime.strategies.lossless.duo_decoding import in_one_pass
 
 OVERLAPPING = ("spide", "pearl", "duo_decoding")
 """Strategies in which both models compute at once."""
@@ -72,14 +73,16 @@ def contention_words(file: CellFile) -> str:
 def sequence_words(file: CellFile) -> str:
     """How often DuoDecoding drafted how many sequences (its Figure 5), where their number is its own choice; empty without it."""
     entries = [entry for entry in file.report.strategies.values()
-               if entry.strategy == "duo_decoding" and "max_sequences" not in entry.parameters]
+               if entry.strategy == "duo_decoding" and not entry.parameters]
     counts = Counter[int]()
     for row in [row.sequences or {} for entry in entries for row in entry.per_prompt]:
         counts.update({count: sum(rounds) for count, rounds in row.items()})
     if not counts:
         return ""
     shares = ", ".join(f"{count} in {counts[count] / counts.total():.0%}" for count in sorted(counts))
-    return f"DuoDecoding's number of sequences, of the rounds that judge one (Figure 5): {shares}."
+    longest = "" if file.costs is None or file.costs.busy is None else (
+        f" Its sequences have at most {in_one_pass(file.costs.busy[1])} tokens here, which the target verifies in about one pass.")
+    return f"DuoDecoding's number of sequences, of the rounds that judge one (Figure 5): {shares}.{longest}"
 
 
 def tried(file: CellFile) -> str:

@@ -45,8 +45,8 @@ class CellFile(Frozen):
     costs: Costs | None = None
     notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
-    confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, places and "
-                                           "how many of the draft's first choices were kept")
+    confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, positions "
+                                           "and how many of the draft's first choices were kept")
     report: BenchReport
 
     def measured(self) -> Measured:
@@ -63,6 +63,7 @@ def cell_of(settings: dict[str, Any]) -> Cell:
 def read_cell(path: Path) -> CellFile | None:
     """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
     try:
-        return CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        file = CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, ValidationError):
         return None
+    return None if file.cell.get("replay") and not file.confidence else file  # of a version that did not count it: replayed again

@@ -1,6 +1,6 @@
 """How often the target keeps a draft token, by the draft's confidence: SPIDE's Figures 3 to 5.
 
-Counted at every place of the texts that a cell replays: the draft's first choice there, and whether it is the token that the target wrote.
+Counted at every position of the texts that a cell replays: the draft's first choice there, and whether the target wrote the same token.
 SPIDE's own table has only the tokens that were drafted and judged, of which more are certain.
 """
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from components.papers.cells import Cell
 
 BINS = len(EDGES) + 1
+ABOVE = AcceptanceTable.bin_of(0.9)
+"""The first bin above a confidence of .9, where most of the paper's draft tokens are."""
 Counts = tuple[tuple[int, int], ...]
-"""Of one text, for each bin of `AcceptanceTable`: places, and those where the draft's first choice was kept."""
+"""Of one text, for each bin of `AcceptanceTable`: positions, and those where the draft's first choice was kept."""
 FIGURE_4_PAIR = "DeepSeek 1.3B & 33B"
 FIGURE_4 = {0: 0.3947, 1: 0.3385, 8: 0.8875, 9: 0.9301, 10: 0.9472, 18: 0.9936, 19: 0.9995}
-"""HumanEval: bin → share that was kept, of the bins that the paper prints."""
+"""Most likely HumanEval, as Figure 5: bin → share that was kept, of the bins that the paper prints."""
 
 
 def counts_of(text: TracedText) -> Counts:
-    """Of one text; a place without a rollout is left out."""
+    """Of one text; a position without a rollout is left out."""
     found = [[0, 0] for _ in range(BINS)]
     for token, tokens, confidence in zip(text.output, text.tokens, text.confidence, strict=False):
         if tokens:
             count = found[AcceptanceTable.bin_of(confidence[0])]
             count[0] += 1
             count[1] += tokens[0] == token
-    return tuple((places, kept) for places, kept in found)
+    return tuple((positions, kept) for positions, kept in found)
 
 
 def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
@@ -51,6 +53,11 @@ def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
 
     low, high = bootstrap_of_sums(table, share, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
     return Estimate(float(share(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
+def positions(texts: Sequence[Counts], confidence_bin: int) -> int:
+    """How many fell into a bin."""
+    return sum(counts[confidence_bin][0] for counts in texts)
 
 
 def row_words(confidence_bin: int) -> str:

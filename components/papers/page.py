@@ -10,7 +10,7 @@ from pathlib import Path
 from components.papers.asides import asides, tried
 from components.papers.cell_file import CellFile
 from components.papers.cells import QUICK, Scale
-from components.papers.confidence import row_words, share_kept
+from components.papers.confidence import positions, row_words, share_kept
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
@@ -60,8 +60,10 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
         found.append(Result(row.what, row.paper, ours, judged, whole, settings))
     for confidence_bin, paper in table.confidence.items():
-        ours = share_kept(file.confidence, confidence_bin) if file and file.confidence else None
-        found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None)))
+        texts = file.confidence if file else ()
+        ours = share_kept(texts, confidence_bin) if texts else None
+        found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None, comparable=False),
+                            settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
     return found
 
 
@@ -72,7 +74,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     Args:
         cells: name → measured cell.
         failed: name → reason of cells that could not be measured.
-        pictures: table's name → picture, as the page addresses it.
+        pictures: table's name, or one of the keys above → picture, as the page addresses it.
     """
     parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 from components.papers.asides import Curve
-from components.papers.confidence import Counts
+from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
 from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.tables import PaperTable
@@ -39,7 +40,7 @@ def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Pa
     if not found:
         return None
     with drawing(path, f"{table.title}, by τ", "τ", "over SD's fastest") as axes:
-        for (role, curve), line in zip(found.items(), ("-", "--", ":"), strict=False):
+        for (role, curve), line in zip(found.items(), cycle(("-", "--", ":", "-.")), strict=False):
             axes.plot(curve.taus, curve.speeds, color=INK, linestyle=line, marker="o", label=f"{role}: decoding speed")
             axes.plot(curve.taus, curve.calls, color=SECOND, linestyle=line, marker="s", label=f"{role}: target calls")
         axes.axhline(1.0, color=FAINT, linestyle="--")
@@ -56,14 +57,16 @@ def draw_confidence(texts: Mapping[str, Sequence[Counts]], path: Path) -> Path |
     """
     if not texts:
         return None
-    with drawing(path, "Acceptance by confidence", "the draft's confidence", "share that the target keeps") as axes:
+    with drawing(path, "Acceptance by confidence, HumanEval", "the draft's confidence", "share that the target keeps") as axes:
         for i, (pair, counts) in enumerate(texts.items()):
             total = np.array(counts).sum(0)  # [bins, (places, kept)]
             seen = total[:, 0] > 0
             axes.plot(np.array(MIDPOINTS)[seen], total[seen, 1] / total[seen, 0], color=(INK, SECOND, FAINT)[i % 3],
                       linestyle=("-", "--", ":")[i // 3 % 3], marker=("o", "s", "^", "D", "v")[i % 5], markersize=4,
-                      label=f"{pair} ({total[10:, 0].sum() / total[:, 0].sum():.0%} of places from .91 on)")
-        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=0.8)
+                      label=f"{pair} ({total[ABOVE:, 0].sum() / total[:, 0].sum():.0%} of positions above .9)")
+        axes.scatter([MIDPOINTS[b] for b in FIGURE_4], list(FIGURE_4.values()), color=INK, marker="x", zorder=3,
+                     label=f"{FIGURE_4_PAIR} (Figure 4)")
+        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=0.8, label="share = confidence")
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
         axes.legend(frameon=False, fontsize=7)
     return path

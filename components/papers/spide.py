@@ -76,8 +76,10 @@ COUNTED = ("Target calls and accepted tokens are counted by replays of the strat
            "depend on no machine but for rounding. Speeds are predicted from them: a target pass takes s draft passes and a quarter, "
            "whatever it reads, and no model slows the other: what SPIDE could gain at this acceptance and the paper's ratio of costs. "
            "They were not measured and get no verdict. The fastest settings are the fastest by these predictions.")
-FIRST_CHOICES = ("Shares by confidence are counted at every place of the texts (the draft's first choice, and whether it is the target's "
-                 "token), the paper's among the tokens that SPIDE drafted and the target judged.")
+FIRST_CHOICES = ("Shares by confidence get no verdict: they are counted at every position of the texts (the draft's first choice, and "
+                 "whether it is the target's token), the paper's among the tokens that SPIDE drafted and the target judged. Figure 4 "
+                 "does not name its data; HumanEval is what Figure 5 has. Confidence 1 begins at 1 − 1/512 here, where bfloat16 rounds "
+                 "to 1.")
 FIRST_TURNS = "Of MT-bench the first turns are counted, the paper's figures are of whole conversations."
 SERIAL = "without parallel verification"
 MEASURED_ON_MATHS = ("smollm2-135m-near-copy-29", "smollm2-135m")
@@ -93,8 +95,8 @@ THRESHOLDS = {
 """Of the serial rivals, whose "optimal parameters" the paper looked for without naming them: how unsure a draft may be, and how long."""
 
 
-TABLES = {"table from nothing": "calibrated=false", "table not updated": "learns=false"}
-"""SPIDE with half of what its acceptance table comes from; its own row has both, where the pair ships a table."""
+TABLE_ABLATIONS = {"its table starts empty": "calibrated=false", "its table stays as calibrated": "learns=false"}
+"""Acceptance tables of SPIDE without calibration, and without online counts; its own row has both, where the pair ships a table."""
 SHIPS_A_TABLE = ("smollm2-135m",)
 
 
@@ -227,11 +229,11 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
     tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
     spide = f"spide:tau={tau}"
     serial = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))} if SERIAL in parts else {}
-    halves = {f"SPIDE, {half}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
-              for half, setting in TABLES.items() if pair in SHIPS_A_TABLE}
+    ablations = {f"SPIDE, {words}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
+              for words, setting in TABLE_ABLATIONS.items() if pair in SHIPS_A_TABLE}
     cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
                  contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)), **THRESHOLDS,
-                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial, **halves})
+                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial, **ablations})
     made = [Row(f"SPIDE at τ {tau}: target calls over SD's", values["SPIDE"][theirs][1], "calls", spide, "SD"),
             Row(f"SPIDE at τ {tau}: MAT over SD's", values["SPIDE"][theirs][2] / base_mat, "mat", spide, "SD")]
     for method in METHODS[1:]:
@@ -242,7 +244,7 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
              for method in METHODS]
     made.append(Row("SPIDE: speed over SD, predicted", values["SPIDE"][theirs][0] / values["SD"][theirs][0], "speed", "SPIDE", "SD",
                     comparable=False))
-    for role in halves:
+    for role in ablations:
         made += [Row(f"{role}: speed over SD, predicted (ours only)", None, "speed", role, "SD", comparable=False),
                  Row(f"{role}: target calls over SD's (ours only)", None, "calls", role, "SD")]
     if serial:
@@ -305,11 +307,11 @@ PAPER = Paper(
         "SD's γ and SPIDE's τ are the fastest of those tried on the same prompts, as in the paper: such a best is a little optimistic.",
         "Without dynamic drafting the draft length is fixed at 5; the paper takes the γ that is best for SD.",
         "The acceptance table of near-copy pairs starts empty here, and a bin without counts from a prior (its midpoint); smollm2-135m has "
-        "the shipped one, which then learns on; its counted tables also have SPIDE with a table from nothing and with the shipped one as "
-        "it is. The paper calls the cold start "
+        "the shipped one, which then learns on; its counted tables also have SPIDE with a table that starts empty, and with the "
+        "shipped one as it is. The paper calls the cold start "
         "negligible, since rates are stable after some 500 draft tokens; a contender of ours emits 768 tokens in all, so most of a run is "
         "what the paper leaves out.",
-        "Figures 3 and 5 have no values in the text; Figure 4 prints a part of Figure 3's, and our pairs stand in one picture.",
+        "Figures 3 and 5 have no values in the text; Figure 4 has some of the same pair as Figure 3. Our pairs stand in one picture.",
         "Figures 6 and 7 have no values in the text. Speeds are measured at four thresholds and three draft lengths, which stand under "
         "each Table 1; the counted tables have nine and twelve (Table 17 has five for each pair). s is measured for each verification.",
         "SVIP and D&V have the settings of their own papers where speeds are measured. SPIDE's paper looked for the best ones and does not "

@@ -66,6 +66,8 @@ class Strategy(ABC):
     """Whether the draft in ONNX Runtime takes the draft's place where the pair was loaded with it."""
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds of the artifacts that it needs (keys of `KINDS`); `artifact` returns one of them."""
+    bench_only: ClassVar[tuple[str, ...]] = ()
+    """Parameters that requests to a server may not change: with them a strategy has state of its own, which each object begins afresh."""
     optional_artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of them."""
     overlaps: ClassVar[bool] = False

@@ -24,6 +24,9 @@ def with_parameters(strategy: Strategy, parameters: Mapping[str, Any], *, allowe
     if not allowed:
         raise APIError(403, "this server does not let requests change parameters: leave them out, or start it with --allow-parameters",
                        param="speculation.parameters", code="parameters_not_allowed")
+    if refused := [name for name in strategy.bench_only if name in parameters]:
+        raise APIError(400, f"{refused[0]} is for benches, whose state nobody keeps: leave it out", param="speculation.parameters",
+                       code="invalid_parameters")
     try:
         return build_strategy(strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.resources)
     except DraftwellError as error:

@@ -12,7 +12,8 @@ from components.papers.asides import contention_words, curves, identity_words, t
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile
 from components.papers.cells import FULL, Cell
-from components.papers.page import CURVES, POINTS, render, results
+from components.papers.confidence import counted_texts
+from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
 from components.papers.verdicts import Verdict
@@ -38,6 +39,7 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
     names = [table.name for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT]
     names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
               if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
+    names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
     made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
@@ -64,7 +66,7 @@ def test_what_decoding_alone_leaves_out_is_said_where_it_is_compared(spide: Cell
 def test_another_calibration_of_the_memory_is_not_compared() -> None:
     """The paper's "memory only" is calibrated on the task, ours and the row of CSD on mixed prompts."""
     rows = [row for table in PAPERS["csd"].tables(FULL) for row in table.rows if row.paper is not None]
-    assert {row.role for row in rows if not row.comparable} == {"memory only"}
+    assert {row.role for row in rows if not row.comparable} == {"memory only", "CSD from an empty memory"}
     assert all(not row.comparable for row in rows if row.role == "memory only")
 
 

@@ -21,12 +21,15 @@ def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None
 
 def test_draft_efficiency_over_another_entrys_is_a_ratio() -> None:
     rows = [PromptRow(prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=2 + i, judged=8) for i in range(4)]
-    fewer = [PromptRow(prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=1, judged=8) for i in range(4)]
-    mine, base = BenchEntry(draft_efficiency=0.7, per_prompt=rows), BenchEntry(draft_efficiency=0.2, per_prompt=fewer)
+    half = [row.model_copy(update={"accepted": row.accepted / 2}) for row in rows]
+    mine, base = BenchEntry(draft_efficiency=0.7, per_prompt=rows), BenchEntry(draft_efficiency=0.35, per_prompt=half)
     found = efficiency(mine, base)
     assert found is not None
-    assert found.value == pytest.approx(3.5)
-    assert found.low < 3.5 < found.high
+    assert list(found) == pytest.approx([2.0, 2.0, 2.0]), "twice as many on each prompt: prompts are compared with themselves"
+    fewer = [row.model_copy(update={"accepted": 1}) for row in rows]
+    spread = efficiency(mine, BenchEntry(draft_efficiency=0.2, per_prompt=fewer))
+    assert spread is not None
+    assert spread.low < spread.value < spread.high
     assert efficiency(mine, BenchEntry(draft_efficiency=0.0, per_prompt=fewer)) is None
 
 

@@ -141,10 +141,13 @@ def test_static_sequences_and_budgets_have_the_papers_ratios() -> None:
     """Tables 2 and 3, code: budgets are varied with one sequence, and compared with the measured budget's."""
     rows = {row.what: round(row.paper or 0.0, 3) for table in duodecoding.tables(FULL) for row in table.rows
             if row.role.startswith(("always", "one sequence"))}
-    assert rows == {"always 1 sequence: speed over a dynamic number's": 0.995, "always 2 sequences: speed over a dynamic number's": 0.94,
-                    "always 3 sequences: speed over a dynamic number's": 0.9, "one sequence of γ − 2: speed over γ's": 0.982,
-                    "one sequence of γ − 1: speed over γ's": 0.999, "one sequence of γ + 1: speed over γ's": 0.988,
-                    "one sequence of γ + 2: speed over γ's": 0.978}
+    assert rows == {"always 1 sequence, γ 24: speed over a dynamic number's": 0.995,
+                    "always 2 sequences, γ 24: speed over a dynamic number's": 0.94,
+                    "always 3 sequences, γ 24: speed over a dynamic number's": 0.9,
+                    "one sequence, 2 tokens shorter: speed over the measured length's": 0.982,
+                    "one sequence, 1 token shorter: speed over the measured length's": 0.999,
+                    "one sequence, 1 token longer: speed over the measured length's": 0.988,
+                    "one sequence, 2 tokens longer: speed over the measured length's": 0.978}
     assert sum(duodecoding.TABLE_4.values()) == pytest.approx(1.0)
 
 

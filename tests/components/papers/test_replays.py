@@ -12,16 +12,21 @@ import pytest
 from components.bench.bench import run_bench
 from components.bench.settings import BenchSettings
 from components.papers import runner
-from components.papers.cell_file import CellFile
+from components.papers.cell_file import CellFile, read_cell
 from components.papers.cells import Cell, Scale, sized
+from components.papers.committed import compact
 from components.papers.page import results
 from components.papers.prompts import choose
 from components.papers.replays import constant_costs
-from components.papers.spide import counted
+from components.papers.spide import OURS, SHIPS_A_TABLE, counted
 from components.papers.tables import PaperTable, Row
 from components.papers.verdicts import Verdict
+from components.prompts.prompt import ids_of
+from flows.workspace import Workspace
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
 
 TINY = Scale("tiny", prompts=3, max_tokens=12, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,), replayed=3)
@@ -55,8 +60,6 @@ def test_counts_are_those_of_a_real_run(counts: CellFile, sets: Path) -> None:
                                   pair.special_tokens)
     real = run_bench(pair, CELL.choices(), choose("code", 3, sets).prompts, resources, BenchSettings(max_tokens=12, cost_ratios=False))
     assert counts.report.strategies.keys() == real.strategies.keys()
-    assert sum(places for text in counts.confidence for places, _ in text) == sum(
-        row.tokens for row in real.strategies["autoregressive"].per_prompt), "the draft's first choice is counted at every place"
     for label, entry in real.strategies.items():
         for mine, run in zip(counts.report.strategies[label].per_prompt, entry.per_prompt, strict=True):
             assert (mine.tokens, mine.target_calls, mine.accepted, mine.judged) == (
@@ -70,6 +73,32 @@ def test_seconds_are_passes_at_the_papers_ratio(counts: CellFile) -> None:
     for row in sd.per_prompt:
         seconds = row.seconds - row.ttft_ms / 1e3
         assert row.target_calls * 3.25 <= seconds <= row.target_calls * 4.25 + 1
+
+
+def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_them(counts: CellFile, sets: Path) -> None:
+    """At every position of the target's texts, by asking both models again."""
+    pair, sampling = llama_pair(), Sampling(max_tokens=12, temperature=0.0)
+    models, plain = pair.models, build_strategy("autoregressive")
+    draft = {"target": models["draft"]}
+    for found, prompt in zip(counts.confidence, choose("code", 3, sets).prompts, strict=True):
+        ids = ids_of(pair, prompt)
+        output = Engine({"target": models["target"]}).generate(ids, sampling, plain).output
+        firsts = [Engine(draft).generate([*ids, *output[:i]], Sampling(max_tokens=1, temperature=0.0), plain).output[0]
+                  for i in range(len(output))]
+        assert sum(positions for positions, _ in found) == len(output)
+        assert sum(kept for _, kept in found) == sum(a == b for a, b in zip(firsts, output, strict=True))
+
+
+def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_path: Path) -> None:
+    for name, file in (("old", counts.model_copy(update={"confidence": ()})), ("new", counts)):
+        (tmp_path / f"{name}.json").write_text(compact(file))
+    assert read_cell(tmp_path / "old.json") is None
+    assert read_cell(tmp_path / "new.json") is not None
+
+
+def test_only_pairs_that_ship_a_table_are_counted_without_it() -> None:
+    for pair in OURS:
+        assert (pair in SHIPS_A_TABLE) == (Workspace(pair, "bfloat16").shipped / "acceptance_table").is_dir(), pair
 
 
 def test_predicted_speeds_get_no_verdict(counts: CellFile) -> None:

@@ -321,4 +321,4 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
             (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
         if scale is QUICK:
             measured = [table.cell for table in tables if table.cell.replay is None]
-            assert max(len(cell.choices()) for cell in measured) <= 13, "20 minutes for 13 cells"
+            assert max(len(cell.choices()) for cell in measured) <= 15, "20 minutes for 14 cells"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -20,7 +22,7 @@ from serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
 ONE_PASS = 1.25
-"""A pass over several tokens that takes at most so many times one over a single token counts as one pass: the weights' reading decides."""
+"""A pass over several tokens that takes at most so many times one over a single token counts as one: it is spent on reading the weights."""
 
 
 class DuoDecoding(Strategy):
@@ -54,35 +56,45 @@ class DuoDecoding(Strategy):
         return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
-        budget, longest = self.budget(isinstance(session.draft.model, OnnxModel))
+        budget, longest = self.lengths(isinstance(session.draft.model, OnnxModel))
         drafter = MultiSequence(self.config.max_sequences, static=self.config.static_sequences, longest=longest)
         yield from heterogeneous(session, drafter, Exact(), Ranked(), budget)
 
-    def budget(self, onnx_draft: bool = False) -> tuple[int, int]:
-        """Gamma, and the most tokens of a sequence: both as set, or both as measured.
+    def lengths(self, onnx_draft: bool = False) -> tuple[int, int]:
+        """Gamma, and the most tokens of one sequence: both as set, or both as measured.
 
         Measured, gamma is how many draft passes a target pass takes (section 3.1), rounded down so that several numbers of sequences
-        divide it. The paper's target verifies any leftover in the time of one token; where it does not, longer sequences cost more than
-        their last tokens bring.
+        divide it. The paper takes the time of a verification as that of one token; where longer ones take longer, a longer sequence
+        costs more than its last tokens bring, so that none is longer than `in_one_pass` (ours).
         """
         gamma = self.config.num_speculative_tokens
         if gamma is not None:
             return gamma, gamma
         profile, more = self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft), self.config.budget_offset
-        gamma, longest = even(min(LONGEST, round(profile.speed_ratio))), in_one_pass(profile)
-        return tuple(min(LONGEST, max(1, length + more)) for length in (gamma, min(gamma, longest)))
+        gamma = divisible(min(LONGEST, round(profile.speed_ratio)))
+        longest = min(gamma, in_one_pass(profile.t_verify))
+        return min(LONGEST, max(1, gamma + more)), min(LONGEST, max(1, longest + more))
 
 
-def even(gamma: int) -> int:
-    """The next lower budget that two and three sequences can share evenly, or two where it is small; a prime one would have one sequence.
+def divisible(gamma: int) -> int:
+    """The largest budget up to `gamma` that can be shared: a prime would have one sequence always.
 
-    >>> [even(gamma) for gamma in (0, 1, 3, 5, 11, 24, 31)]
-    [1, 1, 3, 4, 6, 24, 30]
+    From 12 on it is a multiple of 4 or 6, below of 2 or 3, at least 1.
+
+    >>> [divisible(gamma) for gamma in (0, 1, 3, 5, 7, 11, 13, 23, 24, 31)]
+    [1, 1, 3, 4, 6, 10, 12, 20, 24, 30]
     """
-    return gamma - gamma % 6 if gamma >= 6 else max(1, min(gamma, 4))
+    return max(1, *(gamma - gamma % step for step in ((4, 6) if gamma >= 12 else (2, 3))))
 
 
-def in_one_pass(profile: HardwareProfile) -> int:
-    """The largest measured number of tokens that the target verifies in about the time of one; `LONGEST` where that holds for all."""
-    fast = [tokens for tokens, seconds in profile.t_verify.items() if seconds <= ONE_PASS * profile.t_verify[1]]
-    return LONGEST if len(fast) == len(profile.t_verify) else max(fast)
+def in_one_pass(t_verify: Mapping[int, float]) -> int:
+    """How many tokens the target verifies in about the time of one, by the measured sizes; `LONGEST` where that holds for all of them.
+
+    Args:
+        t_verify: tokens → seconds, with one token among them.
+
+    >>> in_one_pass({1: 1.0, 4: 1.1, 8: 1.2, 16: 2.0}), in_one_pass({1: 1.0, 4: 1.5, 8: 1.2})
+    (8, 1)
+    """
+    fast = list(takewhile(lambda tokens: t_verify[tokens] <= ONE_PASS * t_verify[1], sorted(t_verify)))
+    return LONGEST if len(fast) == len(t_verify) else fast[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
@@ -30,6 +30,7 @@ class Spide(Strategy):
     paper = "SPIDE, Algorithm 1 and section 4"
     artifacts = ("acceptance_table", "hardware_profile")
     replayable = True
+    bench_only = ("calibrated",)
     search_space = space(tau=Span(0.1, 0.95, 0.05), parallel=(False, True), max_draft=(4, 8, 16, 32), overlap_tau=(0.0, 0.05, 0.2))
 
     class Config(StrategyConfig):
@@ -40,7 +41,8 @@ class Spide(Strategy):
         overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the continuation's "
                                    "estimated chance, given what is verified, falls to this; 0: as long as the verification takes")
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
-        calibrated: bool = Field(True, description="off: the acceptance table starts empty (ablation)")
+        calibrated: bool = Field(True, description="off: the acceptance table starts empty, and what it learns is not saved (ablation, for "
+                                 "benches)")
         learns: bool = Field(True, description="off: the acceptance table stays as it started (ablation)")
 
         @model_validator(mode="after")
@@ -83,8 +85,11 @@ class Spide(Strategy):
 
     @cached_property
     def table(self) -> AcceptanceTable:
-        """What all requests read and, unless they work on copies, write."""
-        return self.artifact(AcceptanceTable) if self.config.calibrated else AcceptanceTable.empty()
+        """What all requests read and, unless they work on copies, write. First asked for by the thread that decodes, as all of `run` is."""
+        if self.config.calibrated:
+            return self.artifact(AcceptanceTable)
+        nothing = [0] * len(MIDPOINTS)
+        return AcceptanceTable.empty().with_counts(nothing, nothing, sampled=AcceptanceTable.empty())
 
     def run(self, session: Session) -> Step[None]:
         table = self.table.at(session.sampling.temperature)

@@ -24,6 +24,7 @@ class CSD(Strategy):
     lossless = False
     paper = "CSD, Algorithm 1, Eq. 3"
     artifacts = ("correction_memory",)
+    bench_only = ("calibration_share",)
     search_space = space(num_speculative_tokens=(2, 3, 4, 6, 8), min_count=(1, 2, 3, 6), tau=(0.01, 0.1, 0.2, 0.3, 0.5))
 
     class Config(StrategyConfig):
@@ -33,7 +34,7 @@ class CSD(Strategy):
         use_memory: bool = Field(True, description="off: the gate alone decides (ablation)")
         use_gate: bool = Field(True, description="off: the memory alone decides (ablation)")
         calibration_share: float = Field(1.0, ge=0, le=1, description="share of its calibration that the memory starts from; 0: it starts "
-                                         "empty (ablation, Figure 3a)")
+                                         "empty. Below 1 what it learns is not saved (ablation of Figure 3a, for benches)")
 
         @model_validator(mode="after")
         def _one_of_them(self) -> CSD.Config:
@@ -48,7 +49,7 @@ class CSD(Strategy):
 
     @cached_property
     def memory(self) -> CorrectionMemory:
-        """What all requests read and write."""
+        """What all requests read and write. First asked for by the thread that decodes, as all of `run` is."""
         memory = self.artifact(CorrectionMemory)
         return memory if self.config.calibration_share == 1 else memory.sample(self.config.calibration_share)
 

@@ -14,6 +14,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
+from serving.runtime.strategies.lossless.duo_decoding import divisible
 from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.enumeration import Oracle, distance, joint_law, true_law
@@ -211,13 +212,13 @@ def test_the_budget_is_measured_and_an_onnx_draft_has_a_measure_of_its_own(tmp_p
     read = HardwareProfile.load(tmp_path / "p")
     assert read.t_draft_onnx == 1.5
     strategy = build_strategy("duo_decoding", {}, table_resources(hardware_profile=read))
-    assert (strategy.budget(), strategy.budget(onnx_draft=True)) == ((4, 4), (6, 6))
+    assert (strategy.lengths(), strategy.lengths(onnx_draft=True)) == ((4, 4), (6, 6))
     older = HardwareProfile(1.0, {1: 4.4}, 0.1, ORIGIN)
     older.save(tmp_path / "older")
     assert "onnx" not in (tmp_path / "older" / "profile.json").read_text()
     strategy = build_strategy("duo_decoding", {}, table_resources(hardware_profile=HardwareProfile.load(tmp_path / "older")))
-    assert strategy.budget() == strategy.budget(onnx_draft=True) == (4, 4)
-    assert build_strategy("duo_decoding", {}, table_resources(ratio=0.2)).budget() == (1, 1)
+    assert strategy.lengths() == strategy.lengths(onnx_draft=True) == (4, 4)
+    assert build_strategy("duo_decoding", {}, table_resources(ratio=0.2)).lengths() == (1, 1)
 
 
 def test_it_takes_the_draft_in_onnx_runtime_where_there_is_one_and_no_other_strategy_does():
@@ -249,7 +250,7 @@ def test_rounds_are_counted_by_their_number_of_sequences():
 
 @pytest.mark.parametrize(("offset", "gamma"), [(-16, 1), (-1, 2), (0, 3), (3, 6)])
 def test_an_offset_is_added_to_the_measured_budget(offset, gamma):
-    assert duo(None, budget_offset=offset).budget() == (gamma, gamma)
+    assert duo(None, budget_offset=offset).lengths() == (gamma, gamma)
 
 
 def measured(t_verify: dict[int, float], t_draft: float = 1.0, **settings):
@@ -260,18 +261,21 @@ def measured(t_verify: dict[int, float], t_draft: float = 1.0, **settings):
 
 def test_a_measured_budget_can_be_shared_by_several_sequences():
     """31 draft passes in a target pass: a budget of 31, a prime, would have one sequence for ever."""
-    assert measured({1: 31.0}).budget() == (30, 30)
-    assert measured({1: 100.0}).budget() == (60, 60)
-    assert duo(31).budget() == (31, 31), "one that is set stays"
+    assert measured({1: 31.0}).lengths() == (30, 30)
+    assert measured({1: 100.0}).lengths() == (64, 64)
+    assert measured({1: 17.0}).lengths() == (16, 16)
+    assert all(sequences_in([0.1] * 8, 0.0, divisible(gamma)) > 1 for gamma in range(2, 65))
+    assert duo(31).lengths() == (31, 31), "one that is set stays"
 
 
 @pytest.mark.parametrize(("t_verify", "longest"), [
     ({1: 40.0, 8: 44.0, 16: 80.0, 32: 140.0}, 8),  # a processor: a pass over more than eight rows computes longer than it reads weights
-    ({1: 40.0, 8: 40.1, 16: 41.0, 32: 43.0}, 36),  # a GPU: all sizes that were measured take one pass
-    ({1: 40.0, 2: 60.0, 4: 110.0}, 1)])
+    ({1: 40.0, 8: 40.1, 16: 41.0, 32: 43.0}, 40),  # a GPU: all sizes that were measured take one pass
+    ({1: 40.0, 2: 60.0, 4: 110.0}, 1),
+    ({1: 40.0, 2: 60.0, 4: 41.0}, 1)])  # a size that was measured badly ends it, and no larger one is taken behind it
 def test_no_sequence_is_longer_than_a_pass_verifies_at_once(t_verify, longest):
-    assert measured(t_verify).budget() == (36, longest)
-    assert measured(t_verify, budget_offset=2).budget() == (38, longest + 2)
+    assert measured(t_verify).lengths() == (40, longest)
+    assert measured(t_verify, budget_offset=2).lengths() == (42, longest + 2)
 
 
 def test_a_long_budget_is_drafted_in_short_sequences():

@@ -53,6 +53,15 @@ def test_a_parameter_changes_this_request_and_no_other(open_server: httpx.Client
     assert complete(open_server).json()["speculation"]["drafted"] == before["speculation"]["drafted"]
 
 
+@pytest.mark.parametrize(("strategy", "parameter"), [("spide", "calibrated"), ("csd", "calibration_share")])
+def test_a_request_cannot_start_state_of_its_own(strategy: str, parameter: str) -> None:
+    """It would learn for itself alone, and copy a memory on the scheduler's thread."""
+    with serving(served_pair(strategy, slots=2), allow_parameters=True) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        answer = complete(http, parameters={parameter: 0})
+    assert answer.status_code == 400
+    assert parameter in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("parameters", "telling"), [
     ({"num_speculative_tokens": 33}, "num_speculative_tokens"), ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
     ({"num_speculative_tokens": "many"}, "num_speculative_tokens"), ({"gama": 3}, "gama"),
