@@ -67,7 +67,7 @@ class Strategy(ABC):
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds of the artifacts that it needs (keys of `KINDS`); `artifact` returns one of them."""
     bench_only: ClassVar[tuple[str, ...]] = ()
-    """Parameters that requests to a server may not change: with them a strategy has state of its own, which each object begins afresh."""
+    """Parameters that requests to a server may not change: with them a strategy has state of its own, which every object starts with."""
     optional_artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of them."""
     overlaps: ClassVar[bool] = False
