@@ -15,6 +15,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
 from tests.support.errors import raises_code
@@ -150,6 +151,42 @@ def test_the_median_run_counts():
         m.runs[0].append(Generation([1, 2], Stats(emitted=2, wall_seconds=seconds)))
     assert m.seconds == [2.0]
     assert m.tokens == [2]
+
+
+class StandsStill:
+    """A contender whose second text is interrupted for a minute."""
+
+    label = "slow"
+
+    def __init__(self):
+        self.seeds = []
+
+    def reset(self):
+        pass
+
+    def generate(self, ids, sampling):
+        self.seeds.append(sampling.seed)
+        interrupted = len(self.seeds) == 2
+        return Generation([1], Stats(emitted=1, wall_seconds=61.0 if interrupted else 1.0), interrupted=interrupted)
+
+
+def test_a_text_in_which_the_machine_stood_still_is_decoded_once_more():
+    contender = StandsStill()
+    settings = BenchSettings(max_tokens=4, warmup=False, seed=5)
+    measured = measure(table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[contender])
+    assert [[run.seconds for run in runs] for runs in measured["slow"].runs] == [[1.0], [61.0, 1.0], [1.0]]
+    assert measured["slow"].seconds == [1.0, 1.0, 1.0]
+    assert contender.seeds == [5, 6, 7, 6], "a sampled text is the same one again"
+
+
+@pytest.mark.parametrize(("computed", "interrupted"), [(0.0, True), (1.0, True), (9.5, False), (30.0, False)])
+def test_standing_still_is_wall_time_without_computing(monkeypatch, computed, interrupted):
+    """A text of 20 s; a machine that another process has half of computes half of the time, which is slow but measured."""
+    clock = iter([100.0, 100.0 + computed])
+    monkeypatch.setattr("components.bench.runner.process_time", lambda: next(clock))
+    monkeypatch.setattr(Stats, "wall_seconds", property(lambda self: 20.0, lambda self, value: None))
+    contender = StrategyContender(table_pair(), StrategyResources(), PLAIN, "x")
+    assert contender.generate([1, 2], Sampling(max_tokens=2)).interrupted is interrupted
 
 
 def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
