@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,9 @@ def read_cell(path: Path) -> CellFile | None:
     except (OSError, ValueError, ValidationError):
         return None
     return None if file.cell.get("replay") and not file.confidence else file  # of a version that did not count it: replayed again
+
+
+def counted_texts(cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code") -> dict[str, tuple[Counts, ...]]:
+    """Pair → counts of its texts on one set of prompts, of the cells that have a file."""
+    return {cell.pair: files[cell.name].confidence for cell in cells
+            if cell.data == data and cell.name in files and files[cell.name].confidence}

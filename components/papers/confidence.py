@@ -6,8 +6,7 @@ SPIDE's own table has only the tokens that were drafted and judged, of which mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,10 +14,6 @@ from components.papers.estimates import TAIL, Estimate
 from components.replay.traced_text import TracedText
 from components.report.intervals import bootstrap_of_sums, resamples_for
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
-
-if TYPE_CHECKING:
-    from components.papers.cell_file import CellFile
-    from components.papers.cells import Cell
 
 BINS = len(EDGES) + 1
 ABOVE = AcceptanceTable.bin_of(0.9)
@@ -69,9 +64,3 @@ def row_words(confidence_bin: int) -> str:
     edges = [0.0, *EDGES[:-1], 1.0]
     span = "1" if confidence_bin == BINS - 1 else f"{edges[confidence_bin]:g} to {edges[confidence_bin + 1]:g}"
     return f"draft tokens of confidence {span}: share kept"
-
-
-def counted_texts(cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code") -> dict[str, tuple[Counts, ...]]:
-    """Pair → counts of its texts on one set of prompts, of the cells that have a file."""
-    return {cell.pair: files[cell.name].confidence for cell in cells
-            if cell.data == data and cell.name in files and files[cell.name].confidence}

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.papers.asides import curves
-from components.papers.cell_file import CellFile
+from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import Cell, Scale
-from components.papers.confidence import counted_texts
 from components.papers.made_of import MadeOf
 from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
 from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_table

@@ -10,9 +10,8 @@ import pytest
 from components.papers import committed
 from components.papers.asides import contention_words, curves, identity_words, tried
 from components.papers.catalogue import PAPERS
-from components.papers.cell_file import CellFile
+from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
-from components.papers.confidence import counted_texts
 from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
