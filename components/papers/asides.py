@@ -34,8 +34,9 @@ def machine_words(file: CellFile) -> str:
     """Where it was measured, and on which prompts."""
     machine, ids = file.report.machine, ", ".join(file.report.prompt_ids)
     how = "Counted by replay" if file.cell.get("replay") else "Measured"
+    took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
     return (f"{how} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}, commit "
-            f"{(machine.commit or 'unknown')[:9]}, in {file.seconds / 60:.0f} minutes; prompts: {ids}.")
+            f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
 
 
 def identity_words(file: CellFile) -> str:

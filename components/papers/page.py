@@ -159,7 +159,7 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     source = f"; {file.source}" if file else ""
     words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
     words += f"\n\n{asides(file)}" if file else ""
-    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing}\n\n"
+    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: `--cell {table.cell.name}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
