@@ -230,7 +230,7 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
     spide = f"spide:tau={tau}"
     serial = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))} if SERIAL in parts else {}
     ablations = {f"SPIDE, {words}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
-              for words, setting in TABLE_ABLATIONS.items() if pair in SHIPS_A_TABLE}
+                 for words, setting in TABLE_ABLATIONS.items() if pair in SHIPS_A_TABLE}
     cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
                  contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)), **THRESHOLDS,
                              "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial, **ablations})
