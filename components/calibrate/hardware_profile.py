@@ -308,6 +308,6 @@ def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device is idle, so that the next reading of the clock is correct."""
+    """Wait for what the calling thread has launched, so that the next reading of the clock is correct; not for what another model does."""
     if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()

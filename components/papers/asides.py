@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.bench.schema import BenchEntry
+from components.bench.schema import BenchEntry, Machine
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN
 from components.papers.estimates import calls, mat, settings_of, speed, sums_of
@@ -30,12 +30,18 @@ def asides(file: CellFile) -> str:
     return " ".join(words for words in said if words)
 
 
+def device_words(machine: Machine) -> str:
+    """The GPU, if there is one, and the processor."""
+    gpu = f"one {machine.device_name}, " if machine.cuda else ""
+    return f"{gpu}{machine.cpu}, {machine.cores} cores"
+
+
 def machine_words(file: CellFile) -> str:
     """Where it was measured, and on which prompts."""
     machine, ids = file.report.machine, ", ".join(file.report.prompt_ids)
     how = "Counted by replay" if file.cell.get("replay") else "Measured"
     took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
-    return (f"{how} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, {machine.dtype}, commit "
+    return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, commit "
             f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
 
 

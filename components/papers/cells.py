@@ -19,6 +19,8 @@ from serving.settings import Settings
 
 FORMAT = 2
 """Of the files of cells; part of every key."""
+PADDED = 1.1e9
+"""Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to it."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
 
@@ -35,6 +37,7 @@ class Scale:
         taus: SPIDE's thresholds, of which the fastest counts.
         replayed: prompts of cells that are replayed.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
+        pad_target: parameters that the targets of measured cells are padded to.
     """
 
     name: str
@@ -46,6 +49,16 @@ class Scale:
     taus: tuple[float, ...]
     replayed: int = 4
     remark: str = ""
+    pad_target: float = PADDED
+
+    @property
+    def padded(self) -> str:
+        """The padding in words.
+
+        >>> FULL.padded
+        '1.1 B parameters'
+        """
+        return f"{self.pad_target / 1e9:g} B parameters"
 
 
 QUICK = Scale("quick", prompts=2, max_tokens=20, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
@@ -106,6 +119,15 @@ class Cell(Settings):
             made_of: kind → digest of the artifacts that its strategies read, and the pair's fingerprint.
         """
         return json_digest([FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.settings()])[:12]
+
+
+def padding_name(padded: float | None) -> str:
+    """What marks pages and folders of cells whose target has another padding; empty for the usual one, and for none.
+
+    >>> padding_name(7e9), padding_name(PADDED)
+    ('padded-7b', '')
+    """
+    return "" if padded in (None, PADDED) else f"padded-{(padded or 0) / 1e9:g}b"
 
 
 def choice_of(spec: str) -> StrategyChoice:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.papers.cell_file import CellFile, read_cell
-from components.papers.cells import Cell
+from components.papers.cells import Cell, padding_name
 from serving.files import write_atomically
 
 FOLDER = Path(__file__).parent / "measured"
@@ -33,10 +33,19 @@ def committed_cells(cells: Sequence[Cell], folder: Path = FOLDER) -> dict[str, C
     """Name → file of those cells that the project keeps; one whose settings have changed since is not the cell any more."""
     found = {}
     for cell in cells:
-        file = read_kept(folder / f"{cell.name}.json")
+        file = read_kept(place(cell.name, cell.pad_target, folder))
         if file is not None and file.cell == cell.settings():
             found[cell.name] = file
     return found
+
+
+def place(name: str, padded: float | None, folder: Path = FOLDER) -> Path:
+    """Where a cell is kept: those of another padding, which measure the same, in a folder of their own.
+
+    >>> place("csd-code", 1.1e9, Path()), place("csd-code", 7e9, Path())
+    (PosixPath('csd-code.json'), PosixPath('padded-7b/csd-code.json'))
+    """
+    return folder / padding_name(padded) / f"{name}.json"
 
 
 @lru_cache(maxsize=64)
@@ -101,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if file is None:
             raise SystemExit(f"{path} is no measured cell: name a JSON file of the run's folder")
         name = file.cell["name"]
-        write_atomically(FOLDER / f"{name}.json", compact(file, options.remark).encode())
+        path = place(name, file.cell["pad_target"])
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, compact(file, options.remark).encode())
         print(f"{name}: kept")
 
 

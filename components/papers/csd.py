@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.formulas import token_acceptance
-from components.papers.spide import PADDED
 from components.papers.tables import Paper, PaperTable, Row, quality_rows
 
 GAMMA = 6
@@ -52,7 +51,7 @@ def figure_3(scale: Scale) -> PaperTable:
     empty, sd, csd = from_share(0.0), f"vanilla_sd:num_speculative_tokens={GAMMA}", ("csd",)
     swept = {from_share(share): (f"csd:calibration_share={share}",) for share in SHARES}
     swept |= {f"CSD, {words}": (f"csd:{setting}",) for words, setting in OTHERS.items()}
-    cell = sized(scale, name="csd-sweeps", pair="smollm2-135m", pad_target=PADDED, data="code",
+    cell = sized(scale, name="csd-sweeps", pair="smollm2-135m", pad_target=scale.pad_target, data="code",
                  contenders={"SD": (sd,), "CSD": csd, **swept})
     rows = [Row(f"{empty}: accepted / drafted tokens over SD's", EMPTY_GAIN, "efficiency", empty, "SD",
                 comparable=False),
@@ -62,7 +61,7 @@ def figure_3(scale: Scale) -> PaperTable:
            "are good ones, the paper judges by accuracy, which this target is too small for; here the share of the target's first choices "
            "stands in its place.")
     return PaperTable("csd-figure-3", "Figure 3: the calibration's size, λ and τ", "Llama-3 70B & 1B, MATH500, 0 to 8,000 samples",
-                      f"smollm2-135m, target padded to {PADDED / 1e9:g} B parameters, HumanEval, {SHARES[0]:.0%} to 100% of the shipped "
+                      f"smollm2-135m, target padded to {scale.padded}, HumanEval, {SHARES[0]:.0%} to 100% of the shipped "
                       "memory", cell, (*rows, *quality_rows("CSD", *swept)), why, notes=(TOO_SHORT,))
 
 
@@ -75,7 +74,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             "SD": (f"vanilla_sd:num_speculative_tokens={GAMMA}",), "Lossy SD": (f"lossy_sd:tau=0.6:num_speculative_tokens={GAMMA}",),
             "SWIFT": ("swift",), "Lookahead": ("lookahead",), "CSD": ("csd",),
             "memory only": ("csd:use_gate=false",), "gate only": ("csd:use_memory=false",)}
-        cell = sized(scale, name=f"csd-{data}", pair="smollm2-135m", pad_target=PADDED, data=data, contenders=contenders)
+        cell = sized(scale, name=f"csd-{data}", pair="smollm2-135m", pad_target=scale.pad_target, data=data, contenders=contenders)
         rows = [Row(f"{method}: speed over plain", speed, "speed", method, PLAIN) for method, speed in speeds.items()]
         rows += [Row(f"{method}: speed over SD", speeds[method] / speeds["SD"], "speed", method, "SD") for method in ("Lossy SD", "CSD")]
         if data == "code":
@@ -89,7 +88,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
         number = "Tables 1, 3 and 4" if data == "code" else "Tables 1 and 4"
         found.append(PaperTable(
             f"csd-1-{data}", f"{number}: {NAMES[data]}", f"Llama-3 70B & 1B, two H20, {NAMES[data]}, greedy, γ 6, λ 6, τ .01",
-            f"smollm2-135m, target padded to {PADDED / 1e9:g} B parameters, the same settings", cell, tuple(rows), WHY,
+            f"smollm2-135m, target padded to {scale.padded}, the same settings", cell, tuple(rows), WHY,
             acceptance=token_acceptance(share * gamma, gamma),
             acceptance_from=f"solved from {share:.1%} of drafted tokens at γ {gamma} of {source}, taking tokens as independent",
             notes=(MEMORY_ONLY,) if data == "code" else ()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from components.papers.cells import PLAIN, Scale, sized
-from components.papers.spide import PADDED
 from components.papers.tables import UNEQUAL, Metric, Paper, PaperTable, Row, drafts_early
 
 TABLE_1 = {
@@ -29,7 +28,7 @@ TTFT_OVER_PLAIN = {"SpS, drafting first": 1.6, "DuoDec": 1.35}
 FIRST = "SpS, drafting first"
 LONGEST_DRAFT = 5
 """Of SpS: no longer draft is the best one where half of the tokens are accepted."""
-WHY = ("With no GPU both models compute on disjoint cores of one processor and share its memory, so the overlap saves less than on two "
+WHY = ("Without a GPU both models compute on disjoint cores of one processor and share its memory, so the overlap saves less than on two "
        "devices; SpS runs on the same cores.")
 EQUAL_CORES = ("SpS", "DuoDec")
 """Each model on its own share of the cores; PLD and Lookahead draft without a model and have all."""
@@ -88,11 +87,11 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             rows += [Row(f"{longer(more)}: speed over the measured length's", speed, "speed", longer(more), ONE, comparable=False)
                      for more, speed in TABLE_3.items()]
         notes = (UNEQUAL, drafts_early("DuoDec", "SpS"), FIRST_TOKEN, UNEQUAL_FIRST, *((OTHER_LIMIT,) if data == "code" else ()))
-        cell = sized(scale, name=f"duodecoding-{data}", pair="smollm2-135m", pad_target=PADDED, data=data, contenders=contenders)
+        cell = sized(scale, name=f"duodecoding-{data}", pair="smollm2-135m", pad_target=scale.pad_target, data=data, contenders=contenders)
         found.append(PaperTable(
             f"duodecoding-1-{data}", f"Tables 1{' to' if data == 'code' else ' and'} 4: {NAMES[data]}",
             "Vicuna 7B on an A800, 68M on a 16-core Xeon (Table 2: Llama-2 7B), greedy",
-            f"smollm2-135m, target padded to {PADDED / 1e9:g} B parameters, equal cores, the draft in ONNX Runtime", cell,
+            f"smollm2-135m, target padded to {scale.padded}, equal cores, the draft in ONNX Runtime", cell,
             tuple(rows), WHY, notes=notes))
     return tuple(found)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.papers.asides import asides, tried
+from components.papers.asides import asides, device_words, tried
 from components.papers.cell_file import CellFile
-from components.papers.cells import QUICK, Scale
+from components.papers.cells import PADDED, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
 from components.papers.estimates import Estimate
 from components.papers.points import measured_points
@@ -76,6 +76,8 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
         failed: name → reason of cells that could not be measured.
         pictures: table's name, or one of the keys above → picture, as the page addresses it.
     """
+    if scale.pad_target != PADDED:
+        return render_padded(papers, scale, cells, failed or {}, pictures or {})
     parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS)), DATA_WORDS]
@@ -89,13 +91,33 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     return "\n".join(parts)
 
 
+def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str],
+                  pictures: Mapping[str, Path]) -> str:
+    """The page of another padding: the tables whose cells were measured or failed with it; what no padding changes is on the usual page."""
+    shown = [(paper, [table for table in paper.tables(scale) if table.cell.name in {*cells, *failed}]) for paper in papers]
+    machines = " and ".join(sorted({device_words(file.report.machine) for file in cells.values()})) or "no machine yet"
+    parts = [f"# The papers' tables with targets of {scale.padded}\n\n"
+             f"Made by `draftwell papers --data data --pad-target {scale.pad_target:g}`; measured on {machines}. Verdicts, intervals and "
+             "columns are those of the [tables with the usual padding](https://github.com/draftwell/draftwell/blob/main/docs/papers.md), "
+             "which also has deviations, counted tables and what is open; here are the tables that were measured so.\n",
+             operating_points(papers, scale, cells, pictures.get(POINTS))]
+    for paper, tables in shown:
+        if tables:
+            parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n"]
+        for table in tables:
+            file = cells.get(table.cell.name)
+            parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures))
+    return "\n".join(parts)
+
+
 def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile]) -> str:
     """The command that measures a paper's tables, as those that are there were measured."""
     machine = next((cells[table.cell.name].report.machine for table in paper.tables(scale) if table.cell.name in cells), None)
     quick = " --quick" if scale.name == QUICK.name else ""
+    padded = "" if scale.pad_target == PADDED else f" --pad-target {scale.pad_target:g}"
     device = (machine.device or "cpu").partition(":")[0] if machine else ""
     options = f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
-    return f"draftwell papers{quick} --only {paper.name} --data data{options}"
+    return f"draftwell papers{quick} --only {paper.name} --data data{options}{padded}"
 
 
 def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from components.papers.cells import QUICK, Scale, sized
-from components.papers.spide import PADDED
 from components.papers.tables import Paper, PaperTable, Row, quality_rows
 
 SD, FSD, PSD_A = 65.01, 83.11, 93.71
@@ -29,7 +28,8 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
     quick = scale.name == QUICK.name
     taus, lengths = (TAUS[:1], LENGTHS[:1]) if quick else (TAUS, LENGTHS)
     grid = [f"num_draft_tokens={draft}:num_speculative_tokens={qualified}:tau_target={tau}" for draft, qualified in lengths for tau in taus]
-    cell = sized(scale, name="pyramidsd-choice", pair="smollm2-135m", pad_target=PADDED, data="choice", temperature=0.7, contenders={
+    cell = sized(scale, name="pyramidsd-choice", pair="smollm2-135m", pad_target=scale.pad_target, data="choice", temperature=0.7,
+                 contenders={
         "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT),
         f"SD{BY_QUALIFIER}": tuple(f"vanilla_sd:drafter=qualifier:num_speculative_tokens={gamma}" for gamma in scale.gammas_all),
         "FSD": tuple(f"fuzzy_sd:num_speculative_tokens={gamma}:tau={tau}"
@@ -47,7 +47,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
            "fuzzy ones comes with tokens that the target would not have written.")
     return (PaperTable("pyramidsd-1", "Figure 2 and Table 2: fastest speeds",
                        "Llama 3.2 1B & 3B, Llama 3.1 8B, RTX 4090, CommonsenseQA, T = .7",
-                       f"smollm2-135m with its qualifier, target padded to {PADDED / 1e9:g} B parameters, T = .7", cell, rows, why,
+                       f"smollm2-135m with its qualifier, target padded to {scale.padded}, T = .7", cell, rows, why,
                        notes=(OTHER_DRAFT,)),)
 
 

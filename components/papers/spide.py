@@ -10,8 +10,6 @@ from components.papers.formulas import leviathan_speedup, token_acceptance
 from components.papers.tables import UNEQUAL, Paper, PaperTable, Row, drafts_early
 from components.report.tables import markdown
 
-PADDED = 1.1e9
-"""Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to it."""
 METHODS = ("SD", "SVIP", "D&V", "PEARL", "SPIDE")
 THEIR_PAIRS = ("Vicuna 68M & 13B", "Vicuna 160M & 33B", "Pythia 160M & 12B", "DeepSeek 1.3B & 33B", "TinyLlama 1.1B & CodeLlama 34B",
                "Qwen3 1.7B & 32B")
@@ -115,9 +113,9 @@ def nearest(acceptance: float) -> int:
                                                                for values in (TABLE_1, TABLE_2)))
 
 
-def pair_words(pair: str) -> str:
+def pair_words(scale: Scale, pair: str) -> str:
     """Our pair in words; the padding belongs in every table."""
-    return f"{pair}, target padded to {PADDED / 1e9:g} B parameters, equal cores"
+    return f"{pair}, target padded to {scale.padded}, equal cores"
 
 
 def contenders(scale: Scale, pair: str, *, ablations: bool) -> dict[str, tuple[str, ...]]:
@@ -172,14 +170,14 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
     for pair, acceptance in OURS.items():
         theirs, ablations = nearest(acceptance), pair in WITHOUT_PARTS
         for number, data, values in ((1, "code", TABLE_1), *(((2, "maths", TABLE_2),) if pair in MEASURED_ON_MATHS else ())):
-            cell = sized(scale, name=f"spide-{data}-{pair}", pair=pair, pad_target=PADDED, data=data,
+            cell = sized(scale, name=f"spide-{data}-{pair}", pair=pair, pad_target=scale.pad_target, data=data,
                          contenders=contenders(scale, pair, ablations=ablations and number == 1))
             tau = TABLE_18_TAU[data][theirs]
             made = rows(values, theirs, tau) + (ablation_rows(theirs) if ablations and number == 1 else ())
             found.append(PaperTable(
                 f"spide-{number}-{pair}", f"Table {number}{' with Table 5' if ablations and number == 1 else ''}: {pair}",
                 f"{THEIR_PAIRS[theirs]}, SD at γ {TABLE_17[theirs]}, SPIDE at τ {tau} and s {TABLE_18[theirs]}, four RTX 3090, bfloat16, "
-                "greedy", pair_words(pair), cell, made, WHY,
+                "greedy", pair_words(scale, pair), cell, made, WHY,
                 acceptance=acceptance_of(values, theirs),
                 acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]),
                 notes=(UNEQUAL, drafts_early("PEARL", "SD"))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from components.papers.cells import QUICK, Scale, sized
 from components.papers.formulas import forward_flops, sd_flops, sprinter_flops
-from components.papers.spide import PADDED
 from components.papers.tables import Paper, PaperTable, Row, overlap_rows, quality_rows
 
 TOKENS = 20
@@ -37,8 +36,8 @@ def at(tau: float) -> str:
 
 def tables(scale: Scale) -> tuple[PaperTable, ...]:
     """Table 2."""
-    cell = sized(scale, name="sprinter-continuation", pair="smollm2-135m", pad_target=PADDED, data="continuation", temperature=1.0,
-                 max_tokens=TOKENS, prompts=scale.prompts if scale.name == QUICK.name else PROMPTS, contenders={
+    cell = sized(scale, name="sprinter-continuation", pair="smollm2-135m", pad_target=scale.pad_target, data="continuation",
+                 temperature=1.0, max_tokens=TOKENS, prompts=scale.prompts if scale.name == QUICK.name else PROMPTS, contenders={
                      "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT),
                      "AdaEDL": ("adaedl:threshold=0.4:max_draft=7",), "Mentored": ("mentored",),
                      "SPRINTER": ("sprinter:tau=0.5",), **{at(tau): (f"sprinter:tau={tau}",) for tau in LOWER},
@@ -59,7 +58,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
            "be had, and in its place is how often ROUGE-L is SD's or more.")
     theirs = "GPT-Neo 125M & 1.3B, Wiki-Summary, 20 tokens, sampled (the paper names no temperature)"
     return (PaperTable("sprinter-2", "Table 2: Wiki-Summary", theirs,
-                       f"smollm2-135m, target padded to {PADDED / 1e9:g} B parameters, T = 1, {TOKENS} tokens", cell, tuple(rows), why,
+                       f"smollm2-135m, target padded to {scale.padded}, T = 1, {TOKENS} tokens", cell, tuple(rows), why,
                        notes=(OTHER_TAUS,), acceptance=at_least(TABLE_2["SD"][0]),
                        acceptance_from="at least: its 2.17 accepted tokens a run with drafts of any length; it does not name its γ"),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
@@ -125,3 +125,8 @@ class Paper:
     deviations: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
     appendix: str = ""
+
+
+def measured_alone(paper: Paper) -> Paper:
+    """A paper without the tables that are counted by replay: padding a target changes no count."""
+    return replace(paper, tables=lambda scale: tuple(table for table in paper.tables(scale) if table.cell.replay is None))

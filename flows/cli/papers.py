@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, pick_device, say, set_threads
+from flows.cli.options import DeviceOption, DtypeOption, PadTarget, Threads, check_folder, pick_device, say, set_threads
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ def papers(
         "--out", help="Folder of the measured cells, which a second run skips. Default: $DRAFTWELL_HOME/papers.")] = None,
     page: Annotated[Path | None, typer.Option(
         "--page", help="Markdown file to write, with pictures in images/ next to it. Default, in the folder: papers.md; papers-shipped.md "
-        "without --data; papers-quick.md.")] = None,
+        "without --data; papers-quick.md; papers-padded-7b.md with --pad-target 7e9.")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
+    pad_target: PadTarget = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
     kept: Annotated[bool, typer.Option(
         "--kept", help="Measure nothing: write the page from the cells that the project keeps alone, as docs/papers.md is.")] = False,
@@ -50,15 +52,19 @@ def papers(
     import torch
 
     from components.papers.catalogue import papers_named
-    from components.papers.cells import FULL, QUICK
+    from components.papers.cells import FULL, QUICK, padding_name
     from components.papers.committed import with_committed
     from components.papers.runner import Run, measured_cells, run_cells
+    from components.papers.tables import measured_alone
     from components.report.drawing import check_drawing
     from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
     from serving.artifacts.pair_files import draftwell_home
     from serving.device import device_class
 
-    chosen, scale = papers_named(only), QUICK if quick else FULL
+    chosen, everything, scale = papers_named(only), papers_named(None), QUICK if quick else FULL  # what is there of others is shown
+    if pad_target not in (None, scale.pad_target):
+        chosen, everything = list(map(measured_alone, chosen)), list(map(measured_alone, everything))
+        scale = replace(scale, pad_target=pad_target)
     if out is not None:
         check_folder(out)
     if data is not None and not data.is_dir():
@@ -71,8 +77,8 @@ def papers(
     folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
               lambda cell: made_of(cell, number_format, on, say))
-    everything = papers_named(None)  # what was measured of the other papers stays on the page
-    shown = Page(page or folder / f"papers{'-quick' if quick else '' if data else '-shipped'}.md", everything, scale)
+    marks = "papers", padding_name(pad_target), "quick" if quick else "" if data else "shipped"
+    shown = Page(page or folder / f"{'-'.join(filter(None, marks))}.md", everything, scale)
 
     def found() -> dict[str, CellFile]:
         """What this run has, and what the project keeps where it has nothing."""

@@ -25,7 +25,7 @@ from serving.runtime.engine.round_meter import RoundMeter
 from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.engine.workers import Workers
+from serving.runtime.engine.workers import Workers, lend
 from serving.runtime.failures import lost_device, readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.output import Model, Output, share_top
@@ -329,6 +329,7 @@ class Engine:
                 outputs = [error] * len(commands)
             else:
                 outputs = [self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
+        lend(tensor for output in outputs if isinstance(output, Output) for tensor in (output.compact, output.hidden))
         marks = getattr(flight.model, "marks", None)
         if marks is not None and self._workers is not None:
             flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done

@@ -129,7 +129,7 @@ class ModuleModel(ABC):
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the engine reads the clock next
+            torch.cuda.current_stream(self.device).synchronize()  # the engine reads the clock next; another model may still compute
         return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
 
     def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:

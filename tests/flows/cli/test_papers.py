@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,30 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
     assert "0 of 1 cells are measured" in other.stderr, "another number format is another run"
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_another_padding_is_another_run_with_a_page_of_its_own(run: Callable[..., Any], prompts: Path, tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells and its page do not take the place of the usual ones, and what padding does not change is left out."""
+    tables = catalogue.PAPERS["spide"].tables
+
+    def padded(scale: Scale) -> tuple[PaperTable, ...]:
+        (table,) = tables(scale)
+        counted = table.cell.model_copy(update={"name": "tiny-counts", "replay": 5})
+        return (replace(table, cell=table.cell.model_copy(update={"pad_target": scale.pad_target}), ours=f"a target of {scale.padded}"),
+                replace(table, name="tiny-2", cell=counted))
+
+    monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", padded)})
+    arguments = ("papers", "--quick", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    done = run(*arguments, "--pad-target", 200_000)
+    assert done.exit_code == 0, (done.output, done.exception)
+    text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
+    assert "a target of 0.0002 B parameters" in text
+    assert "--quick --only spide --data data --dtype float32 --device cpu --threads 1 --pad-target 200000`" in text
+    assert "tiny-counts" not in text
+    assert "1 of 1 cells are measured" in done.stderr
+    assert "0 of 1 cells are measured" in run(*arguments, "--pad-target", 300_000, "--render").stderr
 
 
 @pytest.mark.usefixtures("tiny_paper")
