@@ -48,6 +48,7 @@ class Workspace:
         self.root = draftwell_home() / "pairs" / self.spec.name / self.dtype
         self.traces, self.artifacts, self.reports = (self.root / n for n in ("traces", "artifacts", "reports"))
         self._files: PairFiles | None = None
+        self._told = False
 
     def traces_at(self, temperature: float) -> Path:
         """Folder of the traces of a temperature: greedy ones and sampled ones do not replace each other."""
@@ -65,7 +66,18 @@ class Workspace:
         folder = self.shipped / kind
         if not (folder / "artifact.json").is_file():
             return None
-        return folder if read_manifest(folder)["provenance"]["fingerprint"] == fingerprint(self.files(), self.dtype) else None
+        if read_manifest(folder)["provenance"]["fingerprint"] == fingerprint(self.files(), self.dtype):
+            return folder
+        self._say_left_out()
+        return None
+
+    def _say_left_out(self) -> None:
+        """Once: that artifacts which come with the pair are not for its files."""
+        if not self._told:
+            self._told = True
+            self.say(f"the artifacts that come with {self.spec.name} are left out: they were made for other weights, or for the "
+                     f"tokenizer.json of another version of transformers; install what constraints.txt names and remove "
+                     f"{self.files().target}, or make your own with `draftwell calibrate` and `draftwell train`")
 
     @property
     def device(self) -> str:
@@ -222,7 +234,9 @@ class Workspace:
             if place is None or not (place / "artifact.json").is_file():
                 continue
             if place == shipped:
-                return _if_fitting(cls, place, pair.fingerprint)
+                if (fitting := _if_fitting(cls, place, pair.fingerprint)) is None:
+                    self._say_left_out()
+                return fitting
             return cls.load(place, fingerprint=pair.fingerprint)
         return None
 

@@ -69,12 +69,23 @@ def contention_words(file: CellFile) -> str:
         return ""
     if not any(entry.split_cores and entry.strategy in OVERLAPPING for entry in file.report.strategies.values()):
         return ""
-    drafts, passes = zip(*((draft * 1e3, seconds_at(verify, CONTENTION_TOKENS) * 1e3)
+    drafts, passes = zip(*((draft, seconds_at(verify, CONTENTION_TOKENS))
                            for draft, verify in ((costs.t_draft, costs.t_verify), costs.alone, costs.busy)), strict=True)
-    return ("What overlapping costs here: a draft pass takes {:.0f} ms with all cores, {:.0f} ms on its share of them while the target is "
-            "idle, and {:.0f} ms while both compute; a target pass over {} tokens {:.0f}, {:.0f} and {:.0f} ms. The two models share "
-            "one memory's bandwidth; the papers' run on several GPUs.").format(
-                *drafts, CONTENTION_TOKENS, *passes)
+    gpu = file.report.machine.cuda
+    alone, apart = ("without worker threads", "on a thread of its own") if gpu else ("with all cores", "on its share of them")
+    drafting, judging = ([milliseconds(seconds) for seconds in three] for three in (drafts, passes))
+    return (f"What overlapping costs here: a draft pass takes {drafting[0]} ms {alone}, {drafting[1]} ms {apart} while the target is idle, "
+            f"and {drafting[2]} ms while both compute; a target pass over {CONTENTION_TOKENS} tokens {judging[0]}, {judging[1]} and "
+            f"{judging[2]} ms. The two models share one {'GPU' if gpu else 'memory and its bandwidth'}; the papers' run on several GPUs.")
+
+
+def milliseconds(seconds: float) -> str:
+    """Two digits where one would say little.
+
+    >>> milliseconds(0.0021), milliseconds(0.0151)
+    ('2.1', '15')
+    """
+    return f"{seconds * 1e3:.{1 if seconds < 0.01 else 0}f}"
 
 
 def sequence_words(file: CellFile) -> str:

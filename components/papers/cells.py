@@ -60,10 +60,20 @@ class Scale:
         """
         return f"{self.pad_target / 1e9:g} B parameters"
 
+    @property
+    def pad_option(self) -> str:
+        """What a command needs for it; empty for the usual padding.
 
-QUICK = Scale("quick", prompts=2, max_tokens=20, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
-    "This is a quick run: 2 prompts of 20 tokens a cell, one draft length and one threshold. A bootstrap over 2 prompts knows three "
-    "different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and roughly where."))
+        >>> Scale("a run", 1, 1, 1, (), (), (), pad_target=7e9).pad_option
+        ' --pad-target 7e9'
+        """
+        return "" if self.pad_target == PADDED else f" --pad-target {self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
+
+
+QUICK = Scale("quick", prompts=2, max_tokens=16, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
+    "This is a quick run: 2 prompts of 16 tokens a cell (SPRINTER: 20), one draft length and one threshold. A bootstrap over 2 prompts "
+    "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
+    "roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
              replayed=32)
 
@@ -122,12 +132,12 @@ class Cell(Settings):
 
 
 def padding_name(padded: float | None) -> str:
-    """What marks pages and folders of cells whose target has another padding; empty for the usual one, and for none.
+    """What marks pages, pictures and folders of cells whose target has another padding; empty for the usual one, and for none.
 
     >>> padding_name(7e9), padding_name(PADDED)
     ('padded-7b', '')
     """
-    return "" if padded in (None, PADDED) else f"padded-{(padded or 0) / 1e9:g}b"
+    return "" if padded is None or padded == PADDED else f"padded-{padded / 1e9:g}b"
 
 
 def choice_of(spec: str) -> StrategyChoice:

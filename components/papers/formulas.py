@@ -6,10 +6,12 @@ Acceptance is taken as independent from token to token, as the papers take it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from serving.artifacts.forward_costs import seconds_at
 
+Passes = tuple[float, Mapping[int, float]]
+"""Seconds of a draft pass, and tokens → seconds of a target pass."""
 MOST_GAMMAS = 32
 """Longest draft that `best_gamma` looks at."""
 
@@ -94,35 +96,74 @@ def serial_length(alpha: float, tau: float, cap: int = 32) -> int:
     return min(cap, max(1, math.ceil(math.log(tau) / math.log(alpha) - 1e-9)))
 
 
-def spide_pace(alpha: float, tau: float, alone: tuple[float, Mapping[int, float]], busy: tuple[float, Mapping[int, float]],
-               rest: float = 0.0, cap: int = 32) -> float:
-    """Tokens per second of SPIDE's Algorithm 1 where every token has the same chance α: what it gains by overlapping alone.
+def spide_seconds(tokens: int, alpha: float, tau: float, alone: Passes, busy: Passes, rest: float = 0.0, cap: int = 32) -> float:
+    """Seconds in which SPIDE's Algorithm 1 writes a text, where every draft token has the same chance α: what overlapping alone gains.
 
     A cycle begins serially with k drafts. The target then judges these and the continuation's first token while s more are drafted; as long
-    as all are kept it judges s more each time (s − 1 that are left over and the next first token); a rejection ends the cycle.
+    as all are kept it judges s more each time (s − 1 that are left over and the next first token); a rejection ends the cycle. No draft
+    goes beyond the text: in short answers that keeps continuations of a fast draft short.
 
     Args:
+        tokens: to write, behind the prompt's own.
         tau: SPIDE's threshold.
-        alone: (seconds of a draft pass, tokens → seconds of a target pass) with the other model idle.
-        busy: the same with both at once.
+        alone: passes with the other model idle.
+        busy: passes with both at once.
         rest: seconds of a target call outside passes.
+        cap: longest draft.
+
+    >>> spide_seconds(1, 0.5, 0.7, (0.1, {1: 1.0, 2: 1.0}), (0.1, {1: 1.0, 2: 1.0}))  # a verification beside which one token is drafted
+    1.0
     """
-    k, (draft, verify) = serial_length(alpha, tau, cap), busy
-    seconds, tokens, chance, judged = k * alone[0], 0.0, 1.0, k + 1
-    while chance > 1e-9:
-        steps = min(cap, max(1, math.floor(seconds_at(verify, judged) / draft)))
-        kept = alpha ** judged
-        seconds += chance * (max(seconds_at(verify, judged), steps * draft) + rest)
-        tokens += chance * (expected_tokens(alpha, judged) - kept)  # accepted ones, and the correction if any was rejected
-        chance *= kept if alpha < 1 else 0.0  # α = 1 would never end: one window stands for all
-        judged = steps
-    return tokens / seconds
+    serial, draft = serial_length(alpha, tau, cap), busy[0]
+    verify, verify_alone = ([seconds_at(times, pending + 1) for pending in range(cap + 1)] for times in (busy[1], alone[1]))
+    fitting = [min(cap, max(1, math.floor(seconds / draft))) for seconds in verify]
+    fresh = [0.0]  # tokens left → seconds from the beginning of a cycle
+    going = [[0.0] * (cap + 1)]  # tokens left → pending drafts → seconds from their verification on
+
+    for left in range(1, tokens + 1):
+        lost = after_rejection(left, alpha, fresh, cap + 1)
+        row = []
+        for pending in range(min(cap, left) + 1):
+            steps = min(fitting[pending], left - pending)
+            if steps:
+                kept = pending + 1
+                seconds = max(verify[pending], steps * draft) + alpha ** kept * going[left - kept][steps - 1] + lost[kept]
+            else:  # nothing is left to draft
+                seconds = verify_alone[pending] + alpha ** pending * fresh[max(0, left - pending - 1)] + lost[pending]
+            row.append(seconds + rest)
+        going.append(row)
+        begun = min(serial, left - 1)
+        fresh.append(begun * alone[0] + row[begun])
+    return fresh[tokens]
 
 
-def sd_pace(alpha: float, gamma: int, alone: tuple[float, Mapping[int, float]], rest: float = 0.0) -> float:
-    """Tokens per second of speculative decoding on the same cores."""
+def sd_seconds(tokens: int, alpha: float, gamma: int, alone: Passes, rest: float = 0.0) -> float:
+    """The same of speculative decoding with drafts of γ tokens on the same cores.
+
+    >>> sd_seconds(4, 1.0, 1, (0.5, {1: 1.0, 2: 1.0}))
+    3.0
+    """
     draft, verify = alone
-    return expected_tokens(alpha, gamma) / (gamma * draft + seconds_at(verify, gamma + 1) + rest)
+    fresh = [0.0]
+    for left in range(1, tokens + 1):
+        drafted = min(gamma, left - 1)
+        lost = after_rejection(left, alpha, fresh, drafted)
+        behind = alpha ** drafted * fresh[left - drafted - 1] + lost[drafted]
+        fresh.append(drafted * draft + seconds_at(verify, drafted + 1) + rest + behind)
+    return fresh[tokens]
+
+
+def after_rejection(left: int, alpha: float, fresh: Sequence[float], most: int) -> list[float]:
+    """judged tokens, 0 to `most` → Σ over the first rejected one of its chance and the seconds that are left behind it.
+
+    Args:
+        left: tokens to write; the accepted ones and the correction count.
+        fresh: tokens left → seconds, below `left`.
+    """
+    sums = [0.0]
+    for accepted in range(most):
+        sums.append(sums[-1] + alpha ** accepted * (1 - alpha) * fresh[max(0, left - accepted - 1)])
+    return sums
 
 
 def expected_run(true_positive: float, false_positive: float, acceptable: int) -> float:

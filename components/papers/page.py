@@ -30,6 +30,8 @@ POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = "Predicted next to measured, both over plain decoding with all cores unless the engine says otherwise:"
+SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
+               "token as in that text, and no draft beyond the text's end.")
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
                   pictures: Mapping[str, Path]) -> str:
     """The page of another padding: the tables whose cells were measured or failed with it; what no padding changes is on the usual page."""
     shown = [(paper, [table for table in paper.tables(scale) if table.cell.name in {*cells, *failed}]) for paper in papers]
+    counts = sum(len(tables) for _, tables in shown), sum(len(paper.tables(scale)) for paper in papers)
     machines = " and ".join(sorted({device_words(file.report.machine) for file in cells.values()})) or "no machine yet"
-    parts = [f"# The papers' tables with targets of {scale.padded}\n\n"
-             f"Made by `draftwell papers --data data --pad-target {scale.pad_target:g}`; measured on {machines}. Verdicts, intervals and "
-             "columns are those of the [tables with the usual padding](https://github.com/draftwell/draftwell/blob/main/docs/papers.md), "
-             "which also has deviations, counted tables and what is open; here are the tables that were measured so.\n",
-             operating_points(papers, scale, cells, pictures.get(POINTS))]
+    parts = [f"# The papers' tables with targets padded to {scale.padded}\n\n"
+             f"{counts[0]} of the {counts[1]} measured tables, on {machines}. A target is SmolLM2-135M padded with zeros until its passes "
+             f"cost what those of a model of {scale.padded} do; it writes what it wrote before. Pairs named `near-copy` draft with the target "
+             "itself, with fewer layers. How verdicts, intervals and columns are to be read, deviations, counted tables and what is open: "
+             "[the tables with the usual padding](https://github.com/draftwell/draftwell/blob/main/docs/papers.md). Where a table says "
+             "equal cores (`@1+1`), on a GPU each model has a worker thread and a CUDA stream of its own, on the same card.\n",
+             *remarks_on(scale, cells), operating_points(papers, scale, cells, pictures.get(POINTS))]
     for paper, tables in shown:
         if tables:
             parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n"]
@@ -110,27 +115,32 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
     return "\n".join(parts)
 
 
+def remarks_on(scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
+    """Paragraphs that qualify a whole page: on the size of the run, and on shipped prompts."""
+    stand_in = any(file.source.startswith(SHIPPED) for file in cells.values())
+    return [f"{text}\n" for text in (scale.remark, STAND_IN if stand_in else "") if text]
+
+
 def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile]) -> str:
     """The command that measures a paper's tables, as those that are there were measured."""
     machine = next((cells[table.cell.name].report.machine for table in paper.tables(scale) if table.cell.name in cells), None)
     quick = " --quick" if scale.name == QUICK.name else ""
-    padded = "" if scale.pad_target == PADDED else f" --pad-target {scale.pad_target:g}"
     device = (machine.device or "cpu").partition(":")[0] if machine else ""
     options = f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
-    return f"draftwell papers{quick} --only {paper.name} --data data{options}{padded}"
+    return f"draftwell papers{quick} --only {paper.name} --data data{options}{scale.pad_option}"
 
 
 def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     """What the page is, how to run it, and the rule."""
     minutes = sum(file.seconds for file in cells.values()) / 60
-    remark = f"{scale.remark}\n\n" if scale.remark else ""
-    stand_in = f"{STAND_IN}\n\n" if any(file.source.startswith(SHIPPED) for file in cells.values()) else ""
+    remarks = "".join(f"{text}\n" for text in remarks_on(scale, cells))
     return ("# The papers' tables, run here\n\n"
             "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
             "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. "
             f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
-            "(`components/papers/measured`); a run of your own takes their place, cell by cell.\n\n"
-            f"{remark}{stand_in}"
+            "(`components/papers/measured`); a run of your own takes their place, cell by cell. Three tables were also measured "
+            "[on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
+            f"{remarks}"
             "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
@@ -186,7 +196,7 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
         text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
-        text += f"\n{agreement_words(rows)}\n"
+        text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:

@@ -63,7 +63,8 @@ def predictions(file: CellFile) -> list[Prediction]:
     """Of every vanilla SD of a cell, and of every SPIDE that overlaps.
 
     All speeds are over plain decoding with all cores, also those of engines whose models have a share of them each.
-    The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's prediction, from SD's acceptance.
+    The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's, both by
+    the passes, text by text: a text's tokens have one chance, which is its acceptance rate with the strategy, and no draft goes beyond it.
     """
     costs = file.costs
     if costs is None:
@@ -98,20 +99,25 @@ def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> Pr
 
 
 def spide_rows(file: CellFile, costs: Costs) -> list[Prediction]:
-    """Every SPIDE that overlaps, over the fastest SD of its cell."""
+    """Every SPIDE that overlaps, over the fastest SD of its cell: text by text, with its own acceptance and length."""
     found = file.measured()
     if "SD" not in found.labels or costs.busy is None or costs.alone is None:
         return []
     base = found.entry("SD")
-    alpha, gamma = base.acceptance_rate, int(base.parameters.get("num_speculative_tokens", 5))
-    if alpha is None:
-        return []
+    gamma = int(base.parameters.get("num_speculative_tokens", 5))
+    slow = sum(formulas.sd_seconds(tokens, alpha, gamma, costs.alone, costs.t_rest) for tokens, alpha in texts(base))
     rows = []
     for label, entry in file.report.strategies.items():
         if entry.strategy != "spide" or str(entry.parameters.get("parallel", True)).lower() == "false" or "tau" not in entry.parameters:
             continue
-        predicted = formulas.spide_pace(alpha, float(entry.parameters["tau"]), costs.alone, costs.busy, costs.t_rest)
-        predicted /= formulas.sd_pace(alpha, gamma, costs.alone, costs.t_rest)
-        if (measured := decoding_speed(entry, base)) is not None:
-            rows.append(Prediction(label, alpha, None, costs.busy[0] / costs.busy[1][1], None, predicted, measured, over="SD"))
+        tau = float(entry.parameters["tau"])
+        fast = sum(formulas.spide_seconds(tokens, alpha, tau, costs.alone, costs.busy, costs.t_rest) for tokens, alpha in texts(entry))
+        measured, alpha = decoding_speed(entry, base), entry.acceptance_rate
+        if measured is not None and alpha is not None and fast:
+            rows.append(Prediction(label, alpha, None, costs.busy[0] / costs.busy[1][1], None, slow / fast, measured, over="SD"))
     return rows
+
+
+def texts(entry: BenchEntry) -> list[tuple[int, float]]:
+    """(tokens behind the first, acceptance rate) of each text; with nothing judged, 0."""
+    return [(row.tokens - 1, (row.accepted or 0) / (row.judged or 1)) for row in entry.per_prompt]

@@ -58,7 +58,7 @@ PAPER = Paper(
           "the divergence `fsd_js`, which needs a draft over the whole vocabulary (the shipped one covers a part)",
           "Figure 3 (entropy and confidence of the three models)"),
     deviations=(
-        "Answers have 64 tokens (quick runs: 20); the paper's up to 2048.",
+        "Answers have 64 tokens (quick runs: 16); the paper's up to 2048.",
         "The fastest is chosen from one or two thresholds and lengths, the paper's from grids of up to hundreds: its best is larger.",
         "The divergence is the true Jensen-Shannon one; the paper's thresholds mean that of its code, `fsd_js`.",
     ))

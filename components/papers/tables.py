@@ -41,8 +41,8 @@ class Row:
     comparable: bool = True
 
 
-UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: on two cores their target has one and "
-           "plain decoding's both; the row \"all cores\" is the one to compare with the paper's.")
+UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: their target has a share of the cores and "
+           "plain decoding's all; the row \"all cores\" is the one to compare with the paper's.")
 """Under tables with such rows, which are not `comparable`."""
 
 
@@ -127,6 +127,6 @@ class Paper:
     appendix: str = ""
 
 
-def measured_alone(paper: Paper) -> Paper:
+def without_replayed(paper: Paper) -> Paper:
     """A paper without the tables that are counted by replay: padding a target changes no count."""
     return replace(paper, tables=lambda scale: tuple(table for table in paper.tables(scale) if table.cell.replay is None))

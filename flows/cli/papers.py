@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import DeviceOption, DtypeOption, PadTarget, Threads, check_folder, pick_device, say, set_threads
+from flows.cli.options import DeviceOption, DtypeOption, Threads, check_folder, pick_device, say, set_threads
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -35,10 +35,13 @@ def papers(
         "without --data; papers-quick.md; papers-padded-7b.md with --pad-target 7e9.")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder with the papers' data sets, such as humaneval.jsonl. Default: shipped prompts of the same kind.")] = None,
-    pad_target: PadTarget = None,
+    pad_target: Annotated[float | None, typer.Option(
+        "--pad-target", min=1.0, help="Parameters that targets are padded to, 1.1e9 by default. Another number is a run, and a page, of "
+        "its own, without the tables that are counted by replay: padding changes no count.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Measure nothing: write the page from what is there.")] = False,
     kept: Annotated[bool, typer.Option(
-        "--kept", help="Measure nothing: write the page from the cells that the project keeps alone, as docs/papers.md is.")] = False,
+        "--kept", help="Measure nothing: write the page from the cells that the project keeps alone, as docs/papers.md is, and "
+        "docs/papers-gpu.md with --pad-target 7e9.")] = False,
     publish: Annotated[bool, typer.Option(
         "--publish/--no-publish", help="Also keep the page and its pictures in MLflow, where there is a registry.")] = True,
     dtype: DtypeOption = None,
@@ -55,7 +58,7 @@ def papers(
     from components.papers.cells import FULL, QUICK, padding_name
     from components.papers.committed import with_committed
     from components.papers.runner import Run, measured_cells, run_cells
-    from components.papers.tables import measured_alone
+    from components.papers.tables import without_replayed
     from components.report.drawing import check_drawing
     from flows.steps.papers import Page, counts_of, log_page, made_of, open_cells, own_format
     from serving.artifacts.pair_files import draftwell_home
@@ -63,7 +66,7 @@ def papers(
 
     chosen, everything, scale = papers_named(only), papers_named(None), QUICK if quick else FULL  # what is there of others is shown
     if pad_target not in (None, scale.pad_target):
-        chosen, everything = list(map(measured_alone, chosen)), list(map(measured_alone, everything))
+        chosen, everything = list(map(without_replayed, chosen)), list(map(without_replayed, everything))
         scale = replace(scale, pad_target=pad_target)
     if out is not None:
         check_folder(out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.papers.asides import curves
 from components.papers.cell_file import CellFile, counted_texts
-from components.papers.cells import Cell, Scale
+from components.papers.cells import Cell, Scale, padding_name
 from components.papers.made_of import MadeOf
 from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
 from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_table
@@ -119,6 +119,10 @@ class Page:
         """The cells that it shows, each once."""
         return list({table.cell.name: table.cell for paper in self.papers for table in paper.tables(self.scale)}.values())
 
+    def picture(self, key: str) -> Path:
+        """Where a picture is: those of another padding do not take the place of the usual ones."""
+        return self.path.parent / "images" / f"{'-'.join(filter(None, ('papers', padding_name(self.scale.pad_target), key)))}.png"
+
     def write(self, cells: Mapping[str, CellFile], failed: Mapping[str, str], fresh: Cell | None = None) -> list[Path]:
         """Write it.
 
@@ -130,7 +134,7 @@ class Page:
         pictures = dict[str, Path]()
         for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
             file, keys = cells.get(table.cell.name), (table.name, table.name + CURVES)
-            paths = {key: self.path.parent / "images" / f"papers-{key}.png" for key in keys}
+            paths = {key: self.picture(key) for key in keys}
             if file is None:
                 continue
             if fresh is None or table.cell.name == fresh.name or not paths[table.name].is_file():
@@ -138,10 +142,10 @@ class Page:
             else:
                 drawn = (paths[keys[0]], paths[keys[1]] if curves(file) else None)
             pictures |= {key: path for key, path in zip(keys, drawn, strict=True) if path is not None}
-        confidence = self.path.parent / "images" / "papers-confidence.png"
+        confidence = self.picture(CONFIDENCE)
         if draw_confidence(counted_texts(self.cells, cells), confidence):
             pictures[CONFIDENCE] = confidence
-        points = self.path.parent / "images" / "papers-operating-points.png"
+        points = self.picture(POINTS)
         if draw_points(list(measured_points(self.papers, self.scale, cells).values()), published_points(), points):
             pictures[POINTS] = points
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
@@ -164,7 +168,7 @@ def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
     with registry_errors(uri):
         known, root = client.get_experiment_by_name(name), artifact_folder(uri)
         experiment = known.experiment_id if known else client.create_experiment(name, f"{root}/papers" if root else None)
-        run = client.create_run(experiment, run_name=f"papers, {page.scale.name}").info.run_id
+        run = client.create_run(experiment, run_name=f"papers, {page.scale.name}{page.scale.pad_option}").info.run_id
         client.log_artifact(run, str(page.path))
         for picture in pictures:
             client.log_artifact(run, str(picture), "images")

@@ -25,7 +25,7 @@ from serving.runtime.engine.round_meter import RoundMeter
 from serving.runtime.engine.shared_prompts import copy_prompt, waits_for_another
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
-from serving.runtime.engine.workers import Workers, lend
+from serving.runtime.engine.workers import Workers, finish
 from serving.runtime.failures import lost_device, readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.output import Model, Output, share_top
@@ -324,16 +324,14 @@ class Engine:
         outputs: list[Output | Exception] = []
         try:
             outputs += share_top(flight.model.forward(commands)) if commands else []
+            if self._workers is not None:  # on a thread of its own it can wait: a side lands when it is done
+                finish(flight.model, outputs)
         except Exception as error:
             if len(commands) == 1 or lost_device(error):
                 outputs = [error] * len(commands)
             else:
                 outputs = [self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
-        lend(tensor for output in outputs if isinstance(output, Output) for tensor in (output.compact, output.hidden))
-        marks = getattr(flight.model, "marks", None)
-        if marks is not None and self._workers is not None:
-            flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done
-            marks = None
+        marks = getattr(flight.model, "marks", None) if self._workers is None else None
         return BatchResult(outputs, started, time.perf_counter(), marks)
 
     def _await(self, flight: BatchInFlight) -> None:

@@ -2,7 +2,8 @@
 
 Two OpenMP teams that share a core wait for each other at every barrier, which costs far more than the second core gains.
 So each model gets a disjoint share of the process's cores, and its thread computes with as many threads as it has cores.
-The first model (the target) gets the larger share where the cores cannot be divided evenly. On a CUDA device each has a stream.
+The first model (the target) gets the larger share where the cores cannot be divided evenly. On a CUDA device models whose memory stays
+in place (CUDA graphs) have a stream each.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,7 +23,10 @@ from serving.device import core_ids
 from serving.runtime.models.library_runner import computes_beside_others
 
 T = TypeVar("T")
+_streams: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Model → its CUDA stream."""
 _reader = threading.local()
+"""On a worker with a stream: that of the thread which reads its outputs."""
 
 
 def shares(cores: Sequence[int], parts: int) -> list[list[int]]:
@@ -51,17 +57,18 @@ class Workers:
         threads = max(1, self._threads_before // max(1, len(computing)))
         self._pools = {
             id(model): ThreadPoolExecutor(1, thread_name_prefix=f"draftwell-{number}", initializer=bind_thread,
-                                          initargs=(mine.get(id(model), []), threads, cuda_device(model)))
+                                          initargs=(mine.get(id(model), []), threads, own_stream(model)))
             for number, model in enumerate(models)}
 
     def submit(self, model: Any, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run `work` on the model's thread; a model that came later gets a thread without cores of its own."""
+        own = own_stream(model)
         if id(model) not in self._pools:
-            self._pools[id(model)] = ThreadPoolExecutor(1, initializer=bind_thread, initargs=([], 1, cuda_device(model)))
-        device = cuda_device(model)
-        if device is None:
-            return self._pools[id(model)].submit(work, *arguments)
-        return self._pools[id(model)].submit(on_own_stream, torch.cuda.current_stream(device), work, *arguments)
+            self._pools[id(model)] = ThreadPoolExecutor(1, initializer=bind_thread, initargs=([], 1, own))
+        pool = self._pools[id(model)]
+        if own is None:
+            return pool.submit(work, *arguments)
+        return pool.submit(on_own_stream, own, torch.cuda.current_stream(own.device), work, *arguments)
 
     def close(self) -> None:
         """End the threads; what is in flight ends first."""
@@ -92,50 +99,60 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     return done.result()
 
 
-def bind_thread(cores: Sequence[int], threads: int, device: torch.device | None = None) -> None:
+def bind_thread(cores: Sequence[int], threads: int, stream: Any = None) -> None:
     """Bind the calling thread to `cores` (none: leave it where it is), let torch compute with `threads` on it, and Python's lock be free
     while it computes.
 
     Args:
-        device: a CUDA device, on which the thread gets a stream of its own: what two threads launch on one stream runs in turn.
+        stream: of CUDA, which becomes the thread's own: what two threads launch on one stream runs in turn.
     """
     computes_beside_others()
     torch.set_num_threads(threads)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    if device is not None:
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+    if stream is not None:
+        torch.cuda.set_stream(stream)
 
 
-def cuda_device(model: Any) -> torch.device | None:
-    """Where a model computes, if that is a CUDA device."""
-    device = getattr(model, "device", None)
-    return device if isinstance(device, torch.device) and device.type == "cuda" else None
+def own_stream(model: Any) -> Any:
+    """The CUDA stream of a model whose memory stays in place; None for all others, which launch on their thread's current stream.
+
+    A model keeps it: PyTorch has 32 streams and hands them out in turn, so that a stream for each thread would soon be another's.
+    """
+    if not getattr(model, "captures", False):
+        return None
+    if model not in _streams:
+        _streams[model] = torch.cuda.Stream(model.device)
+    return _streams[model]
 
 
-def on_own_stream(caller: Any, work: Callable[..., T], *arguments: Any) -> T:
-    """Work on the calling thread's stream behind all that the caller's stream had when this was asked for; wait until it is done.
+def on_own_stream(own: Any, caller: Any, work: Callable[..., T], *arguments: Any) -> T:
+    """Work on a stream behind all that the caller's stream had when this was asked for; leave nothing running.
 
     Args:
-        caller: stream of the thread that will read what comes out.
+        own: of the model; current on its thread.
+        caller: of the thread that will read what comes out.
     """
-    own = torch.cuda.current_stream(caller.device)
-    own.wait_stream(caller)
     _reader.stream = caller
+    with suppress(RuntimeError):  # a lost device, of which the work will say so
+        own.wait_stream(caller)
     try:
         return work(*arguments)
     finally:
-        own.synchronize()
+        with suppress(RuntimeError):  # the same
+            own.synchronize()
 
 
-def lend(tensors: Iterable[torch.Tensor | None]) -> None:
-    """On a worker's stream: keep the memory of tensors, once they are let go, until the caller's stream has read them, too.
+def finish(model: Any, outputs: Iterable[Any]) -> None:
+    """On a worker: wait for what a model's forward pass launched, whose outputs the caller reads next.
 
-    Memory goes back to the stream that it was taken on, and the next forward pass there would write to it.
+    Memory goes back to the stream that it was taken on, where the pass that runs meanwhile may be given it. So the outputs' is kept, once
+    they are let go, until the caller's stream has read them, too.
     """
-    stream = getattr(_reader, "stream", None)
-    if stream is None:
+    if getattr(model, "marks", None) is None:  # it has waited itself
         return
-    for tensor in tensors:
-        if tensor is not None and tensor.is_cuda:
-            tensor.record_stream(stream)
+    model.synchronize()
+    if (stream := getattr(_reader, "stream", None)) is not None:
+        for tensor in (tensor for output in outputs for tensor in (output.compact, output.hidden, output.support)):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)

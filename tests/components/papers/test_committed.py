@@ -16,7 +16,7 @@ from components.papers.cells import FULL, Cell
 from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
-from components.papers.tables import measured_alone
+from components.papers.tables import without_replayed
 from components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
@@ -49,15 +49,15 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
 
 def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() -> None:
     """It has the tables that were measured so, and no others."""
-    scale, papers = replace(FULL, pad_target=7e9), list(map(measured_alone, PAPERS.values()))
+    scale, papers = replace(FULL, pad_target=7e9), list(map(without_replayed, PAPERS.values()))
     cells = [table.cell for paper in papers for table in paper.tables(scale)]
     found = committed.committed_cells(cells)
     assert sorted(found) == sorted(path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json"))
     shown = [table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found]
     shown += [name + CURVES for name in shown if name.startswith("spide")]
-    made = render(papers, scale, found, pictures={name: Path(f"images/papers-{name}.png") for name in (*shown, POINTS)})
-    assert made == (REPO / "docs" / "gpu" / "papers.md").read_text(encoding="utf-8"), (
-        "run `draftwell papers --kept --pad-target 7e9 --page docs/gpu/papers.md`")
+    made = render(papers, scale, found, pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)})
+    assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
+        "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`")
     assert "Not measured yet" not in made
     assert "on one NVIDIA H200, " in made
     assert "Table 2: Wiki-Summary" not in made

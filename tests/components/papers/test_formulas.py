@@ -50,39 +50,64 @@ def test_the_best_gamma_grows_with_acceptance() -> None:
     assert found[2] == 1 + speeds.index(max(speeds))
 
 
-@pytest.mark.parametrize(("alpha", "tau", "draft"), [(0.5, 0.7, 0.06), (0.8, 0.7, 0.06), (0.95, 0.5, 0.25), (0.8, 0.9, 0.5)])
-def test_spides_pace_by_simulation(alpha: float, tau: float, draft: float) -> None:
+@pytest.mark.parametrize("tokens", [1, 2, 20, 63])
+@pytest.mark.parametrize(("alpha", "tau", "draft"), [
+    (0.5, 0.7, 0.06), (0.8, 0.7, 0.06), (0.95, 0.5, 0.25), (0.8, 0.9, 0.5), (0.6, 0.7, 0.01)])
+def test_spides_seconds_by_simulation(alpha: float, tau: float, draft: float, tokens: int) -> None:
     """Algorithm 1, token by token: what is left of a window after x_{k+1} was tested is tested next time, and nothing twice."""
-    verify = {1: 1.0, 32: 2.0}
-    rng = random.Random(7)
-    seconds = tokens = 0.0
-    for _ in range(40_000):
-        k, chance = 0, 1.0
-        while k < 32:
-            k, chance = k + 1, chance * alpha
-            if chance <= tau + 1e-12:
-                break
-        seconds += k * draft
-        judged = k + 1
-        while True:
-            took = 1.0 + (judged - 1) / 31
-            steps = min(32, max(1, int(took / draft)))
-            seconds += max(took, steps * draft)
-            kept = next((i for i in range(judged) if rng.random() >= alpha), judged)
-            tokens += kept + (kept < judged)
-            if kept < judged:
-                break
-            judged = steps
-    wanted = tokens / seconds
-    assert formulas.spide_pace(alpha, tau, (draft, verify), (draft, verify)) == pytest.approx(wanted, rel=0.02)
+    alone, busy = (draft, {1: 1.0, 32: 2.0}), (1.5 * draft, {1: 1.2, 32: 2.6})
+    rng, runs = random.Random(7), 4_000
+    seconds = 0.0
+    for _ in range(runs):
+        left = tokens
+        while left > 0:
+            pending, chance = 0, 1.0
+            while pending < min(32, left - 1):
+                pending, chance = pending + 1, chance * alpha
+                seconds += alone[0]
+                if chance <= tau + 1e-12:
+                    break
+            while True:
+                took = 1.2 + 1.4 * pending / 31
+                steps = min(32, max(1, int(took / busy[0])), left - pending)
+                judged = pending + (steps > 0)
+                seconds += max(took, steps * busy[0]) if steps else 1.0 + pending / 31
+                kept = next((i for i in range(judged) if rng.random() >= alpha), judged)
+                left -= kept + (kept < judged or not steps)
+                if kept < judged or not steps or left <= 0:
+                    break
+                pending = steps - 1
+    assert formulas.spide_seconds(tokens, alpha, tau, alone, busy) == pytest.approx(seconds / runs, rel=0.02)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_sds_seconds_by_simulation(tokens: int) -> None:
+    """No draft goes beyond the text, and its last token is the target's."""
+    rng, runs, seconds, (alpha, gamma, draft, rest) = random.Random(5), 4_000, 0.0, (0.7, 5, 0.1, 0.02)
+    for _ in range(runs):
+        left = tokens
+        while left > 0:
+            drafted = min(gamma, left - 1)
+            seconds += drafted * draft + 1 + 0.1 * drafted + rest
+            left -= 1 + next((i for i in range(drafted) if rng.random() >= alpha), drafted)
+    verify = {1: 1.0, 11: 2.0}
+    assert formulas.sd_seconds(tokens, alpha, gamma, (draft, verify), rest) == pytest.approx(seconds / runs, rel=0.02)
+
+
+def test_long_texts_come_to_leviathans_formula() -> None:
+    """Whose rounds have no end to keep away from."""
+    alpha, gamma, draft = 0.8, 4, 0.2
+    plain, long = 2_000 * 1.0, formulas.sd_seconds(2_000, alpha, gamma, (draft, FLAT))
+    assert plain / long == pytest.approx(formulas.leviathan_speedup(alpha, gamma, draft), rel=0.005)
 
 
 def test_spide_gains_nothing_where_nothing_is_kept_and_more_the_more_is_kept() -> None:
     """With α = 0 each cycle is one draft and one verification, as SD's with γ = 1."""
     times = 0.06, FLAT
-    assert formulas.spide_pace(0.0, 0.7, times, times) == pytest.approx(formulas.sd_pace(0.0, 1, times), rel=0.01)
-    gains = [formulas.spide_pace(alpha, 0.7, times, times) / formulas.sd_pace(alpha, formulas.best_gamma(alpha, *times), times)
-             for alpha in (0.5, 0.8, 0.9)]
+    assert formulas.spide_seconds(200, 0.0, 0.7, times, times) == pytest.approx(formulas.sd_seconds(200, 0.0, 1, times), rel=0.01)
+    best = {alpha: formulas.best_gamma(alpha, *times) for alpha in (0.5, 0.8, 0.9)}
+    gains = [formulas.sd_seconds(500, alpha, gamma, times) / formulas.spide_seconds(500, alpha, 0.7, times, times)
+             for alpha, gamma in best.items()]
     assert gains == sorted(gains)
     assert gains[-1] > 1.1
 

@@ -13,6 +13,7 @@ import pytest
 from components.papers import catalogue
 from components.papers.cells import PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
+from serving.artifacts.pair_files import fingerprint
 from tests.support.paths import REPO
 
 TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
@@ -79,6 +80,9 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(run: Callable[...
     text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
     assert "a target of 0.0002 B parameters" in text
     assert "--quick --only spide --data data --dtype float32 --device cpu --threads 1 --pad-target 200000`" in text
+    assert "](images/papers-padded-0.0002b-tiny-1.png)" in text
+    assert (tmp_path / "run" / "images" / "papers-padded-0.0002b-tiny-1.png").is_file()
+    assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), "the usual page's pictures are left alone"
     assert "tiny-counts" not in text
     assert "1 of 1 cells are measured" in done.stderr
     assert "0 of 1 cells are measured" in run(*arguments, "--pad-target", 300_000, "--render").stderr
@@ -153,7 +157,6 @@ def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
     from registry.pairs import fetch, find_pair
     from serving.artifacts.acceptance_table import MIDPOINTS, AcceptanceTable
     from serving.artifacts.base import Provenance
-    from serving.artifacts.pair_files import fingerprint
 
     copy = pair_file.with_name("shipping.yaml")
     copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
@@ -182,6 +185,23 @@ def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Pat
     made = made_of(cell, "float32", "cpu", said.append)
     assert made.digests == {"pair": pair.fingerprint, "acceptance_table": table.digest}
     assert made.prompts.hashes == {"a" * 16}, "prompts that it was made from are left out"
+
+
+def test_shipped_artifacts_of_other_files_are_left_out_and_named(shipping_pair: Path) -> None:
+    """Another version of transformers may write another tokenizer: who is asked to make artifacts should know why those are not used."""
+    from flows.workspace import Workspace
+
+    said: list[str] = []
+    space = Workspace(str(shipping_pair), "float32", said.append, "cpu")
+    assert space.shipped_folder("acceptance_table") == space.shipped / "acceptance_table"
+    assert said == []
+    manifest = space.shipped / "acceptance_table" / "artifact.json"
+    manifest.write_text(manifest.read_text().replace(fingerprint(space.files(), "float32"), "0" * 64))
+    assert space.shipped_folder("acceptance_table") is None
+    assert space.shipped_folder("acceptance_table") is None
+    (line,) = said
+    assert "the artifacts that come with shipping are left out" in line
+    assert str(space.files().target) in line
 
 
 def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -118,9 +118,11 @@ class StaticLlama(LeanLlama):
         return True
 
     def synchronize(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for all that was launched on the calling thread's stream, and for the last forward pass, whose stream may be another."""
         if self.captures:
             torch.cuda.current_stream(self.device).synchronize()
+            if self.marks is not None:
+                self.marks.stop.synchronize()
 
     def open_branch(self) -> int:
         if not self.slots.full:
@@ -128,7 +130,9 @@ class StaticLlama(LeanLlama):
         with self._busy, torch.inference_mode():  # the slots' tensors move: no forward pass may be on its way
             self.synchronize()
             self._graphs.drop()
-            return self.slots.open_branch()
+            slot = self.slots.open_branch()
+            self.synchronize()  # a pass that waits for the lock has another stream, which does not wait for what was copied here
+            return slot
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
         with self._busy:

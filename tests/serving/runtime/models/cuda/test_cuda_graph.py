@@ -127,7 +127,7 @@ def test_dropping_one_models_graphs_leaves_the_others_usable(device: Device) -> 
 
 
 def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They hold addresses; what is launched is waited for first."""
+    """They hold addresses; what is launched is waited for first, and the move before another pass, whose stream may be another."""
     model, order = StaticLlama(llama(), slots=1), []
     double(model._graphs, "a", 1)
     monkeypatch.setattr(model, "synchronize", lambda: order.append("wait"))
@@ -135,5 +135,16 @@ def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(device: Device
     grow = model.slots.open_branch
     monkeypatch.setattr(model, "slots", SimpleNamespace(full=True, open_branch=lambda: order.append("move") or grow()))
     model.open_branch()
-    assert order == ["wait", "drop", "move"]
+    assert order == ["wait", "drop", "move", "wait"]
     assert len(model._graphs) == 0
+
+
+def test_a_pass_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's, when the engine's thread moves slots."""
+    model, waited = StaticLlama(llama(), slots=1), []
+    monkeypatch.setattr(model, "captures", True)
+    mine = SimpleNamespace(synchronize=lambda: waited.append("this thread's"))
+    monkeypatch.setattr(cuda_graph.cuda, "current_stream", lambda device: mine)
+    monkeypatch.setattr(model, "marks", SimpleNamespace(stop=SimpleNamespace(synchronize=lambda: waited.append("the last pass"))))
+    model.synchronize()
+    assert waited == ["this thread's", "the last pass"]
