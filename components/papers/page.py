@@ -102,9 +102,9 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
     parts = [f"# The papers' tables with targets padded to {scale.padded}\n\n"
              f"{counts[0]} of the {counts[1]} measured tables, on {machines}. A target is SmolLM2-135M padded with zeros until its passes "
              f"cost what those of a model of {scale.padded} do; it writes what it wrote before. Pairs named `near-copy` draft with the "
-             "target itself, with fewer layers. How verdicts, intervals and columns are to be read, deviations, counted tables and what is open: "
-             "[the tables with the usual padding](https://github.com/draftwell/draftwell/blob/main/docs/papers.md). Where a table says "
-             "equal cores (`@1+1`), on a GPU each model has a worker thread and a CUDA stream of its own, on the same card.\n",
+             "target itself, with fewer layers. How verdicts, intervals and columns are to be read, deviations, counted tables and what is "
+             "open: [the tables with the usual padding](https://github.com/draftwell/draftwell/blob/main/docs/papers.md). Where a table "
+             "says equal cores (`@1+1`), on a GPU each model has a worker thread and a CUDA stream of its own, on the same card.\n",
              *remarks_on(scale, cells), operating_points(papers, scale, cells, pictures.get(POINTS))]
     for paper, tables in shown:
         if tables:
