@@ -136,7 +136,8 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
     remarks = "".join(f"{text}\n" for text in remarks_on(scale, cells))
     return ("# The papers' tables, run here\n\n"
             "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
-            "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. "
+            "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
+            "the data sets below, at any depth; the page goes to `$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
             f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
             "(`components/papers/measured`); a run of your own takes their place, cell by cell. Three tables were also measured "
             "[on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
@@ -145,6 +146,10 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
+            "**An interval is of one run, and another run may fall outside it.** One table was measured again by another person "
+            "(`csd-maths`): every count and both rows over SD agreed, but plain decoding was 17 % slower, so that all rows over plain were "
+            "11 to 27 % higher and two of their verdicts changed. On the two cores of the kept cells a pass over one token takes about 53 or "
+            "about 74 ms, text by text; passes over eight tokens do not change. Counts and rows over SD are safer than rows over plain.\n\n"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
             "behind the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
@@ -191,11 +196,12 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     source = f"; {file.source}" if file else ""
     words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
     words += f"\n\n{asides(file)}" if file else ""
-    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: `--cell {table.cell.name}`.\n\n"
+    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: the paper's command with "
+            f"`--cell {table.cell.name}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
-        text += f"\n{' '.join((FORMULA_WORDS, *file.notes))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
+        text += f"\n{' '.join((*file.notes, FORMULA_WORDS))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")]
