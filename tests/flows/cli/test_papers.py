@@ -84,6 +84,7 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(run: Callable[...
     assert (tmp_path / "run" / "images" / "papers-padded-0.0002b-tiny-1.png").is_file()
     assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), "the usual page's pictures are left alone"
     assert "tiny-counts" not in text
+    assert "This is a quick run" in text
     assert "1 of 1 cells are measured" in done.stderr
     assert "0 of 1 cells are measured" in run(*arguments, "--pad-target", 300_000, "--render").stderr
 
