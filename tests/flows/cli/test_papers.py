@@ -238,7 +238,6 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(run: Callable[..
     kept = committed_cells([table.cell for table in catalogue.PAPERS["csd"].tables(FULL)])["csd-code"]
     own = kept.model_copy(update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"})
     monkeypatch.setattr(runner, "measured_cells", lambda cells, run: {"csd-code": own})
-    monkeypatch.setattr("flows.steps.papers.draw_table", lambda table, results, path: path)
     folder = own_stores / "draftwell" / "papers"
     assert run("papers", "--render", "--dtype", "float32").exit_code == 0
     text = (folder / "papers-shipped.md").read_text()
