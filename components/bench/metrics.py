@@ -73,6 +73,7 @@ class BenchMetrics:
             PromptRow(prompt_id=name, seconds=run.seconds, tokens=len(run.tokens), target_calls=run.stats.target_calls,
                       accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
                       identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs),
+                      memory_rate=run.memory_rate,
                       target_argmax=None if kept is None else kept.matches, divergence=None if kept is None else kept.divergence,
                       sequences=sequences_of(run.stats), **overlap(self.pair.decode(run.tokens), answer))
             for name, run, runs, kept, answer in zip(m.prompt_ids, m.typical, m.runs, counted, self.answers, strict=True))

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from components.bench.settings import DEFAULTS, BenchSettings
 from components.calibrate.hardware_profile import synchronise
+from components.calibrate.memory_rate import Patience, memory_rate
 from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
@@ -43,11 +44,13 @@ class Generation:
 
     Args:
         interrupted: the machine stood still meanwhile, so that the time says nothing.
+        memory_rate: GB/s at which all threads read memory, the lower of the readings before and after it; None where that was not read.
     """
 
     tokens: list[int]
     stats: Stats
     interrupted: bool = False
+    memory_rate: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -185,11 +188,13 @@ def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Co
             contender.generate(ids_of(pair, prompts[0]), replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)))
     results = {contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders}
     steps = len(prompts) * len(contenders)
+    patience = Patience(settings.memory_patience) if settings.memory_patience and pair.device == "cpu" else None
     for run in range(settings.runs):
         for contender in contenders:
             contender.reset()
         report = offset(progress, run * steps, settings.runs * steps)
-        passed = interleaved(pair, contenders, prompts, sampling, first_turn=run * len(prompts), progress=report)
+        passed = interleaved(pair, contenders, prompts, sampling, first_turn=run * len(prompts), progress=report,
+                             patience=patience)
         for measurement, generations in zip(results.values(), passed, strict=True):
             for i, (runs, generation) in enumerate(zip(measurement.runs, generations, strict=True)):
                 runs.append(generation)
@@ -201,12 +206,13 @@ def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Co
 
 
 def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Prompt], sampling: Sampling, *, first_turn: int = 0,
-                progress: Progress | None = None) -> list[list[Generation]]:
+                progress: Progress | None = None, patience: Patience | None = None) -> list[list[Generation]]:
     """One pass: every contender decodes every prompt, prompt by prompt, in an order that rotates.
 
     Args:
         sampling: of the first prompt; each further prompt has the next seed.
         first_turn: turn of the first prompt, from which the order rotates.
+        patience: waits before each text until memory is as fast as at its best, and its rate is kept with the text; None does neither.
     Returns:
         for each contender, in their order, its generations in the order of the prompts.
     """
@@ -216,11 +222,20 @@ def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Pro
         for contender in rotated(contenders, first_turn + i):
             with naming(prompts[i]):
                 synchronise(pair.device)  # work that the contender before left on the device is not charged to this one
-                made[contender.label].append(contender.generate(ids, replace(sampling, seed=sampling.seed + i)))
+                made[contender.label].append(waited(contender, ids, replace(sampling, seed=sampling.seed + i), patience))
             done += 1
             if progress:
                 progress(done, total, contender.label)
     return [made[contender.label] for contender in contenders]
+
+
+def waited(contender: Contender, ids: Sequence[int], sampling: Sampling, patience: Patience | None) -> Generation:
+    """One text, when memory is fast; patience that is at an end, and None, wait for nothing."""
+    if patience is None:
+        return contender.generate(ids, sampling)
+    rate = patience.wait()
+    generation = contender.generate(ids, sampling)
+    return replace(generation, memory_rate=min(rate, memory_rate().read()))
 
 
 def offset(progress: Progress | None, before: int, total: int) -> Progress | None:

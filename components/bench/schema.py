@@ -52,6 +52,8 @@ class PromptRow(Frozen):
     ttft_ms: float = Field(0.0, description="time to the first token")
     identical: bool | None = Field(None, description="the same tokens as autoregressive decoding; None for samples")
     run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
+    memory_rate: float | None = Field(None, description="GB/s at which all threads read memory, the lower of the readings before and after "
+                                      "the text; None where that was not read")
     target_argmax: int | None = Field(None, description="emitted tokens that are the target's argmax; None where that was not counted")
     divergence: float | None = Field(None, description="nats by which the target finds the output less likely than samples of its own, "
                                      "over all its tokens (`target_agreement.agreement`); None where that was not read")

@@ -45,6 +45,8 @@ class BenchSettings(Settings):
     peers: tuple[str, ...] = Field((), description="names of `environments.PEERS`, measured in the same run")
     cost_ratios: bool = Field(True, description="also measure vanilla SD at its fastest gamma, which cost ratios refer to")
     memory: bool = Field(False, description="first decode the longest prompt with each strategy, to see its peak memory")
+    memory_patience: float = Field(0, ge=0, description="seconds that may go into waiting until all threads read memory as fast as at "
+                                   "their best, on CPUs that are shared (`calibrate.memory_rate`); 0 neither waits nor reads the rate")
     quality_floor: QualityFloor | None = Field(None, description="what a lossy strategy must keep; None judges none")
     concurrency: int = Field(8, ge=2, description="requests at once, of a bench of throughput")
 

@@ -43,7 +43,8 @@ ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32), repeats: int = 15,
-                    context: int = 128, head: Eagle3Head | None = None, log: Log | None = None) -> HardwareProfile:
+                    context: int = 128, head: Eagle3Head | None = None, log: Log | None = None,
+                    before_round: Callable[[], object] | None = None) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
 
     Args:
@@ -53,6 +54,7 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
         log: called with (name, milliseconds, tokens).
+        before_round: called, unmeasured, before each round of passes, such as `MemoryRate.wait`.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
@@ -63,12 +65,14 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one",
                              code="context_too_long")
     few = max(3, repeats // 3)
-    seconds = time_forwards(pair, sizes, repeats, context, [k for k in DRAFT_SIZES if k <= room])
+    drafts = [k for k in DRAFT_SIZES if k <= room]
+    seconds = time_forwards(pair, sizes, repeats, context, drafts, before_round)
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
     t_verify = {k: median(seconds["target", k]) for k in sizes}
     both = "draft" in roles
-    split = time_overlapped(pair, sizes, few, context) if both else None
-    onnx = time_overlapped(pair, [1], few, context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
+    split = time_overlapped(pair, sizes, few, context, before_round=before_round) if both else None
+    onnx = (time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0] if "draft_onnx" in pair.models
+            else None)
     runs = short_runs(pair)
     prompts = [k for k in PROMPT_SIZES if k <= room + context]
     prefill = time_prompts(pair, prompts, few)
@@ -76,7 +80,8 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         prefill["head"] = time_heads_prompts(pair, head, prompts, few)
     details = RequestTimes(t_draft=t_draft, prefill=prefill,
                       per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
-                      split_alone=time_overlapped(pair, sizes, few, context, busy=False) if both else None, rest=overheads_from(runs),
+                      split_alone=time_overlapped(pair, sizes, few, context, busy=False, before_round=before_round) if both else None,
+                      rest=overheads_from(runs),
                       chains=bool(getattr(pair.models.get("draft"), "chains", False)))
     drafting = runs.get("vanilla_sd")
     t_rest = details.rest.round if drafting is None else drafting.overhead_seconds / max(1, drafting.rounds)
@@ -117,7 +122,8 @@ def log_profile(profile: HardwareProfile, log: Log) -> None:
 
 
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
-                  draft_sizes: Sequence[int] = (1,)) -> dict[tuple[Role, int], list[float]]:
+                  draft_sizes: Sequence[int] = (1,),
+                  before_round: Callable[[], object] | None = None) -> dict[tuple[Role, int], list[float]]:
     """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is dropped."""
     roles = roles_of(pair)
     wanted: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
@@ -128,6 +134,8 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
         for role in roles:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
         for attempt in range(repeats + 1):
+            if before_round:
+                before_round()
             for role, k in plan:
                 taken = timed(pair, role, slots[role], k, context)
                 if attempt:
@@ -212,7 +220,8 @@ def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str,
 
 
 def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
-                    draft: Role = "draft", *, busy: bool = True) -> tuple[float, dict[int, float]]:
+                    draft: Role = "draft", *, busy: bool = True,
+                    before_round: Callable[[], object] | None = None) -> tuple[float, dict[int, float]]:
     """Median seconds of a draft pass and of target passes of all sizes, each model on its own cores.
 
     Args:
@@ -234,6 +243,8 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
         for role in roles:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
         for _ in range(repeats):
+            if before_round:
+                before_round()
             for k in sizes:
                 over = Event()
                 drafting = workers.submit(pair.models[draft], draft_until, over)

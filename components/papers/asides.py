@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components.bench.metrics import REFERENCE
 from components.bench.schema import BenchEntry, Machine
+from components.calibrate.memory_rate import SLOW
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN
 from components.papers.estimates import calls, mat, settings_of, speed, sums_of
@@ -26,7 +28,7 @@ TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target 
 
 def asides(file: CellFile) -> str:
     """All sentences on a measured cell."""
-    said = machine_words(file), identity_words(file), contention_words(file), sequence_words(file), *file.remarks
+    said = machine_words(file), memory_words(file), identity_words(file), contention_words(file), sequence_words(file), *file.remarks
     return " ".join(words for words in said if words)
 
 
@@ -43,6 +45,18 @@ def machine_words(file: CellFile) -> str:
     took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
     return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, commit "
             f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
+
+
+def memory_words(file: CellFile) -> str:
+    """In how many texts memory was read well below its best rate, though each waited for it; empty where that was not read."""
+    rates = {label: [row.memory_rate for row in entry.per_prompt if row.memory_rate is not None]
+             for label, entry in file.report.strategies.items()}
+    best = max((rate for found in rates.values() for rate in found), default=None)
+    if best is None:
+        return ""
+    slow = {label: sum(rate < SLOW * best for rate in found) for label, found in rates.items()}
+    return (f"Before or behind {sum(slow.values())} of {sum(map(len, rates.values()))} texts all threads read memory at less than "
+            f"{SLOW:.0%} of the best rate, {best:.0f} GB/s; of plain decoding's, {slow[REFERENCE]} of {len(rates[REFERENCE])}.")
 
 
 def identity_words(file: CellFile) -> str:

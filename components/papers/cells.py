@@ -38,6 +38,7 @@ class Scale:
         replayed: prompts of cells that are replayed.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
+        patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Scale:
     replayed: int = 4
     remark: str = ""
     pad_target: float = PADDED
+    patience: float = 0.0
 
     @property
     def padded(self) -> str:
@@ -75,7 +77,7 @@ QUICK = Scale("quick", prompts=2, max_tokens=16, repeats=3, gammas=(5,), gammas_
     "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
     "roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
-             replayed=32)
+             replayed=32, patience=300.0)
 
 
 class Cell(Settings):

@@ -44,12 +44,14 @@ class Run:
         where: number format and device: what was measured elsewhere is measured again.
         data: folder of the papers' data sets, see `prompts.choose`.
         made_of: what a cell is measured with.
+        patience: seconds of each cell that may go into waiting for fast memory, on CPUs.
     """
 
     folder: Path
     where: str = ""
     data: Path | None = None
     made_of: MadeOfCell = nothing
+    patience: float = 0.0
     known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
 
     def planned(self, cell: Cell) -> Planned:
@@ -114,7 +116,7 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
             if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
                 opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
-            file = measure(cell, planned, *opened[1], start, Pace(name, say))
+            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.patience)
             write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
             say(f"{name}: {file.seconds:.0f} s")
         except Exception as error:
@@ -174,14 +176,15 @@ def needs(cell: Cell) -> tuple[Any, ...]:
 
 
 def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
-            progress: Progress | None = None) -> CellFile:
+            progress: Progress | None = None, patience: float = 0.0) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
         trace = planned.path.parent / "traces" / trace_name(cell, planned)
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
                         report=found.report, confidence=found.confidence)
-    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False)
+    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
+                             memory_patience=patience)
     report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None

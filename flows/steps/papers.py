@@ -37,7 +37,7 @@ def own_format(device: str) -> str:
     return "float32" if device == "cpu" and lacks_bfloat16() else "bfloat16"
 
 
-def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Opened:
+def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say, patience: float = 0.0) -> Opened:
     """The pair of cells that have one, loaded, with the shipped artifacts that their strategies read, and a hardware profile of now."""
     from components.bench.runner import core_plan
     from serving.artifacts.kinds import find_kind
@@ -52,7 +52,7 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say) -> Open
                                          for kind, folder in shipped_folders(workspace, kinds).items()}
     if "acceptance_table" in kinds and "acceptance_table" not in found:
         found["acceptance_table"] = empty_table(pair)
-    found["hardware_profile"] = measured_profile(pair, cell.repeats, say) if cell.replay is None else None
+    found["hardware_profile"] = measured_profile(pair, cell.repeats, say, patience) if cell.replay is None else None
     return pair, StrategyResources({kind: artifact for kind, artifact in found.items() if artifact is not None}, pair.special_tokens)
 
 
@@ -90,15 +90,23 @@ def empty_table(pair: LoadedPair) -> Artifact:
     return AcceptanceTable(nothing, nothing, provenance(pair))
 
 
-def measured_profile(pair: LoadedPair, repeats: int, say: Say) -> Artifact | None:
-    """Times of the pair's passes; None where it has no draft model."""
+def measured_profile(pair: LoadedPair, repeats: int, say: Say, patience: float = 0.0) -> Artifact | None:
+    """Times of the pair's passes; None where it has no draft model.
+
+    Args:
+        patience: seconds that may go into waiting for fast memory, on CPUs.
+    """
     from components.calibrate.hardware_profile import measure_profile
+    from components.calibrate.memory_rate import Patience, memory_rate
     from components.report.provenance import provenance
 
     if "draft" not in pair.models:
         return None
+    waits = Patience(patience).wait if patience and pair.device == "cpu" else None
+    if waits:
+        say(f"all threads together read memory at up to {memory_rate().explore():.0f} GB/s")
     say("measuring a hardware profile")
-    return measure_profile(pair, provenance(pair), repeats=repeats)
+    return measure_profile(pair, provenance(pair), repeats=repeats, before_round=waits)
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,20 @@ def test_a_text_in_which_the_machine_stood_still_is_decoded_once_more():
     assert contender.seeds == [5, 6, 7, 6], "a sampled text is the same one again"
 
 
+def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch):
+    """The lower of both readings: a text that memory slowed down in the middle is not a fast one."""
+    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: 50.0)
+    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: 35.0)
+    entry = run_bench(table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4, memory_patience=1)).strategies
+    assert [row.memory_rate for row in entry["autoregressive"].per_prompt] == [35.0, 35.0]
+
+
+def test_without_patience_memory_is_not_read(monkeypatch):
+    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", None)
+    entry = run_bench(table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4)).strategies
+    assert [row.memory_rate for row in entry["autoregressive"].per_prompt] == [None, None]
+
+
 @pytest.mark.parametrize(("computed", "interrupted"), [(0.0, True), (1.0, True), (9.5, False), (30.0, False)])
 def test_standing_still_is_wall_time_without_computing(monkeypatch, computed, interrupted):
     """A text of 20 s; a machine that another process has half of computes half of the time, which is slow but measured."""

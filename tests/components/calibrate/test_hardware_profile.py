@@ -191,6 +191,13 @@ def test_what_cannot_be_profiled_is_refused():
         measure_profile(pair, provenance(pair), context=512)
 
 
+def test_a_wait_before_each_round():
+    """Of single passes nine and a cold one; of overlapped ones three, with the other model idle three more."""
+    pair, rounds = table_pair(), []
+    measure_profile(pair, provenance(pair), sizes=(1,), repeats=9, context=4, before_round=lambda: rounds.append(1))
+    assert len(rounds) == 10 + 3 + 3
+
+
 def test_a_pair_without_a_draft_has_a_profile_of_its_target(tmp_path, monkeypatch):
     whole = priced(monkeypatch)
     pair, logged = pair_of(whole.models["target"], None), []

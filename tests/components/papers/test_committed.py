@@ -8,8 +8,9 @@ from statistics import mean
 
 import pytest
 
+from components.bench.schema import BenchEntry
 from components.papers import committed
-from components.papers.asides import contention_words, curves, identity_words, tried
+from components.papers.asides import contention_words, curves, identity_words, memory_words, tried
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
@@ -128,6 +129,18 @@ def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path
     assert [row.sequences for row in again.report.strategies[label].per_prompt[:2]] == [{1: (3, 2), 4: (0, 5)}, None]
 
 
+def test_texts_that_memory_slowed_down_are_counted(spide: CellFile) -> None:
+    def rates(entry: BenchEntry, found: list[float]) -> BenchEntry:
+        rows = entry.per_prompt[: len(found)]
+        return entry.model_copy(update={"per_prompt": [row.model_copy(update={"memory_rate": rate})
+                                                       for row, rate in zip(rows, found, strict=True)]})
+
+    plain = spide.report.strategies["autoregressive"]
+    few = {"autoregressive": rates(plain, [54.0, 36.0, 35.0]), "x": rates(plain, [52.0, 37.0])}
+    words = memory_words(spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": few})}))
+    assert "3 of 5 texts all threads read memory at less than 75% of the best rate, 54 GB/s; of plain decoding's, 2 of 3" in words
+
+
 def test_what_stands_under_a_table(spide: CellFile) -> None:
     """Whose texts differ, what overlapping costs, and every setting that was tried."""
     assert "write plain decoding's text on 9 to 10 of 12 prompts" in identity_words(spide)
@@ -137,6 +150,7 @@ def test_what_stands_under_a_table(spide: CellFile) -> None:
     rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
     assert [row.split("|")[5].strip() for row in rows] == ["0.68", "0.82", "0.94", "1.07"]
     assert tried(KEPT["csd-code"]) == "", "each role has one setting"
+    assert memory_words(spide) == "", "its cell is of a version that did not read it"
     found = curves(spide)
     assert list(found) == ["SPIDE", "without parallel verification"]
     assert curves(KEPT["pyramidsd-choice"]) == {}, "fuzzy SD's draft lengths differ, too"
