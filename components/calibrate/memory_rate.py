@@ -42,6 +42,10 @@ class MemoryRate:
             self.read()
         return self.best
 
+    def know(self, rate: float) -> None:
+        """Of a rate that was read earlier on this machine, GB/s."""
+        self.best = max(self.best, rate)
+
     def slow(self, rate: float) -> bool:
         """Whether a rate is well below the best that was read so far.
 

@@ -10,17 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from components.bench.bench import run_bench
 from components.bench.metrics import REFERENCE
 from components.bench.runner import Progress, core_plan
 from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
+from components.calibrate.memory_rate import memory_rate
 from components.papers.cell_file import CellFile, Costs, read_cell
 from components.papers.cells import Cell
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
+from components.report.machine import cpu_model
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.files import json_digest, write_json
 from serving.runtime.pair import LoadedPair
@@ -102,6 +107,8 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
         name → reason of the cells that could not be measured; all others have a file.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
+    if run.patience:
+        memory_rate().know(best_rate(run.folder))
     failed: dict[str, str] = {}
     opened: tuple[tuple[Any, ...], Opened] | None = None
     ordered = by_pair(cells)
@@ -126,6 +133,18 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
                 opened = None  # nobody knows what it left behind in the loaded pair
         after(cell, failed)
     return failed
+
+
+def best_rate(folder: Path) -> float:
+    """GB/s at which memory was read at best in the cells that a folder has of this machine; 0 where that is unknown.
+
+    A run that meets slow memory from its first moment on would take that for the best.
+    """
+    here = cpu_model(), usable_cores(), torch.get_num_threads()
+    reports = [file.report for path in folder.glob("*.json") if (file := read_cell(path)) is not None]
+    rows = [row for report in reports if (report.machine.cpu, report.machine.cores, report.machine.threads) == here
+            for entry in report.strategies.values() for row in entry.per_prompt]
+    return max((row.memory_rate for row in rows if row.memory_rate is not None), default=0.0)
 
 
 def by_pair(cells: Sequence[Cell]) -> list[Cell]:

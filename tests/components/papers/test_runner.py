@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components.bench.bench import run_bench
 from components.papers import runner
 from components.papers.cell_file import CellFile, cell_of
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, choice_of, sized
+from components.papers.committed import FOLDER
 from components.papers.made_of import MadeOf
 from components.papers.page import POINTS, render, results
 from components.papers.plots import draw_points, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.tables import Paper, PaperTable, Row
 from components.papers.verdicts import Verdict
+from components.report.machine import cpu_model
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
+from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
@@ -322,3 +326,16 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
         if scale is QUICK:
             measured = [table.cell for table in tables if table.cell.replay is None]
             assert max(len(cell.choices()) for cell in measured) <= 15, "20 minutes for 14 cells"
+
+
+def test_the_best_rate_of_memory_is_that_of_earlier_cells_too(tmp_path: Path) -> None:
+    """Of this machine: a run that meets slow memory alone would take that for the best."""
+    kept = json.loads((FOLDER / "csd-maths.json").read_text())
+    here = {"cpu": cpu_model(), "cores": usable_cores(), "threads": torch.get_num_threads()}
+    for name, rate, machine in (("one", 61.0, here), ("two", 64.0, here), ("another", 200.0, here | {"cpu": "another"})):
+        kept["report"]["machine"] |= machine
+        for entry in kept["report"]["strategies"].values():
+            entry["per_prompt"] = [row | {"memory_rate": rate} for row in entry["per_prompt"]]
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+    assert runner.best_rate(tmp_path) == 64.0
+    assert runner.best_rate(tmp_path / "nothing") == 0.0
