@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.papers.asides import asides, device_words, tried
+from components.papers.asides import asides, device_words, memory_words, tried
 from components.papers.cell_file import CellFile
 from components.papers.cells import PADDED, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
@@ -21,7 +21,7 @@ from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
-POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding")
+POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "plain decoding, tokens/s")
 CURVES = "-by-tau"
 """What the key of a table's second picture ends with."""
 CONFIDENCE = "confidence"
@@ -88,7 +88,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
         parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
-                                 pictures or {}))
+                                 pictures or {}, command_of(paper, scale, cells)))
         parts.append(closing(paper))
     return "\n".join(parts)
 
@@ -111,7 +111,8 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
             parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n"]
         for table in tables:
             file = cells.get(table.cell.name)
-            parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures))
+            parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures,
+                                 command_of(paper, scale, cells)))
     return "\n".join(parts)
 
 
@@ -146,11 +147,7 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
             "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
             "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
-            "**An interval is of one run, and another run may fall outside it.** One table was measured again by another person "
-            "(`csd-maths`): every count and both rows over SD agreed, but plain decoding was 17 % slower, so that all rows over plain were "
-            "11 to 27 % higher and two of their verdicts changed. On the two cores of the kept cells a pass over one token takes about "
-            "53 or about 74 ms, text by text; passes over eight tokens do not change. Counts and rows over SD are safer than rows over "
-            "plain.\n\n"
+            f"{memory_of_the_machine(cells)}"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
             "behind the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
@@ -158,6 +155,20 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
             "**Settings** are those of the fastest contender of each role; what else was tried stands under each table.\n\n"
             f"The rule of verdicts: {RULE} {OTHERS}\n")
+
+
+def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
+    """What a shared machine's memory does to rows over plain decoding, and which cells waited for it."""
+    measured = [file for file in cells.values() if not file.cell.get("replay")]
+    waited = sum(bool(memory_words(file)) for file in measured)
+    return ("**An interval is of one run, and knows nothing of another state of the machine.** All cores of a shared machine read memory "
+            "together at their full rate at one moment and at two thirds of it a few seconds later, by all signs with what its other "
+            "guests do; computing stays as fast. On the two cores of the kept cells a pass over one token then takes 70 ms in place of 52, "
+            "one over eight tokens 80 in place of 73, so that rows over plain decoding depend on it: `csd-maths`, measured twice without "
+            "heed of that, had rows over plain that differed by 11 to 27 %, and two other verdicts. A full run waits before each text "
+            "until memory is fast, for at most five minutes a cell, and says under each table how many texts met slow memory all the "
+            f"same; {waited} of the {len(measured)} measured cells here are of such a run. Of the others, counts and rows over SD are "
+            "safer than rows over plain.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:
@@ -181,7 +192,8 @@ def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Seque
 
 def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], picture: Path | None) -> str:
     """Acceptance against cost of the pairs that were measured, by SD on each set of prompts."""
-    rows = [[name, point.pair, f"{point.c:.3f}", f"{point.acceptance:.2f}", number(point.speed, ".2f")]
+    rows = [[name, point.pair, f"{point.c:.3f}", f"{point.acceptance:.2f}", number(point.speed, ".2f"),
+             number(point.plain, ".1f")]
             for name, point in measured_points(papers, scale, cells).items()]
     if not rows:
         return ""
@@ -191,14 +203,14 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
-            pictures: Mapping[str, Path]) -> str:
-    """One table with the formulas of its cell."""
+            pictures: Mapping[str, Path], command: str) -> str:
+    """One table with the formulas of its cell; `command` measures all of its paper's."""
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {file.source}" if file else ""
     words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
     words += f"\n\n{asides(file)}" if file else ""
-    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: the paper's command with "
-            f"`--cell {table.cell.name}`.\n\n"
+    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: "
+            f"`{command} --cell {table.cell.name}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = predictions(file) if file and table.formulas else []
     if rows and file:

@@ -22,6 +22,7 @@ class Point(NamedTuple):
         c: seconds of a draft pass over those of a target pass, both over one token.
         acceptance: chance that SD accepts a token.
         speed: the fastest SD's over plain decoding, of decoding alone, with all cores where that was measured; None where none was.
+        plain: tokens per second of plain decoding, of decoding alone; None of the papers' pairs.
     """
 
     pair: str
@@ -29,6 +30,7 @@ class Point(NamedTuple):
     c: float
     acceptance: float
     speed: float | None = None
+    plain: float | None = None
 
 
 def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> dict[str, Point]:
@@ -42,7 +44,8 @@ def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, C
         entry, speed = measured.entry(role), measured.estimate(Row("", None, "speed", role, PLAIN))
         if entry.acceptance_rate is not None and speed is not None:
             c = file.costs.t_draft / file.costs.t_verify[1]
-            found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, speed.value)
+            found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, speed.value,
+                                           measured.entry(PLAIN).decode_tokens_per_second)
     return found
 
 
