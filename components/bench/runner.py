@@ -188,7 +188,8 @@ def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Co
             contender.generate(ids_of(pair, prompts[0]), replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)))
     results = {contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders}
     steps = len(prompts) * len(contenders)
-    patience = Patience(settings.memory_patience) if settings.memory_patience and pair.device == "cpu" else None
+    waits = settings.memory_patience > 0 and pair.device == "cpu"
+    patience = Patience(settings.memory_patience, settings.runs * steps) if waits else None
     for run in range(settings.runs):
         for contender in contenders:
             contender.reset()
@@ -201,7 +202,8 @@ def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Co
                 if generation.interrupted:
                     log.warning("prompt %s, %s: the machine stood still in a text of %.0f s, which is decoded once more", prompts[i].id,
                                 measurement.contender.label, generation.seconds)
-                    runs.append(measurement.contender.generate(ids_of(pair, prompts[i]), replace(sampling, seed=sampling.seed + i)))
+                    again = replace(sampling, seed=sampling.seed + i)
+                    runs.append(waited(measurement.contender, ids_of(pair, prompts[i]), again, patience))
     return results
 
 
@@ -230,7 +232,7 @@ def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Pro
 
 
 def waited(contender: Contender, ids: Sequence[int], sampling: Sampling, patience: Patience | None) -> Generation:
-    """One text, when memory is fast; patience that is at an end, and None, wait for nothing."""
+    """One text, when memory is fast or the wait for it at an end; None waits for nothing."""
     if patience is None:
         return contender.generate(ids, sampling)
     rate = patience.wait()

@@ -54,7 +54,8 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
         log: called with (name, milliseconds, tokens).
-        before_round: called, unmeasured, before each round of passes, such as `MemoryRate.wait`.
+        before_round: called, unmeasured, with all threads before each round of single passes, and once before overlapped ones, such as
+            `Patience.wait`.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
@@ -227,6 +228,8 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
     Args:
         busy: the other model runs at the same time; False: it is idle.
     """
+    if before_round:
+        before_round()  # not between its rounds: workers leave one thread to the caller
     roles: tuple[Role, ...] = ("target", draft)
     slots = {role: pair.models[role].open() for role in roles}
     workers = Workers([pair.models[role] for role in roles])
@@ -243,8 +246,6 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
         for role in roles:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
         for _ in range(repeats):
-            if before_round:
-                before_round()
             for k in sizes:
                 over = Event()
                 drafting = workers.submit(pair.models[draft], draft_until, over)

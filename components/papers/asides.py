@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.bench.metrics import REFERENCE
 from components.bench.schema import BenchEntry, Machine
 from components.calibrate.memory_rate import SLOW
 from components.papers.cell_file import CellFile
@@ -48,15 +47,24 @@ def machine_words(file: CellFile) -> str:
 
 
 def memory_words(file: CellFile) -> str:
-    """In how many texts memory was read well below its best rate, though each waited for it; empty where that was not read."""
+    """With how many texts memory was read well below its best rate; empty where that was not read."""
+    counts = slow_texts(file)
+    if counts is None:
+        return ""
+    slow, texts = sum(counts.values()), sum(len(file.report.strategies[label].per_prompt) for label in counts)
+    rule = f"all threads read memory at less than {SLOW:.0%} of the best rate before or after"
+    if not slow:
+        return f"With none of {texts} texts {rule}."
+    by_label = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
+    return f"With {slow} of {texts} texts {rule} ({by_label}; {file.report.prompts} each)."
+
+
+def slow_texts(file: CellFile) -> dict[str, int] | None:
+    """Label → how many of its texts met slow memory before or after; None where its rate was not read."""
     rates = {label: [row.memory_rate for row in entry.per_prompt if row.memory_rate is not None]
              for label, entry in file.report.strategies.items()}
-    best = max((rate for found in rates.values() for rate in found), default=None)
-    if best is None:
-        return ""
-    slow = {label: sum(rate < SLOW * best for rate in found) for label, found in rates.items()}
-    return (f"Before or behind {sum(slow.values())} of {sum(map(len, rates.values()))} texts all threads read memory at less than "
-            f"{SLOW:.0%} of the best rate, {best:.0f} GB/s; of plain decoding's, {slow[REFERENCE]} of {len(rates[REFERENCE])}.")
+    best = file.best_memory_rate or max((rate for found in rates.values() for rate in found), default=None)
+    return None if best is None else {label: sum(rate < SLOW * best for rate in found) for label, found in rates.items()}
 
 
 def identity_words(file: CellFile) -> str:

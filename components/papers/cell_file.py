@@ -44,6 +44,8 @@ class CellFile(Frozen):
     made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
+    best_memory_rate: float | None = Field(None, description="GB/s at which all threads read memory at best, as far as the run knew; None "
+                                           "where that was not read")
     notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
     confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, positions "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.papers.asides import asides, device_words, memory_words, tried
+from components.papers.asides import asides, device_words, slow_texts, tried
 from components.papers.cell_file import CellFile
 from components.papers.cells import PADDED, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
@@ -88,7 +88,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
         parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
-                                 pictures or {}, command_of(paper, scale, cells)))
+                                 pictures or {}, command_of(paper, scale, cells, table.cell.name)))
         parts.append(closing(paper))
     return "\n".join(parts)
 
@@ -112,7 +112,7 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
         for table in tables:
             file = cells.get(table.cell.name)
             parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures,
-                                 command_of(paper, scale, cells)))
+                                 command_of(paper, scale, cells, table.cell.name)))
     return "\n".join(parts)
 
 
@@ -122,13 +122,14 @@ def remarks_on(scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
     return [f"{text}\n" for text in (scale.remark, STAND_IN if stand_in else "") if text]
 
 
-def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile]) -> str:
-    """The command that measures a paper's tables, as those that are there were measured."""
-    machine = next((cells[table.cell.name].report.machine for table in paper.tables(scale) if table.cell.name in cells), None)
+def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile], cell: str = "") -> str:
+    """The command that measures a paper's tables, or one cell of it, as what is there was measured."""
+    names = [name for name in (cell, *(table.cell.name for table in paper.tables(scale))) if name in cells]
+    machine = cells[names[0]].report.machine if names else None
     quick = " --quick" if scale.name == QUICK.name else ""
     device = (machine.device or "cpu").partition(":")[0] if machine else ""
     options = f" --dtype {machine.dtype} --device {device} --threads {machine.threads}" if machine else ""
-    return f"draftwell papers{quick} --only {paper.name} --data data{options}{scale.pad_option}"
+    return f"draftwell papers{quick} --only {paper.name} --data data{options}{scale.pad_option}{f' --cell {cell}' if cell else ''}"
 
 
 def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
@@ -160,15 +161,18 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
 def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     """What a shared machine's memory does to rows over plain decoding, and which cells waited for it."""
     measured = [file for file in cells.values() if not file.cell.get("replay")]
-    waited = sum(bool(memory_words(file)) for file in measured)
+    waited = [counts for file in measured if (counts := slow_texts(file)) is not None]
+    slow = ", ".join(f"{sum(counts.values())}" for counts in waited)
     return ("**An interval is of one run, and knows nothing of another state of the machine.** All cores of a shared machine read memory "
-            "together at their full rate at one moment and at two thirds of it a few seconds later, by all signs with what its other "
-            "guests do; computing stays as fast. On the two cores of the kept cells a pass over one token then takes 70 ms in place of 52, "
-            "one over eight tokens 80 in place of 73, so that rows over plain decoding depend on it: `csd-maths`, measured twice without "
-            "heed of that, had rows over plain that differed by 11 to 27 %, and two other verdicts. A full run waits before each text "
-            "until memory is fast, for at most five minutes a cell, and says under each table how many texts met slow memory all the "
-            f"same; {waited} of the {len(measured)} measured cells here are of such a run. Of the others, counts and rows over SD are "
-            "safer than rows over plain.\n\n")
+            "together at their full rate at one moment and at little more than half of it a few seconds later, by all signs with what "
+            "other guests do; computing stays as fast. On the two cores of the kept cells a pass over one token then takes 70 ms in place "
+            "of 50, one over eight tokens 80 in place of 73, so that rows over plain decoding depend on it: `csd-maths`, measured twice "
+            "without heed of that, had rows over plain that differed by 11 to 27 %, and two other verdicts. A full run on a CPU waits "
+            "before each text until memory is fast, for at most five minutes a cell (and as long for the passes of a pair), and says under "
+            "each table how many texts of which contender met slow memory all the same. Where two contenders differ in that, a ratio of "
+            f"them may owe something to it. {len(waited)} of the {len(measured)} measured cells here are of such a run"
+            f"{f' (texts with slow memory: {slow})' if slow else ''}. Of the others, counts and rows over SD are safer than rows over "
+            "plain.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:
@@ -204,13 +208,13 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
             pictures: Mapping[str, Path], command: str) -> str:
-    """One table with the formulas of its cell; `command` measures all of its paper's."""
+    """One table with the formulas of its cell; `command` measures it."""
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {file.source}" if file else ""
     words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
     words += f"\n\n{asides(file)}" if file else ""
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: "
-            f"`{command} --cell {table.cell.name}`.\n\n"
+            f"`{command}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = predictions(file) if file and table.formulas else []
     if rows and file:

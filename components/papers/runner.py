@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from components.bench.bench import run_bench
@@ -136,15 +137,16 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
 
 
 def best_rate(folder: Path) -> float:
-    """GB/s at which memory was read at best in the cells that a folder has of this machine; 0 where that is unknown.
+    """GB/s at which memory was read in the fast texts of the cells that a folder has of this machine; 0 where that is unknown.
 
-    A run that meets slow memory from its first moment on would take that for the best.
+    A run that meets slow memory from its first moment on would take that for the best. One reading in ten may be better: it may be an
+    outlier, behind which every later run would wait in vain.
     """
     here = cpu_model(), usable_cores(), torch.get_num_threads()
     reports = [file.report for path in folder.glob("*.json") if (file := read_cell(path)) is not None]
-    rows = [row for report in reports if (report.machine.cpu, report.machine.cores, report.machine.threads) == here
-            for entry in report.strategies.values() for row in entry.per_prompt]
-    return max((row.memory_rate for row in rows if row.memory_rate is not None), default=0.0)
+    cells = [[row.memory_rate for entry in report.strategies.values() for row in entry.per_prompt if row.memory_rate is not None]
+             for report in reports if (report.machine.cpu, report.machine.cores, report.machine.threads) == here]
+    return max((float(np.quantile(rates, 0.9)) for rates in cells if rates), default=0.0)
 
 
 def by_pair(cells: Sequence[Cell]) -> list[Cell]:
@@ -208,7 +210,8 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
     return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests,
-                    seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report)
+                    seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report,
+                    best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 
 
 def trace_name(cell: Cell, planned: Planned) -> str:

@@ -97,14 +97,12 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say, patience: float =
         patience: seconds that may go into waiting for fast memory, on CPUs.
     """
     from components.calibrate.hardware_profile import measure_profile
-    from components.calibrate.memory_rate import Patience, memory_rate
+    from components.calibrate.memory_rate import Patience
     from components.report.provenance import provenance
 
     if "draft" not in pair.models:
         return None
-    waits = Patience(patience).wait if patience and pair.device == "cpu" else None
-    if waits:
-        say(f"all threads together read memory at up to {memory_rate().explore():.0f} GB/s")
+    waits = Patience(patience, 2 * repeats).wait if patience and pair.device == "cpu" else None
     say("measuring a hardware profile")
     return measure_profile(pair, provenance(pair), repeats=repeats, before_round=waits)
 

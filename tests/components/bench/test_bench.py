@@ -179,12 +179,21 @@ def test_a_text_in_which_the_machine_stood_still_is_decoded_once_more():
     assert contender.seeds == [5, 6, 7, 6], "a sampled text is the same one again"
 
 
-def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch):
+@pytest.mark.parametrize(("before", "after"), [(50.0, 35.0), (35.0, 50.0)])
+def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch, before, after):
     """The lower of both readings: a text that memory slowed down in the middle is not a fast one."""
-    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: 50.0)
-    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: 35.0)
+    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: before)
+    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: after)
     entry = run_bench(table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4, memory_patience=1)).strategies
     assert [row.memory_rate for row in entry["autoregressive"].per_prompt] == [35.0, 35.0]
+
+
+def test_a_text_that_is_decoded_once_more_has_a_rate_too(monkeypatch):
+    monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: 50.0)
+    monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: 48.0)
+    settings = BenchSettings(max_tokens=4, warmup=False, memory_patience=1)
+    runs = measure(table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[StandsStill()])["slow"].runs
+    assert [[run.memory_rate for run in texts] for texts in runs] == [[48.0], [48.0, 48.0], [48.0]]
 
 
 def test_without_patience_memory_is_not_read(monkeypatch):

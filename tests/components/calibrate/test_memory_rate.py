@@ -31,15 +31,23 @@ def test_a_rate_is_read_from_memory():
     assert 0.1 < memory.read() <= memory.best < 2000
 
 
-def test_nothing_is_waited_for_before_a_better_rate_was_seen(readings):
+def test_what_is_slow_from_the_first_moment_on_is_found_out(readings):
+    """Before the first wait the best rate is explored."""
+    readings[:] = [SLOW, SLOW, FAST, FAST, *[SLOW] * 12, FAST]
+    patience = Patience(300)
+    assert patience.wait() == FAST
+    assert patience.left < 299
+
+
+def test_nothing_is_waited_for_where_no_better_rate_was_seen(readings):
     readings[:] = [SLOW]
     patience = Patience(300)
     assert patience.wait() == SLOW
-    assert patience.left == 299, "one reading"
+    assert patience.left == 299, "one reading; exploring comes on top"
 
 
 def test_slow_memory_is_waited_for(readings):
-    memory_rate().best = FAST
+    memory_rate().know(FAST)
     readings[:] = [SLOW, SLOW, SLOW, FAST]
     patience = Patience(300)
     assert patience.wait() == FAST
@@ -49,7 +57,7 @@ def test_slow_memory_is_waited_for(readings):
 
 
 def test_a_wait_ends(readings):
-    memory_rate().best = FAST
+    memory_rate().know(FAST)
     readings[:] = [SLOW]
     patience = Patience(40)
     lefts = []
@@ -58,7 +66,20 @@ def test_a_wait_ends(readings):
         lefts.append(patience.left)
     assert lefts[:2] == [40 - module.LONGEST, 40 - 2 * module.LONGEST]
     assert lefts[2] == 0, "the rest of it"
-    assert lefts[3] == -1, "the rate is still read, once"
+    assert lefts[3] == 0, "the rate is still read, once"
+
+
+def test_waits_share_what_there_is(readings):
+    """The first texts of a long run do not use it up: twice an even share at most."""
+    memory_rate().know(FAST)
+    readings[:] = [SLOW]
+    patience = Patience(48, waits=12)
+    lefts = [48.0]
+    for _ in range(7):
+        patience.wait()
+        lefts.append(patience.left)
+    assert lefts[1] == 40
+    assert lefts[7] > 0
 
 
 def test_exploring_finds_the_best(readings):

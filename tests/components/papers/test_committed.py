@@ -137,8 +137,11 @@ def test_texts_that_memory_slowed_down_are_counted(spide: CellFile) -> None:
 
     plain = spide.report.strategies["autoregressive"]
     few = {"autoregressive": rates(plain, [54.0, 36.0, 35.0]), "x": rates(plain, [52.0, 37.0])}
-    words = memory_words(spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": few})}))
-    assert "3 of 5 texts all threads read memory at less than 75% of the best rate, 54 GB/s; of plain decoding's, 2 of 3" in words
+    met = spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": few, "prompts": 3})})
+    assert memory_words(met) == ("With 3 of 5 texts all threads read memory at less than 70% of the best rate before or after "
+                                 "(autoregressive 2, x 1; 3 each).")
+    few["autoregressive"], few["x"] = rates(plain, [36.0]), rates(plain, [35.0])
+    assert memory_words(met.model_copy(update={"best_memory_rate": 54.0})).startswith("With 2 of 2 texts"), "the best is of another cell"
 
 
 def test_what_stands_under_a_table(spide: CellFile) -> None:

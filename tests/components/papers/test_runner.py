@@ -332,7 +332,8 @@ def test_the_best_rate_of_memory_is_that_of_earlier_cells_too(tmp_path: Path) ->
     """Of this machine: a run that meets slow memory alone would take that for the best."""
     kept = json.loads((FOLDER / "csd-maths.json").read_text())
     here = {"cpu": cpu_model(), "cores": usable_cores(), "threads": torch.get_num_threads()}
-    for name, rate, machine in (("one", 61.0, here), ("two", 64.0, here), ("another", 200.0, here | {"cpu": "another"})):
+    for name, rate, machine in (("one", 61.0, here), ("two", 64.0, here), ("another", 200.0, here | {"cpu": "another"}),
+                                ("more threads", 90.0, here | {"threads": 64})):
         kept["report"]["machine"] |= machine
         for entry in kept["report"]["strategies"].values():
             entry["per_prompt"] = [row | {"memory_rate": rate} for row in entry["per_prompt"]]
