@@ -161,8 +161,8 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
 def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     """What a shared machine's memory does to rows over plain decoding, and which cells waited for it."""
     measured = [file for file in cells.values() if not file.cell.get("replay")]
-    waited = [counts for file in measured if (counts := slow_texts(file)) is not None]
-    slow = ", ".join(f"{sum(counts.values())}" for counts in waited)
+    waited = [(sum(counts.values()), file.report.prompts * len(counts)) for file in measured if (counts := slow_texts(file)) is not None]
+    slow, texts = (sum(numbers) for numbers in zip((0, 0), *waited, strict=True))
     return ("**An interval is of one run, and knows nothing of another state of the machine.** All cores of a shared machine read memory "
             "together at their full rate at one moment and at little more than half of it a few seconds later, by all signs with what "
             "other guests do; computing stays as fast. On the two cores of the kept cells a pass over one token then takes 70 ms in place "
@@ -171,8 +171,8 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
             "before each text until memory is fast, for at most five minutes a cell (and as long for the passes of a pair), and says under "
             "each table how many texts of which contender met slow memory all the same. Where two contenders differ in that, a ratio of "
             f"them may owe something to it. {len(waited)} of the {len(measured)} measured cells here are of such a run"
-            f"{f' (texts with slow memory: {slow})' if slow else ''}. Of the others, counts and rows over SD are safer than rows over "
-            "plain.\n\n")
+            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, counts and rows over SD "
+            "are safer than rows over plain.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:
