@@ -52,7 +52,7 @@ class MemoryRate:
 
         >>> memory = MemoryRate()
         >>> memory.best = 50.0
-        >>> memory.slow(35.0), memory.slow(45.0)
+        >>> memory.slow(30.0), memory.slow(45.0)
         (True, False)
         """
         return rate < SLOW * self.best
