@@ -172,7 +172,7 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
             "each table how many texts of which contender met slow memory all the same. Where two contenders differ in that, a ratio of "
             f"them may owe something to it. {len(waited)} of the {len(measured)} measured cells here are of such a run"
             f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, counts and rows over SD "
-            "are safer than rows over plain.\n\n")
+            "are safer than rows over plain; where a role has several settings, the fastest may be another one in the next run.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:

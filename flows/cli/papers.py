@@ -77,9 +77,10 @@ def papers(
     on = pick_device(device)
     number_format = dtype.value if dtype else own_format(on)
     set_threads(threads)
+    patience = scale.patience if on == "cpu" else 0.0
     folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
-              lambda cell: made_of(cell, number_format, on, say), scale.patience)
+              lambda cell: made_of(cell, number_format, on, say), patience)
     marks = "papers", padding_name(pad_target), "quick" if quick else "" if data else "shipped"
     shown = Page(page or folder / f"{'-'.join(filter(None, marks))}.md", everything, scale)
 
@@ -96,7 +97,7 @@ def papers(
     try:
         if not (render or kept):
             cells = cells_named(list({table.cell.name: table.cell for paper in chosen for table in paper.tables(scale)}.values()), cell)
-            run_cells(cells, run, lambda together: open_cells(together, number_format, on, say, scale.patience), say=say, after=show)
+            run_cells(cells, run, lambda together: open_cells(together, number_format, on, say, patience), say=say, after=show)
     finally:
         pictures = show(None, {})
     if publish and (logged := log_page(shown, pictures)):
