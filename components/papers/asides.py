@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import isfinite
+from statistics import mean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ from components.bench.schema import BenchEntry, Machine
 from components.calibrate.memory_rate import SLOW
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN
-from components.papers.estimates import calls, mat, settings_of, speed, sums_of
+from components.papers.certainty import certainty_words
+from components.papers.estimates import calls, mat, pace, settings_of, speed, sums_of
 from components.papers.points import SD_ROLES
 from components.report.tables import markdown, number
 from serving.artifacts.forward_costs import seconds_at
@@ -27,7 +29,8 @@ TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target 
 
 def asides(file: CellFile) -> str:
     """All sentences on a measured cell."""
-    said = machine_words(file), memory_words(file), identity_words(file), contention_words(file), sequence_words(file), *file.remarks
+    said = (machine_words(file), seed_words(file), memory_words(file), identity_words(file), contention_words(file), sequence_words(file),
+            certainty_words(file.certainty), *file.remarks)
     return " ".join(words for words in said if words)
 
 
@@ -39,11 +42,31 @@ def device_words(machine: Machine) -> str:
 
 def machine_words(file: CellFile) -> str:
     """Where it was measured, and on which prompts."""
-    machine, ids = file.report.machine, ", ".join(file.report.prompt_ids)
+    machine, ids = file.report.machine, ", ".join(dict.fromkeys(file.report.prompt_ids))
     how = "Counted by replay" if file.cell.get("replay") else "Measured"
     took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
     return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, commit "
             f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
+
+
+def seed_words(file: CellFile) -> str:
+    """How much speeds differ between the seeds that each prompt was decoded with; empty where it was decoded once."""
+    measured = file.measured()
+    seeds = measured.cell.seeds
+    if seeds == 1:
+        return ""
+    base = measured.entry(PLAIN)
+    shown = {role: over_by_seed(measured.entry(role), base, seeds) for role in measured.cell.contenders}
+    values = ", ".join(f"{role} {mean(ratios):.2f} ± {stdev(ratios):.2f}" for role, ratios in shown.items())
+    return (f"Each prompt was decoded with {seeds} seeds; an interval's bootstrap draws prompts, with all of them. Mean and standard "
+            f"deviation over seeds of the decoding speed over plain: {values}.")
+
+
+def over_by_seed(entry: BenchEntry, base: BenchEntry, seeds: int) -> list[float]:
+    """How many times as fast one entry decodes as another, of the texts of each seed: the report has all prompts of a seed in a row."""
+    prompts = len(entry.per_prompt) // seeds
+    spans = [slice(seed * prompts, (seed + 1) * prompts) for seed in range(seeds)]
+    return [pace(base.per_prompt[span]) / pace(entry.per_prompt[span]) for span in spans]
 
 
 def memory_words(file: CellFile) -> str:

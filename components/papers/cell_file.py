@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from components.bench.schema import BenchReport, Frozen
 from components.papers.cells import FORMAT, Cell
+from components.papers.certainty import Certainty
 from components.papers.confidence import Counts
 from components.papers.estimates import Measured
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -50,6 +51,8 @@ class CellFile(Frozen):
     remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
     confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, positions "
                                            "and how many of the draft's first choices were kept")
+    certainty: dict[str, tuple[Certainty, ...]] = Field({}, description="of a cell whose contenders have three models: role → how certain "
+                                                        "each is over the positions of each text that the target writes")
     report: BenchReport
 
     def measured(self) -> Measured:

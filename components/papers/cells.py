@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.bench.runner import labels_of
 from serving.files import json_digest
@@ -97,9 +97,16 @@ class Cell(Settings):
     max_tokens: int = Field(ge=1)
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0)
+    seeds: int = Field(1, ge=1, description="how often each prompt is decoded, each time with another seed")
     repeats: int = Field(9, ge=1, description="forward passes per median of the hardware profile")
     replay: int | None = Field(None, ge=1, description="the paper's s, draft passes in a target pass: contenders are replayed on a trace, "
                                "at this ratio of costs, and none is run")
+
+    @model_validator(mode="after")
+    def _seeds_of_samples(self) -> Cell:
+        if self.seeds > 1 and not self.temperature:
+            raise ValueError("greedy texts are the same with every seed: leave seeds out, or set a temperature")
+        return self
 
     def choices(self) -> list[StrategyChoice]:
         """The strategies that it measures, each once."""
@@ -122,7 +129,8 @@ class Cell(Settings):
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
-        return self.model_dump(mode="json", exclude={"replay"} if self.replay is None else set())
+        later = {"replay": self.replay is None, "seeds": self.seeds == 1}
+        return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
         """What its file is named by: settings, prompts, where it runs (number format and device), and what it is measured with.

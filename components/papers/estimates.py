@@ -1,4 +1,7 @@
-"""Values with intervals, taken from the report of a cell's bench: bootstraps over prompts, 5 % left out at each end."""
+"""Values with intervals, taken from the report of a cell's bench: bootstraps over prompts, 5 % left out at each end.
+
+Where each prompt was decoded with several seeds, its rows are one draw: how prompts differ is what an interval is about.
+"""
 
 from __future__ import annotations
 
@@ -115,12 +118,28 @@ def whole_pace(rows: Sequence[PromptRow]) -> float:
 
 def speed(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     """How many times as fast one entry decodes as another, on the prompts that have a second token from both; None where none has."""
-    sides = [(decoding(one), decoding(other)) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)
-             if min(one.tokens, other.tokens) > 1]
+    known = [(one, other) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True) if min(one.tokens, other.tokens) > 1]
+    sides, ids = [(*decoding(other), *decoding(one)) for one, other in known], [one.prompt_id for one, _ in known]
     if not sides:
         return None
-    (seconds, tokens), (base_seconds, base_tokens) = (tuple(zip(*side, strict=True)) for side in zip(*sides, strict=True))
-    return Estimate(*paired_bootstrap_ratio(base_seconds, base_tokens, seconds, tokens, tail=TAIL))
+    return Estimate(*paired_bootstrap_ratio(*by_prompt(np.array(sides), ids).T, tail=TAIL))
+
+
+def by_prompt(table: np.ndarray, prompt_ids: Sequence[str]) -> np.ndarray:
+    """Sums `[prompts, width]` over the rows `[rows, width]` of each prompt, in the order in which prompts come first.
+
+    >>> by_prompt(np.array([[1.0], [2.0], [4.0]]), ["a", "b", "a"]).tolist()
+    [[5.0], [2.0]]
+    """
+    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompt_ids))}
+    sums = np.zeros((len(place), table.shape[1]))
+    np.add.at(sums, [place[prompt] for prompt in prompt_ids], table)
+    return sums
+
+
+def ids_of(entry: BenchEntry) -> list[str]:
+    """The prompt of each of its rows."""
+    return [row.prompt_id for row in entry.per_prompt]
 
 
 def calls(sums: Sums) -> np.ndarray:
@@ -184,7 +203,7 @@ def argmax_difference(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     sides = [[(row.target_argmax, row.tokens) for row in entry.per_prompt] for entry in (mine, base)]
     if not sides[0] or any(matches is None for side in sides for matches, _ in side):
         return None
-    table = np.concatenate([np.array(side, dtype=np.float64) for side in sides], axis=1)
+    table = by_prompt(np.concatenate([np.array(side, dtype=np.float64) for side in sides], axis=1), ids_of(mine))
 
     def metric(sums: np.ndarray) -> np.ndarray:
         return np.asarray(sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])[..., None]
@@ -200,11 +219,13 @@ def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> E
         metric: `wins` is the share of prompts on which ROUGE-L is at least the other's.
     """
     name, wins = ("rouge_l", True) if metric == "wins" else (metric, False)
-    sides = [(getattr(one, name), getattr(other, name)) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
-    known = [one - other for one, other in sides if one is not None and other is not None]
+    sides = [(one.prompt_id, getattr(one, name), getattr(other, name))
+             for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
+    known = [(prompt, one - other) for prompt, one, other in sides if one is not None and other is not None]
     if not known:
         return None
-    table = np.array([(difference >= 0 if wins else difference, 1.0) for difference in known], dtype=np.float64)
+    rows = np.array([(difference >= 0 if wins else difference, 1.0) for _, difference in known], dtype=np.float64)
+    table = by_prompt(rows, [prompt for prompt, _ in known])
 
     def average(sums: np.ndarray) -> np.ndarray:
         return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
@@ -233,10 +254,11 @@ def per_call(sums: Sums) -> np.ndarray:
 
 
 def sums_of(entry: BenchEntry) -> np.ndarray:
-    """`[prompts, WIDTH]` float64; a prompt's reading brings its first token before any draft, but for strategies that draft first."""
+    """`[prompts, WIDTH]` float64; reading a prompt brings its first token before any draft, but for strategies that draft first."""
     first = 0 if entry.strategy in DRAFT_FIRST or str(entry.parameters.get("draft_first")).lower() == "true" else 1
-    return np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged, min(row.tokens, first))
+    rows = np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged, min(row.tokens, first))
                      for row in entry.per_prompt], dtype=np.float64)
+    return by_prompt(rows, ids_of(entry))
 
 
 def accuracy(entry: BenchEntry) -> Estimate | None:

@@ -21,6 +21,7 @@ from components.bench.settings import BenchSettings
 from components.calibrate.memory_rate import memory_rate
 from components.papers.cell_file import CellFile, Costs, read_cell
 from components.papers.cells import Cell
+from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
@@ -196,6 +197,11 @@ def needs(cell: Cell) -> tuple[Any, ...]:
     return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None
 
 
+def has_qualifier(cell: Cell) -> bool:
+    """Whether a strategy of it has a model between draft and target."""
+    return any("qualifier" in find_strategy(core_plan(choice.name)[0]).roles for choice in cell.choices())
+
+
 def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
             progress: Progress | None = None, patience: float = 0.0) -> CellFile:
     """One cell, measured now."""
@@ -206,10 +212,13 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
                         report=found.report, confidence=found.confidence)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience)
-    report = run_bench(pair, cell.choices(), planned.chosen.prompts, resources, settings, progress=progress)
+    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
+    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
-    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests,
+    certain = certainty(pair, planned.chosen.prompts, max_tokens=cell.max_tokens, temperature=cell.temperature,
+                        seed=cell.seed) if has_qualifier(cell) else {}
+    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, certainty=dict(certain),
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 

@@ -43,8 +43,9 @@ class ModelSource(Strict):
     path: str | None = Field(None, description="model folder of transformers; relative to the YAML file")
     package: PackageFile | None = None
     artifact: str | None = Field(None, description="folder of a distilled draft; relative to the YAML file")
-    near_copy: NearCopy | None = Field(None, description="of a draft: the target itself with `drop_layers` left out, or its `weights` "
-                                       "rounded to int8 or int4 (CPU), made when it is loaded")
+    near_copy: NearCopy | None = Field(None, description="of a draft or a qualifier: the target itself with `drop_layers` left out, or its "
+                                       "`weights` rounded to int8 or int4 (CPU), made when it is loaded; next to a padded target, padded "
+                                       "to `padded_share` of it")
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSource:
@@ -86,9 +87,9 @@ class PairSpec(Strict):
         return self._folder
 
     @model_validator(mode="after")
-    def _copies_draft(self) -> PairSpec:
-        if any(source.near_copy is not None for source in (self.target, self.qualifier) if source is not None):
-            raise ValueError("near_copy makes a draft of the target: the target and the qualifier need a source of their own")
+    def _copies_target(self) -> PairSpec:
+        if self.target.near_copy is not None:
+            raise ValueError("near_copy makes a draft or a qualifier of the target: the target needs a source of its own")
         return self
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ from serving.runtime.models.module_model import ModuleModel
 from serving.runtime.models.near_copy import drop_layers
 from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel
-from serving.runtime.models.padding import pad_to
+from serving.runtime.models.padding import pad_at_least, pad_to
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
@@ -282,7 +282,8 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
 def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
     """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
 
-    A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is the target, loaded once more.
+    A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is the target, loaded once more, before it
+    was padded.
     """
     device = settings.draft_device or settings.device if role == "draft" else settings.device
     if (folder / MANIFEST).is_file():
@@ -290,8 +291,11 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
         draft.check_donor(weights_digest(files.target))
         return build_distilled(draft, target, device), draft.head_tokens
     if is_near_copy(folder):
-        copied = load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device)
-        return drop_layers(copied, read_near_copy(folder).drop_layers), None
+        recipe = read_near_copy(folder)
+        copied = drop_layers(load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device), recipe.drop_layers)
+        if settings.pad_target is not None and recipe.padded_share is not None:
+            pad_at_least(copied, recipe.padded_share * settings.pad_target)
+        return copied, None
     check_same_tokenizer(files.target, folder, tokenizer)
     return load_module(folder, getattr(torch, dtype_of(settings.dtype)), device), None
 

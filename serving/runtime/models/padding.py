@@ -72,6 +72,11 @@ def pad_to(module: Any, parameters: float) -> int:
     return parameter_count(module)
 
 
+def pad_at_least(module: Any, parameters: float) -> int:
+    """As `pad_to`, but a module that has so many parameters stays as it is."""
+    return pad_to(module, max(parameters, parameter_count(module)))
+
+
 def parameter_count(module: nn.Module) -> int:
     """Parameters of a module; tied ones count once."""
     return sum(parameter.numel() for parameter in module.parameters())

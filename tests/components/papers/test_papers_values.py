@@ -132,9 +132,24 @@ def test_every_contender_of_a_cell_has_a_row() -> None:
 
 
 def test_pyramids_speeds_are_of_table_2() -> None:
-    rows = {row.what: round(row.paper or 0.0, 2) for row in pyramidsd.tables(FULL)[0].rows if row.what.endswith(pyramidsd.BY_QUALIFIER)}
-    assert rows == {"FSD: fastest speed over SD, qualifier drafts": 1.28, "PSD_A: fastest speed over SD, qualifier drafts": 1.44,
-                    "PSD_F: fastest speed over SD, qualifier drafts": 1.91, "PSD_A: fastest speed over FSD, qualifier drafts": 1.13}
+    words = pyramidsd.BY_QUALIFIER
+    near_copies, shipped = (
+        {row.what: round(row.paper, 2) for row in table.rows if row.paper and row.what.endswith(words)}
+        for table in pyramidsd.tables(FULL))
+    assert near_copies == shipped == {
+        "FSD: fastest speed over SD, qualifier drafts": 1.28, "PSD_A: fastest speed over SD, qualifier drafts": 1.44,
+        "PSD_F: fastest speed over SD, qualifier drafts": 1.91, "PSD_A: fastest speed over FSD, qualifier drafts": 1.13}
+
+
+def test_near_copies_are_judged_by_the_papers_divergence_and_thresholds() -> None:
+    """The paper's τ mean `fsd_js`, and its fastest PSD_A and fuzzy SD are among what is tried."""
+    choices = {str(choice) for choice in pyramidsd.tables(FULL)[0].cell.choices()}
+    lossy = [choice for choice in choices if not choice.startswith("vanilla_sd")]
+    assert len(lossy) == 14
+    assert all("divergence=fsd_js" in choice for choice in lossy)
+    assert "pyramid_assisted(divergence=fsd_js, num_draft_tokens=5, num_speculative_tokens=20, tau_target=0.5)" in choices
+    assert "fuzzy_sd(divergence=fsd_js, drafter=qualifier, num_speculative_tokens=15, tau=0.5)" in choices
+    assert all(not row.comparable for row in pyramidsd.tables(FULL)[1].rows if row.paper), "the shipped pair's divergence is another"
 
 
 def test_static_sequences_and_budgets_have_the_papers_ratios() -> None:
@@ -165,7 +180,7 @@ def test_mt_benchs_averages_are_of_the_pairs_own_tables() -> None:
                "64 tokens")),
     ("sprinter", ("GPT2-Small & GPT2-XL", "λ .4", "LM1B")),
     ("csd", ("MATH500", "Qwen-2.5", "IFEval", "64 tokens")),
-    ("pyramidsd", ("five seeds", "64 tokens", "2048")),
+    ("pyramidsd", ("as grids", "64 tokens", "2048", "zeros pad the qualifier")),
     ("duodecoding", ("Llama-2 7B", "five tasks", "64 tokens"))])
 def test_what_is_not_run_and_what_is_done_otherwise_is_listed(paper: str, words: tuple[str, ...]) -> None:
     text = closing(PAPERS[paper])

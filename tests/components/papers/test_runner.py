@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from components.bench.bench import run_bench
+from components.bench.runner import Generation, StrategyContender
+from components.bench.schema import BenchEntry, PromptRow
 from components.papers import runner
+from components.papers.asides import asides, over_by_seed
 from components.papers.cell_file import CellFile, cell_of
 from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
@@ -28,6 +32,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.device import usable_cores
 from serving.errors import DraftwellError
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
@@ -89,6 +94,40 @@ def test_other_settings_are_another_cell(measured: tuple[Path, CellFile], sets: 
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
     assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
+
+
+def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell.model_validate({**CELL.model_dump(), "prompts": 2, "seeds": 3, "temperature": 0.7})
+    seeds: dict[str, list[int]] = {}
+    generate = StrategyContender.generate
+
+    def noting(self: StrategyContender, ids: Sequence[int], sampling: Sampling) -> Generation:
+        seeds.setdefault(self.label, []).append(sampling.seed)
+        return generate(self, ids, sampling)
+
+    monkeypatch.setattr(StrategyContender, "generate", noting)
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells([cell], run, opened) == {}
+    assert all(each[1:] == [0, 1, 2, 3, 4, 5] for each in seeds.values()), "behind the warm-up"
+    file = runner.measured_cells([cell], run)["tiny-code"]
+    assert file.report.prompt_ids == ("line-1", "line-2") * 3
+    assert "Each prompt was decoded with 3 seeds" in asides(file)
+    assert "prompts: line-1, line-2." in asides(file)
+
+
+def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:
+    assert "seeds" not in CELL.settings()
+    with pytest.raises(ValidationError, match="the same with every seed"):
+        Cell.model_validate({**CELL.model_dump(), "seeds": 2})
+
+
+def test_the_spread_is_of_the_seeds() -> None:
+    """Two prompts, two seeds: with the second one everything is twice as fast."""
+    def entry(*seconds: float) -> BenchEntry:
+        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=name, seconds=value, tokens=11)
+                                           for name, value in zip("abab", seconds, strict=True)))
+
+    assert over_by_seed(entry(1.0, 1.0, 0.5, 0.5), entry(2.0, 2.0, 2.0, 2.0), 2) == pytest.approx([2.0, 4.0])
 
 
 def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, CellFile], sets: Path) -> None:

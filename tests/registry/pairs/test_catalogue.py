@@ -39,7 +39,8 @@ def test_the_default_comes_first_and_the_papers_pairs_are_there() -> None:
     assert len(names) == len(set(names)) >= 15
     papers = " ".join(spec.paper or "" for spec in list_pairs())
     assert all(paper in papers for paper in ("SPIDE", "SPRINTER", "CSD", "PyramidSD", "DuoDecoding"))
-    assert [spec.name for spec in list_pairs() if spec.qualifier] == ["smollm2-135m", "llama3-1b-3b-8b", "smollm2-135m-1.7b"]
+    assert [spec.name for spec in list_pairs() if spec.qualifier] == ["smollm2-135m", "llama3-1b-3b-8b", "smollm2-135m-1.7b",
+                                                                   "smollm2-135m-near-copy-pyramid"]
 
 
 def test_an_unknown_pair_offers_close_names() -> None:

@@ -236,8 +236,8 @@ def test_pairs_of_one_packaged_model_share_its_conversion(tmp_path: Path, monkey
     assert first.name.startswith("tiny-target-")
 
 
-@pytest.mark.parametrize("role", ["target", "qualifier"])
-def test_only_a_draft_is_a_near_copy(role: str) -> None:
-    row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": "t"}, role: {"near_copy": {}}}
-    with pytest.raises(ValueError, match="makes a draft of the target"):
-        PairSpec.model_validate(row)
+def test_a_target_is_no_near_copy_and_a_qualifier_may_be_one() -> None:
+    row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": "t"}}
+    assert PairSpec.model_validate({**row, "qualifier": {"near_copy": {"padded_share": 0.375}}}).qualifier is not None
+    with pytest.raises(ValueError, match="the target needs a source of its own"):
+        PairSpec.model_validate({**row, "target": {"near_copy": {}}})

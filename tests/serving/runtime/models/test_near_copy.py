@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def test_a_copy_of_everything_is_the_target_also_of_a_padded_one(tiny_models: di
     stats = pair.engine().generate(list(PROMPT), pair.sampling(max_tokens=12), strategy).session.stats
     assert stats.judged > 0
     assert stats.acceptance_rate == 1.0
+
+
+def test_a_qualifier_is_padded_to_its_share_of_a_padded_target_and_writes_the_same(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
+    copies = files(tiny_models, tmp_path / "copy", NearCopy(drop_layers=(0,)))
+    shared = files(tiny_models, tmp_path / "qualifier", NearCopy(drop_layers=(0,), padded_share=0.375)).draft
+    three = dataclasses.replace(copies, qualifier=shared)
+    plain, padded = (load_pair(three, LoadSettings(dtype="float32", pad_target=parameters, keep_modules=True))
+                     for parameters in (None, 600_000.0))
+    sizes = {role: sum(p.numel() for p in module.parameters()) for role, module in padded.modules.items()}
+    assert sizes["qualifier"] == pytest.approx(0.375 * sizes["target"], rel=0.05)
+    assert sizes["draft"] < sizes["qualifier"] / 2
+    assert sum(p.numel() for p in plain.modules["qualifier"].parameters()) == sizes["draft"], "next to a target as it is, so is the copy"
+    assert torch.equal(logits(padded, "qualifier"), logits(plain, "draft"))
+
+
+def test_recipes_that_were_written_before_copies_were_padded_keep_their_bytes() -> None:
+    assert NearCopy(drop_layers=(3,)).to_json() == b'{"drop_layers": [3], "weights": null}\n'
+    assert b"padded_share" in NearCopy(padded_share=0.375).to_json()
 
 
 def test_layers_that_are_left_out_are_left_out(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
