@@ -14,6 +14,8 @@ from components.papers.cells import FORMAT, Cell
 from components.papers.certainty import Certainty
 from components.papers.confidence import Counts
 from components.papers.estimates import Measured
+from components.papers.rejections import RejectedPair
+from components.papers.roc import Roc
 from serving.artifacts.hardware_profile import HardwareProfile
 
 
@@ -53,6 +55,9 @@ class CellFile(Frozen):
                                            "and how many of the draft's first choices were kept")
     certainty: dict[str, tuple[Certainty, ...]] = Field({}, description="of a cell whose contenders have three models: role → how certain "
                                                         "each is over the positions of each text that the target writes")
+    roc: dict[str, Roc] = Field({}, description="of a cell with SPRINTER: λ → how well its verifier ranks the draft's tokens")
+    rejections: tuple[RejectedPair, ...] = Field((), description="of a cell that is replayed for them: the draft's most frequent rejected "
+                                                 "tokens, and how likely the target finds them")
     report: BenchReport
 
     def measured(self) -> Measured:

@@ -102,6 +102,8 @@ class Cell(Settings):
     replay: int | None = Field(None, ge=1, description="the paper's s, draft passes in a target pass: contenders are replayed on a trace, "
                                "at this ratio of costs, and none is run")
 
+    rejections: bool = Field(False, description="of a cell that is replayed: keep how likely the target finds the draft's rejected tokens")
+
     @model_validator(mode="after")
     def _seeds_of_samples(self) -> Cell:
         if self.seeds > 1 and not self.temperature:
@@ -129,7 +131,7 @@ class Cell(Settings):
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
-        later = {"replay": self.replay is None, "seeds": self.seeds == 1}
+        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections}
         return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:

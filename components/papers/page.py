@@ -16,20 +16,31 @@ from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
 from components.papers.prompts import SHIPPED
 from components.papers.public import DATA_WORDS, STAND_IN
+from components.papers.rejections import rejections_table
+from components.papers.roc import roc_table
+from components.papers.rounds import rounds_table
 from components.papers.tables import Paper, PaperTable
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "plain decoding, tokens/s")
-CURVES = "-by-tau"
-"""What the key of a table's second picture ends with."""
+CURVES, ROC, RATIOS = "-by-tau", "-roc", "-ratios"
+"""What the keys of a table's further pictures end with."""
+CHANCE = 0.5
+"""Area under the ROC curve of scores that say nothing."""
 CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = "Predicted next to measured, both over plain decoding with all cores unless the engine says otherwise:"
+ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
+             "what counts as acceptable; 95 % intervals over prompts:")
+REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
+                   "the target at temperature 1:")
+ROUND_WORDS = ("Here, milliseconds of a round (a target pass behind the prompt's reading) by what computed meanwhile, draft tokens in it "
+               "and tokens that it added to the text:")
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
                "token as in that text, and no draft beyond the text's end.")
 
@@ -66,6 +77,9 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         ours = share_kept(texts, confidence_bin) if texts else None
         found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None, comparable=False),
                             settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
+    for ratio, paper in table.aucs.items():
+        auc = Estimate(*file.roc[ratio].auc) if file and ratio in file.roc else None
+        found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, CHANCE), settings=f"λ {ratio}"))
     return found
 
 
@@ -221,7 +235,11 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
         text += f"\n{' '.join((*file.notes, FORMULA_WORDS))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
-    shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ")]
+    text += f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file and file.roc else ""
+    text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}" if file and file.rejections else ""
+    text += f"\n{table.rounds} {ROUND_WORDS}\n\n{parts}" if file and table.rounds and (parts := rounds_table(file)) else ""
+    shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
+             (table.name + RATIOS, "Ratios of rejected tokens")]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
     return text

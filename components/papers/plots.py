@@ -12,6 +12,8 @@ from components.papers.asides import Curve
 from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
 from components.papers.page import Result
 from components.papers.points import Point
+from components.papers.rejections import RejectedPair
+from components.papers.roc import Roc
 from components.papers.tables import PaperTable
 from components.report.drawing import FAINT, INK, SECOND, drawing
 from serving.artifacts.acceptance_table import MIDPOINTS
@@ -46,6 +48,34 @@ def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Pa
         axes.axhline(1.0, color=FAINT, linestyle="--")
         axes.set(ylim=(0, None))
         axes.legend(frameon=False, fontsize=7)
+    return path
+
+
+def draw_roc(table: PaperTable, found: Mapping[str, Roc], path: Path) -> Path | None:
+    """The verifier's ROC curves by λ, as SPRINTER's Figures 3 and 12, and the draft confidence's of the table's λ; None without any."""
+    if not found:
+        return None
+    with drawing(path, f"{table.title}: ROC of the verifier", "false positive rate", "true positive rate") as axes:
+        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=0.8)
+        for (ratio, roc), line in zip(found.items(), cycle(("-", "--", ":")), strict=False):
+            axes.plot(roc.fpr, roc.tpr, color=INK, linestyle=line, label=f"verifier, λ {ratio} (AUC {roc.auc[0]:.2f})")
+            if ratio in table.aucs:
+                axes.plot(roc.confidence_fpr, roc.confidence_tpr, color=SECOND, linestyle=line,
+                          label=f"draft's confidence, λ {ratio} (AUC {roc.confidence_auc[0]:.2f})")
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+    return path
+
+
+def draw_ratios(table: PaperTable, found: Sequence[RejectedPair], path: Path) -> Path | None:
+    """Every rejected pair's probability ratios on a log scale, as CSD's Figure 2(b); None without any."""
+    if not found:
+        return None
+    with drawing(path, table.title, "draft's token, target's token", "p(draft's) / p(target's)") as axes:
+        for i, one in enumerate(found):
+            axes.scatter([i] * len(one.ratios), one.ratios, color=INK, s=9, alpha=0.5)
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(found)), [f"{one.draft!r}, {one.target!r}" for one in found], rotation=30, ha="right", fontsize=7)
     return path
 
 

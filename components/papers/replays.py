@@ -19,6 +19,7 @@ from components.collect.collect import collect_traces
 from components.collect.settings import CollectionSettings
 from components.papers.cells import Cell
 from components.papers.confidence import Counts, counts_of
+from components.papers.rejections import RejectedPair, rejected_pairs
 from components.prompts.prompt import Prompt
 from components.replay import Texts, read_texts, replay_strategy
 from components.report.machine import describe_machine
@@ -41,10 +42,12 @@ class Replayed(NamedTuple):
 
     Args:
         confidence: of each text, how often the draft's first choice was kept.
+        rejections: of a cell that asks for them.
     """
 
     report: BenchReport
     confidence: tuple[Counts, ...]
+    rejections: tuple[RejectedPair, ...] = ()
 
 
 def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources, trace: Path,
@@ -65,7 +68,8 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
         if progress:
             progress(done, total, "trace")
 
-    texts = read_texts(collect_traces(pair, prompts, trace, settings, progress=collected))
+    traces = collect_traces(pair, prompts, trace, settings, progress=collected)
+    texts = read_texts(traces)
     profile = constant_costs(cell.replay or 1, pair)
     used = StrategyResources({**resources.artifacts, "hardware_profile": profile}, pair.special_tokens)
     entries = {}
@@ -75,7 +79,7 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
             progress(len(prompts) + i, total, label)
     report = BenchReport(**subject(pair, prompts), schema_version=SCHEMA, machine=Machine(**describe_machine(pair)), strategies=entries,
                          settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1))
-    return Replayed(report, tuple(map(counts_of, texts.texts)))
+    return Replayed(report, tuple(map(counts_of, texts.texts)), rejected_pairs(pair, traces) if cell.rejections else ())
 
 
 def constant_costs(ratio: int, pair: LoadedPair) -> HardwareProfile:

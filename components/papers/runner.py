@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,10 @@ from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
+from components.papers.roc import Roc, measured_roc
 from components.report.machine import cpu_model
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.verifier import Verifier
 from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.files import json_digest, write_json
@@ -209,16 +212,21 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
         trace = planned.path.parent / "traces" / trace_name(cell, planned)
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
-                        report=found.report, confidence=found.confidence)
+                        report=found.report, confidence=found.confidence, rejections=found.rejections)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
     report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
+    verifier = resources.artifacts.get("verifier")
+    roc: dict[str, Roc] = {}
+    if isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
+        with TemporaryDirectory() as folder:
+            roc = measured_roc(pair, verifier, planned.chosen.prompts, Path(folder) / "trace", temperature=cell.temperature, seed=cell.seed)
     certain = certainty(pair, planned.chosen.prompts, max_tokens=cell.max_tokens, temperature=cell.temperature,
                         seed=cell.seed) if has_qualifier(cell) else {}
-    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, certainty=dict(certain),
+    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, certainty=dict(certain), roc=roc,
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 

@@ -86,6 +86,8 @@ class PaperTable:
         acceptance_from: how it is taken from them, in words.
         notes: sentences under it, such as why rows have no verdict.
         formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
+        aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
+        rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are not shown.
         confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target keeps.
     """
 
@@ -100,6 +102,8 @@ class PaperTable:
     acceptance_from: str = ""
     notes: tuple[str, ...] = ()
     formulas: bool = True
+    aucs: Mapping[str, float] = field(default_factory=dict)
+    rounds: str = ""
     confidence: Mapping[int, float] = field(default_factory=dict)
 
 

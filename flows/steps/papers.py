@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,12 @@ from components.papers.asides import curves
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import Cell, Scale, padding_name
 from components.papers.made_of import MadeOf
-from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
-from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_table
+from components.papers.page import CONFIDENCE, CURVES, POINTS, RATIOS, ROC, render, results
+from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_ratios, draw_roc, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.replays import SLOTS
 from components.papers.runner import Opened
-from components.papers.tables import Paper
+from components.papers.tables import Paper, PaperTable
 from components.prompts.overlap import TrainingPrompts
 from flows.context import distilled_draft, made_from_prompts
 from flows.workspace import Say, Workspace
@@ -139,15 +140,9 @@ class Page:
         """
         pictures = dict[str, Path]()
         for table in [table for paper in self.papers for table in paper.tables(self.scale)]:
-            file, keys = cells.get(table.cell.name), (table.name, table.name + CURVES)
-            paths = {key: self.picture(key) for key in keys}
-            if file is None:
-                continue
-            if fresh is None or table.cell.name == fresh.name or not paths[table.name].is_file():
-                drawn = (draw_table(table, results(table, file), paths[keys[0]]), draw_curves(table, curves(file), paths[keys[1]]))
-            else:
-                drawn = (paths[keys[0]], paths[keys[1]] if curves(file) else None)
-            pictures |= {key: path for key, path in zip(keys, drawn, strict=True) if path is not None}
+            file = cells.get(table.cell.name)
+            if file is not None:
+                pictures |= self.pictures_of(table, file, draw=fresh is None or table.cell.name == fresh.name)
         confidence = self.picture(CONFIDENCE)
         if draw_confidence(counted_texts(self.cells, cells), confidence):
             pictures[CONFIDENCE] = confidence
@@ -157,6 +152,22 @@ class Page:
         addresses = {name: Path(os.path.relpath(path, self.path.parent)) for name, path in pictures.items()}
         write_atomically(self.path, render(self.papers, self.scale, cells, failed, addresses).encode())
         return list(pictures.values())
+
+    def pictures_of(self, table: PaperTable, file: CellFile, *, draw: bool) -> dict[str, Path]:
+        """Key → picture of one table, of those that it has.
+
+        Args:
+            draw: also those that are there already.
+        """
+        drawers = {"": partial(draw_table, table, results(table, file)), CURVES: partial(draw_curves, table, curves(file)),
+                   ROC: partial(draw_roc, table, file.roc), RATIOS: partial(draw_ratios, table, file.rejections)}
+        draw = draw or not self.picture(table.name).is_file()
+        found = {}
+        for end, drawn in drawers.items():
+            path = self.picture(table.name + end)
+            if (drawn(path) is not None) if draw else path.is_file():
+                found[table.name + end] = path
+        return found
 
 
 def log_page(page: Page, pictures: Sequence[Path]) -> str | None:

@@ -89,6 +89,19 @@ def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_th
         assert sum(kept for _, kept in found) == sum(a == b for a, b in zip(firsts, output, strict=True))
 
 
+def test_a_cell_that_asks_for_them_keeps_rejected_tokens(counts: CellFile, sets: Path, tmp_path: Path) -> None:
+    cell = Cell.model_validate({**CELL.model_dump(), "name": "tiny-rejections", "rejections": True})
+    run = runner.Run(tmp_path / "cells", data=sets)
+    assert runner.run_cells([cell], run, open_pair) == {}
+    file = runner.measured_cells([cell], run)["tiny-rejections"]
+    assert sum(len(one.ratios) for one in file.rejections) > 0
+    assert counts.rejections == ()
+    (tmp_path / "kept.json").write_text(compact(file))
+    kept = read_cell(tmp_path / "kept.json")
+    assert kept is not None
+    assert [(one.draft, one.target) for one in kept.rejections] == [(one.draft, one.target) for one in file.rejections]
+
+
 def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_path: Path) -> None:
     for name, file in (("old", counts.model_copy(update={"confidence": ()})), ("new", counts)):
         (tmp_path / f"{name}.json").write_text(compact(file))

@@ -30,6 +30,7 @@ from components.report.machine import cpu_model
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
+from serving.artifacts.verifier import Verifier
 from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
@@ -113,6 +114,23 @@ def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, m
     assert file.report.prompt_ids == ("line-1", "line-2") * 3
     assert "Each prompt was decoded with 3 seeds" in asides(file)
     assert "prompts: line-1, line-2." in asides(file)
+
+
+def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: Path) -> None:
+    cell = Cell.model_validate({**CELL.model_dump(), "temperature": 1.0, "contenders": {"SPRINTER": ("sprinter:tau=0.5",)}})
+    verifier = Verifier(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.0, ("scalars",), 0.5, 1.2, Provenance(pair="tiny", fingerprint="f" * 64))
+    used = StrategyResources({**resources().artifacts, "verifier": verifier})
+    run = runner.Run(tmp_path, data=sets)
+    assert runner.run_cells([cell], run, lambda cells: (llama_pair(), used)) == {}
+    file = runner.measured_cells([cell], run)["tiny-code"]
+    assert set(file.roc) == {"1", "1.2", "1.5"}
+    rows = (Row("SPRINTER: speed over plain", 1.5, "speed", "SPRINTER", PLAIN),)
+    table = PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", aucs={"1.2": 0.9}, rounds="Figure 4.")
+    shown = results(table, file)[-1]
+    assert (shown.what, shown.paper, shown.ours and shown.ours.value) == ("AUC of the verifier, λ 1.2", 0.9, file.roc["1.2"].auc[0])
+    text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-code": file})
+    assert "AUC of the draft's confidence" in text
+    assert "Figure 4. Here, milliseconds of a round" in text
 
 
 def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:

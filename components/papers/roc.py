@@ -1,0 +1,76 @@
+"""How well a verifier tells the draft's tokens apart on the prompts of a cell: SPRINTER's Figures 3, 12 and 13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from components.collect.collect import collect_traces
+from components.collect.settings import CollectionSettings
+from components.prompts.prompt import Prompt
+from components.report.tables import markdown
+from components.train.examples import VerifierLabel, read_examples
+from components.train.logistic import sigmoid
+from components.train.metrics import ranking, roc_points
+from components.train.verifier import RATIOS
+from serving.artifacts.verifier import Verifier
+from serving.runtime.pair import LoadedPair
+
+TOKENS = 64
+"""Of each text: the more positions, the narrower the intervals."""
+COLUMNS = ("acceptable where q/p ≤", "tokens", "acceptable", "AUC of the verifier", "AUC of the draft's confidence")
+
+
+class Roc(NamedTuple):
+    """A verifier's scores against one label, on the draft's tokens along texts that the target writes.
+
+    Args:
+        tokens: that were scored.
+        acceptable: share of them.
+        auc: area under the ROC curve, with the ends of its 95 % interval (a bootstrap over prompts).
+        confidence_auc: the same of the draft's confidence.
+        fpr, tpr: points of the curve.
+        confidence_fpr, confidence_tpr: points of the confidence's.
+    """
+
+    tokens: int
+    acceptable: float
+    auc: tuple[float, float, float]
+    confidence_auc: tuple[float, float, float]
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+    confidence_fpr: tuple[float, ...]
+    confidence_tpr: tuple[float, ...]
+
+
+def measured_roc(pair: LoadedPair, verifier: Verifier, prompts: Sequence[Prompt], folder: Path, *, temperature: float,
+                 seed: int = 0) -> dict[str, Roc]:
+    """λ → ROC of the label q̄/p̄ ≤ λ, the verifier being the same; a λ by which all tokens are alike is left out.
+
+    Args:
+        folder: for the trace, which is not needed afterwards.
+        temperature, seed: of the texts and of the draft's tokens along them.
+    """
+    settings = CollectionSettings(max_tokens=TOKENS, temperature=temperature, seed=seed, rollout=1, batch=1, prefix_kinds=("target",))
+    examples = read_examples(collect_traces(pair, prompts, folder, settings))
+    scores = sigmoid(examples.features(verifier.features) @ verifier.weight.numpy() + verifier.bias)
+    found = {}
+    for ratio in RATIOS:
+        label = VerifierLabel(ratio=ratio)
+        ranked = ranking(examples, scores, label)
+        if ranked.auc is None or ranked.baseline_auc is None or ranked.intervals is None:
+            continue
+        curve, other = (roc_points(label.targets(examples), values) for values in (scores, examples.confidence))
+        found[f"{ratio:g}"] = Roc(ranked.test_rows, ranked.prevalence, (ranked.auc, *ranked.intervals["auc"]),
+                                  (ranked.baseline_auc, *ranked.intervals["baseline_auc"]), tuple(curve.fpr), tuple(curve.tpr),
+                                  tuple(other.fpr), tuple(other.tpr))
+    return found
+
+
+def roc_table(found: Mapping[str, Roc]) -> str:
+    """A row for each λ, as Markdown; empty without any."""
+    rows = [[ratio, str(roc.tokens), f"{roc.acceptable:.0%}", *("{:.3f} [{:.3f}, {:.3f}]".format(*auc)
+                                                                  for auc in (roc.auc, roc.confidence_auc))]
+            for ratio, roc in found.items()]
+    return markdown(COLUMNS, rows) if rows else ""

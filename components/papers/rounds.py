@@ -1,0 +1,57 @@
+"""What a round of each contender takes, part by part, and how many tokens it works on: DuoDecoding's and CSD's Figures 4."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from components.bench.schema import BenchEntry
+from components.papers.cell_file import CellFile
+from components.report.tables import markdown
+
+COLUMNS = ("contender", "ms", "draft alone", "target alone", "qualifier", "both at once", "rest", "tokens drafted", "tokens written")
+
+
+class RoundCost(NamedTuple):
+    """Means over the rounds of all texts; a round is a target pass behind the prompt's reading.
+
+    Args:
+        seconds: part of `BenchEntry.time_share` → seconds; the reading of prompts is left out.
+        drafted: draft tokens.
+        written: tokens that the text grew by.
+    """
+
+    seconds: dict[str, float]
+    drafted: float
+    written: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole round."""
+        return sum(self.seconds.values())
+
+
+def round_cost(entry: BenchEntry) -> RoundCost | None:
+    """What a round of one contender takes; None where its time was not taken apart, or nothing was decoded."""
+    calls = sum(row.target_calls for row in entry.per_prompt)
+    if not entry.time_share or not calls:
+        return None
+    wall = sum(row.seconds for row in entry.per_prompt)
+    seconds = {name: (share or 0.0) * wall / calls for name, share in entry.time_share.items() if name != "prefill"}
+    accepted = sum(row.accepted for row in entry.per_prompt)
+    drafted = accepted / entry.draft_efficiency if entry.draft_efficiency else 0.0
+    return RoundCost(seconds, drafted / calls, sum(row.tokens - 1 for row in entry.per_prompt) / calls)
+
+
+def rounds_table(file: CellFile) -> str:
+    """A row for each role (its fastest contender) whose time was taken apart, as Markdown; empty where none was."""
+    measured = file.measured()
+    costs = {role: round_cost(measured.entry(role)) for role in measured.labels}
+    found = {role: cost for role, cost in costs.items() if cost is not None}
+    if not found:
+        return ""
+    qualified = any(cost.seconds.get("qualifier") for cost in found.values())
+    parts = ["draft", "target", *(["qualifier"] if qualified else []), "overlap", "rest"]
+    rows = [[role, *(f"{seconds * 1e3:.2f}" for seconds in (cost.total, *(cost.seconds.get(part, 0.0) for part in parts))),
+             f"{cost.drafted:.1f}", f"{cost.written:.2f}"] for role, cost in found.items()]
+    columns = COLUMNS if qualified else [column for column in COLUMNS if column != "qualifier"]
+    return markdown(columns, rows)

@@ -1,0 +1,64 @@
+"""How likely the target finds rejected tokens: CSD's Figure 2(b)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.collect.collect import collect_traces
+from components.collect.settings import CollectionSettings
+from components.papers.catalogue import PAPERS
+from components.papers.cells import FULL
+from components.papers.plots import draw_ratios
+from components.papers.rejections import rejected_pairs, rejections_table
+from components.prompts.prompt import Prompt, ids_of
+from serving.recording.trace import TraceSet
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import build_strategy
+from tests.support.models.tiny import table_pair
+
+PROMPTS = [Prompt(name, "maths", [text]) for name, text in (("a", "the man in the inn"), ("b", "ten men"), ("c", "an onion"))]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedPair, TraceSet]:
+    pair = table_pair()
+    settings = CollectionSettings(max_tokens=40, rollout=1, batch=1, hidden=False, prefix_kinds=("target",))
+    return pair, collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), settings)
+
+
+def test_ratios_are_the_targets_wherever_a_pair_is_rejected(traced: tuple[LoadedPair, TraceSet]) -> None:
+    """Of two tables, what each says behind a token is known: the pair and its ratio by hand."""
+    pair, trace = traced
+    target, draft = (pair.models[role].table for role in ("target", "draft"))
+    wanted: Counter[tuple[str, str, float]] = Counter()
+    for prompt in PROMPTS:
+        token = list(ids_of(pair, prompt))[-1]
+        plain, sampling = build_strategy("autoregressive", {}), pair.sampling(max_tokens=40)
+        output = pair.engine().generate(ids_of(pair, prompt), sampling, plain).output
+        for chosen in output:
+            first = int(draft[token].argmax())
+            if first != chosen:
+                p = torch.softmax(target[token], -1)
+                wanted[pair.decode([first]), pair.decode([chosen]), round(float(p[first] / p[chosen]), 5)] += 1
+            token = chosen
+    found = rejected_pairs(pair, trace, most=1000)
+    assert Counter((one.draft, one.target, round(ratio, 5)) for one in found for ratio in one.ratios) == wanted
+    assert wanted
+    times = [len(one.ratios) for one in found]
+    assert times == sorted(times, reverse=True)
+    assert len(rejected_pairs(pair, trace, most=1)) == 1
+
+
+def test_they_are_shown_and_drawn(traced: tuple[LoadedPair, TraceSet], tmp_path: Path) -> None:
+    found = rejected_pairs(*traced)
+    assert len(rejections_table(found).splitlines()) == 2 + len(found)
+    assert rejections_table(()) == ""
+    table = next(table for table in PAPERS["csd"].tables(FULL) if table.cell.rejections)
+    picture = draw_ratios(table, found, tmp_path / "ratios.png")
+    assert picture is not None
+    assert picture.stat().st_size > 1000
+    assert draw_ratios(table, (), tmp_path / "none.png") is None
