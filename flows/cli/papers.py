@@ -84,15 +84,15 @@ def papers(
     marks = "papers", padding_name(pad_target), "quick" if quick else "" if data else "shipped"
     shown = Page(page or folder / f"{'-'.join(filter(None, marks))}.md", everything, scale)
 
-    def found() -> dict[str, CellFile]:
-        """What this run has, and what the project keeps where it has nothing."""
-        return with_committed({} if kept else measured_cells(shown.cells, run), shown.cells)
+    def own() -> dict[str, CellFile]:
+        """What this run has."""
+        return {} if kept else measured_cells(shown.cells, run)
 
     failed: dict[str, str] = {}
 
     def show(fresh: Cell | None, failures: Mapping[str, str]) -> list[Path]:
         failed.update(failures)
-        return shown.write(found(), failed, fresh)
+        return shown.write(with_committed(own(), shown.cells), failed, fresh)
 
     try:
         if not (render or kept):
@@ -102,7 +102,8 @@ def papers(
         pictures = show(None, {})
     if publish and (logged := log_page(shown, pictures)):
         say(f"the page and its pictures are in MLflow: {logged}")
-    say(f"{counts_of(shown.cells, found())}; the page is {shown.path}")
+    here = own()
+    say(f"{counts_of(shown.cells, here, with_committed(here, shown.cells))}; the page is {shown.path}")
     if failed:
         raise typer.Exit(1)
 

@@ -193,6 +193,11 @@ def log_page(page: Page, pictures: Sequence[Path]) -> str | None:
     return f"{name}, run {run}"
 
 
-def counts_of(cells: Sequence[Any], found: Mapping[str, Any]) -> str:
-    """How many cells are there, in words."""
-    return f"{len(found)} of {len(cells)} cells are measured"
+def counts_of(cells: Sequence[Any], own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """How many cells a run has, and how many more the page shows, in words.
+
+    >>> counts_of("abcd", {"a": 1}, {"a": 1, "b": 1, "c": 1})
+    'cells: 1 of 4 measured in this run, 2 as the project keeps them'
+    """
+    kept = len(set(found) - set(own))
+    return f"cells: {len(own)} of {len(cells)} measured in this run{f', {kept} as the project keeps them' if kept else ''}"

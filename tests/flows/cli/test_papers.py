@@ -58,7 +58,7 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
-    assert "0 of 1 cells are measured" in other.stderr, "another number format is another run"
+    assert "cells: 0 of 1 measured in this run" in other.stderr, "another number format is another run"
 
 
 @pytest.mark.usefixtures("tiny_paper")
@@ -85,8 +85,8 @@ def test_another_padding_is_another_run_with_a_page_of_its_own(run: Callable[...
     assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), "the usual page's pictures are left alone"
     assert "tiny-counts" not in text
     assert "This is a quick run" in text
-    assert "1 of 1 cells are measured" in done.stderr
-    assert "0 of 1 cells are measured" in run(*arguments, "--pad-target", 300_000, "--render").stderr
+    assert "cells: 1 of 1 measured in this run" in done.stderr
+    assert "cells: 0 of 1 measured in this run" in run(*arguments, "--pad-target", 300_000, "--render").stderr
 
 
 @pytest.mark.usefixtures("tiny_paper")
