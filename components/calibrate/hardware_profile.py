@@ -50,7 +50,7 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     Args:
         provenance: of the profile; a device class of None is filled in.
         sizes: tokens of the target passes; 1 is always measured, sizes that do not fit the context are left out.
-        repeats: passes per median; a third of so many of overlapped ones (three at least), of prompts and behind a deep context.
+        repeats: passes per median; a third of that for prompts, and a third, at least three, for overlapped passes and deep contexts.
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
         log: called with (name, milliseconds, tokens).
@@ -66,7 +66,7 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one",
                              code="context_too_long")
     few = max(3, repeats // 3)
-    fewer = max(1, repeats // 3)  # of passes that read hundreds of tokens
+    of_prompts = max(1, repeats // 3)
     drafts = [k for k in DRAFT_SIZES if k <= room]
     seconds = time_forwards(pair, sizes, repeats, context, drafts, before_round)
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
@@ -77,11 +77,11 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
             else None)
     runs = short_runs(pair)
     prompts = [k for k in PROMPT_SIZES if k <= room + context]
-    prefill = time_prompts(pair, prompts, fewer)
+    prefill = time_prompts(pair, prompts, of_prompts)
     if head is not None:
-        prefill["head"] = time_heads_prompts(pair, head, prompts, fewer)
+        prefill["head"] = time_heads_prompts(pair, head, prompts, of_prompts)
     details = RequestTimes(t_draft=t_draft, prefill=prefill,
-                      per_context_token=slopes(pair, fewer, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
+                      per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
                       split_alone=time_overlapped(pair, sizes, few, context, busy=False, before_round=before_round) if both else None,
                       rest=overheads_from(runs),
                       chains=bool(getattr(pair.models.get("draft"), "chains", False)))

@@ -16,6 +16,7 @@ from components.papers.cells import PLAIN
 from components.papers.certainty import certainty_words
 from components.papers.estimates import calls, mat, pace, settings_of, speed, sums_of
 from components.papers.points import SD_ROLES
+from components.papers.rounds import pass_words
 from components.report.tables import markdown, number
 from serving.artifacts.forward_costs import seconds_at
 from serving.runtime.strategies.lossless.duo_decoding import in_one_pass
@@ -29,8 +30,8 @@ TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target 
 
 def asides(file: CellFile) -> str:
     """All sentences on a measured cell."""
-    said = (machine_words(file), seed_words(file), memory_words(file), identity_words(file), contention_words(file), sequence_words(file),
-            certainty_words(file.certainty), *file.remarks)
+    said = (machine_words(file), seed_words(file), memory_words(file), identity_words(file), contention_words(file),
+            sequence_words(file), pass_words(file), certainty_words(file.certainty), *file.remarks)
     return " ".join(words for words in said if words)
 
 

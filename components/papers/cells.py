@@ -105,7 +105,9 @@ class Cell(Settings):
     rejections: bool = Field(False, description="of a cell that is replayed: keep how likely the target finds the draft's rejected tokens")
 
     @model_validator(mode="after")
-    def _seeds_of_samples(self) -> Cell:
+    def _possible(self) -> Cell:
+        if self.rejections and self.replay is None:
+            raise ValueError("rejections are kept of a cell that is replayed: set replay, or leave rejections out")
         if self.seeds > 1 and not self.temperature:
             raise ValueError("greedy texts are the same with every seed: leave seeds out, or set a temperature")
         return self

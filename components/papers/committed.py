@@ -23,7 +23,8 @@ FOLDER = Path(__file__).parent / "measured"
 DIGITS = 6
 """Of seconds and shares: microseconds."""
 ENTRY = ("strategy", "parameters", "split_cores", "lossless", "greedy", "dtype", "decode_tokens_per_second", "ttft_ms", "acceptance_rate",
-         "draft_efficiency", "identical_outputs", "near_ties", "tasks", "time_share", "per_prompt")
+         "draft_efficiency", "identical_outputs", "near_ties", "tasks", "time_share", "draft_calls",
+         "qualifier_calls", "per_prompt")
 PROMPT = ("prompt_id", "seconds", "tokens", "target_calls", "accepted", "judged", "ttft_ms", "target_argmax", "sequences",
           "rouge_1", "rouge_2", "rouge_l", "memory_rate")
 REPORT = ("schema_version", "pair", "fingerprint", "padded_to", "machine", "settings", "prompts", "prompt_ids", "prompts_digest")

@@ -44,8 +44,8 @@ UNEQUAL_FIRST = ("Rows \"time to the first token over plain's\" get no verdict: 
 
 OTHER_LIMIT = ("Rows of one sequence with tokens more or less get no verdict: the paper varies γ, which balances draft and target there; "
                "here the draft is far from busy, and what bounds a sequence is how many tokens the target verifies in about one pass.")
-ROUNDS = ("Figure 4 (no values in the text): a round of SD takes longer than a token of plain decoding, most of it the draft's share of 5 "
-          "tokens; one of DuoDec about as long as a token, for 24.")
+ROUNDS = ("Figure 4 (no values in the text): a round of SD takes much longer than a token of plain decoding, a substantial part of it the "
+          "draft model's, and handles 5 tokens; one of DuoDec takes about as long as a token, and handles 24.")
 DYNAMIC, ONE = f"DuoDec, γ {GAMMA}", "one sequence"
 
 

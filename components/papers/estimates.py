@@ -1,6 +1,6 @@
 """Values with intervals, taken from the report of a cell's bench: bootstraps over prompts, 5 % left out at each end.
 
-Where each prompt was decoded with several seeds, its rows are one draw: how prompts differ is what an interval is about.
+Where each prompt was decoded with several seeds, its rows are one draw (`by_prompt`): how prompts differ is what an interval is about.
 """
 
 from __future__ import annotations
@@ -167,11 +167,12 @@ SEQUENCES: dict[str, tuple[bool, bool]] = {"one_kept": (False, True), "one_lost"
 
 def sequence_share(entry: BenchEntry, several: bool, kept: bool) -> Estimate | None:
     """Share of the rounds in which a sequence's first token was judged; None where none was."""
-    rows = [row.sequences for row in entry.per_prompt if row.sequences]
+    rows = [row for row in entry.per_prompt if row.sequences]
     if not rows:
         return None
-    table = np.array([(sum(rounds[0 if kept else 1] for count, rounds in row.items() if (count > 1) == several),
-                       sum(map(sum, row.values()))) for row in rows], dtype=np.float64)
+    counts = np.array([(sum(rounds[0 if kept else 1] for count, rounds in (row.sequences or {}).items() if (count > 1) == several),
+                        sum(map(sum, (row.sequences or {}).values()))) for row in rows], dtype=np.float64)
+    table = by_prompt(counts, [row.prompt_id for row in rows])
 
     def metric(sums: np.ndarray) -> np.ndarray:
         return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
@@ -253,9 +254,14 @@ def per_call(sums: Sums) -> np.ndarray:
     return np.asarray(sums[..., 3] / sums[..., 2])
 
 
+def drafts_first(entry: BenchEntry) -> bool:
+    """Whether the target's reading of the prompt also judges a draft."""
+    return entry.strategy in DRAFT_FIRST or str(entry.parameters.get("draft_first")).lower() == "true"
+
+
 def sums_of(entry: BenchEntry) -> np.ndarray:
     """`[prompts, WIDTH]` float64; reading a prompt brings its first token before any draft, but for strategies that draft first."""
-    first = 0 if entry.strategy in DRAFT_FIRST or str(entry.parameters.get("draft_first")).lower() == "true" else 1
+    first = 0 if drafts_first(entry) else 1
     rows = np.array([(row.seconds, row.tokens, row.target_calls, row.accepted, row.judged, min(row.tokens, first))
                      for row in entry.per_prompt], dtype=np.float64)
     return by_prompt(rows, ids_of(entry))

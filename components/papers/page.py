@@ -16,7 +16,7 @@ from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
 from components.papers.prompts import SHIPPED
 from components.papers.public import DATA_WORDS, STAND_IN
-from components.papers.rejections import rejections_table
+from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
 from components.papers.rounds import rounds_table
 from components.papers.tables import Paper, PaperTable
@@ -27,8 +27,6 @@ COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "v
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "plain decoding, tokens/s")
 CURVES, ROC, RATIOS = "-by-tau", "-roc", "-ratios"
 """What the keys of a table's further pictures end with."""
-CHANCE = 0.5
-"""Area under the ROC curve of scores that say nothing."""
 CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
@@ -36,11 +34,11 @@ POINTS = "operating-points"
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = "Predicted next to measured, both over plain decoding with all cores unless the engine says otherwise:"
 ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
-             "what counts as acceptable; 95 % intervals over prompts:")
+             "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
                    "the target at temperature 1:")
-ROUND_WORDS = ("Here, milliseconds of a round (a target pass behind the prompt's reading) by what computed meanwhile, draft tokens in it "
-               "and tokens that it added to the text:")
+ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing, with the "
+               "tokens drafted in it and those that it added to the text:")
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
                "token as in that text, and no draft beyond the text's end.")
 
@@ -79,7 +77,8 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
                             settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
     for ratio, paper in table.aucs.items():
         auc = Estimate(*file.roc[ratio].auc) if file and ratio in file.roc else None
-        found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, CHANCE), settings=f"λ {ratio}"))
+        found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
+                            settings=f"λ {ratio}; 95 % interval"))
     return found
 
 
@@ -236,8 +235,11 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
     text += f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file and file.roc else ""
-    text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}" if file and file.rejections else ""
-    text += f"\n{table.rounds} {ROUND_WORDS}\n\n{parts}" if file and table.rounds and (parts := rounds_table(file)) else ""
+    if file and file.rejections:
+        text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
+    if table.rounds:
+        parts = rounds_table(file) if file else ""
+        text += f"\n{table.rounds} {f'{ROUND_WORDS}{chr(10)}{chr(10)}{parts}' if parts else f'Not measured yet.{chr(10)}'}"
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
              (table.name + RATIOS, "Ratios of rejected tokens")]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:

@@ -52,7 +52,8 @@ def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Pa
 
 
 def draw_roc(table: PaperTable, found: Mapping[str, Roc], path: Path) -> Path | None:
-    """The verifier's ROC curves by λ, as SPRINTER's Figures 3 and 12, and the draft confidence's of the table's λ; None without any."""
+    """One verifier's ROC curves by what counts as acceptable, the draft confidence's of the table's λ beside it (SPRINTER's Figure 3; for
+    Figure 12 it trained one for each λ); None without any."""
     if not found:
         return None
     with drawing(path, f"{table.title}: ROC of the verifier", "false positive rate", "true positive rate") as axes:
@@ -68,14 +69,14 @@ def draw_roc(table: PaperTable, found: Mapping[str, Roc], path: Path) -> Path | 
 
 
 def draw_ratios(table: PaperTable, found: Sequence[RejectedPair], path: Path) -> Path | None:
-    """Every rejected pair's probability ratios on a log scale, as CSD's Figure 2(b); None without any."""
+    """Every rejected pair's probability ratios as powers of ten, as CSD's Figure 2(b); None without any."""
     if not found:
         return None
-    with drawing(path, table.title, "draft's token, target's token", "p(draft's) / p(target's)") as axes:
+    with drawing(path, table.title, "draft's token, target's token", "p(draft's) / p(target's), power of ten") as axes:
         for i, one in enumerate(found):
-            axes.scatter([i] * len(one.ratios), one.ratios, color=INK, s=9, alpha=0.5)
-        axes.set_yscale("log")
-        axes.set_xticks(range(len(found)), [f"{one.draft!r}, {one.target!r}" for one in found], rotation=30, ha="right", fontsize=7)
+            axes.scatter([i] * len(one.exponents), one.exponents, color=INK, s=9, alpha=0.5)
+        labels = [f"{one.draft!r}, {one.target!r}".replace("$", r"\$") for one in found]  # no formula of Matplotlib's
+        axes.set_xticks(range(len(found)), labels, rotation=30, ha="right", fontsize=7)
     return path
 
 

@@ -13,9 +13,9 @@ PSD_F = 1.91
 BEST = {"FSD": FSD / SD, "PSD_A": PSD_A / SD, "PSD_F": PSD_F}
 """Fastest speed over SD."""
 SHARES = "1 : 3 : 8"
-"""What passes of draft, qualifier and target cost, there by parameters."""
+"""Parameters of draft, qualifier and target, to each other: there 1, 3 and 8 B, here by padding."""
 SEEDS = 5
-"""The paper evaluates each prompt five times."""
+"""The paper evaluates "each prompt using five pre-determined QA samples", read here as five seeds."""
 PROMPTS = 8
 """Of a full run with so many seeds each."""
 PAPERS_LENGTHS = ((3, 5), (5, 20))
@@ -63,12 +63,12 @@ def near_copies(scale: Scale) -> PaperTable:
             Row(f"PSD_A: fastest speed over {fuzzy}", PSD_A / FSD, "speed", "PSD_A", fuzzy),
             *(Row(f"{method}: fastest speed over plain", None, "speed", method, PLAIN) for method in (against, "SD", "PSD_F")),
             *quality_rows(fuzzy, "PSD_A", "PSD_F"))
-    why = ("Costs, thresholds and divergence are the paper's, and so is what drafts for SD; the models are not: near copies agree with the "
-           "target and with each other by what they have in common, and answers are 64 tokens long at most. The paper has no value for "
-           "plain decoding.")
+    why = ("Sizes to each other, thresholds, divergence and SD's draft (the qualifier) are as in the paper. The models are not: each is "
+           "the target with some layers left out, and answers are 64 tokens long at most. The paper has no value for plain decoding.")
     return PaperTable("pyramidsd-2", "Table 2 and the abstract: fastest speeds, near copies", THEIRS,
-                      f"near copies of 24 and 27 layers, the second padded, costs {SHARES}, target padded to {scale.padded}, T = .7, "
-                      "`fsd_js`", cell, rows, why)
+                      f"near copies of 24 and 27 layers, all three padded so that their parameters are {SHARES}, the target's "
+                      f"{scale.padded}, T = .7, `fsd_js`", cell, rows, why,
+                      rounds="What a round takes, of which the paper has a formula (section 3.3) and no values.")
 
 
 def shipped(scale: Scale) -> PaperTable:
@@ -106,5 +106,8 @@ PAPER = Paper(
         "The fastest is chosen from one or two thresholds and lengths, the paper's from grids of up to hundreds: its best is larger.",
         "With the shipped pair the divergence is the true Jensen-Shannon one; the paper's thresholds mean that of fuzzy SD's code, "
         "`fsd_js`, which the near copies are measured with.",
-        "Passes of the near copies cost what they do here because zeros pad the qualifier to 3/8 of the target's parameters.",
+        "Passes of the near copies cost what they do because zeros pad the draft to 1/8 and the qualifier to 3/8 of the target's "
+        "parameters.",
+        "Five seeds a prompt stand for the paper's \"five pre-determined QA samples\", which may be examples in the prompt; its deviations "
+        "are of CommonsenseQA's score, ours of speed.",
     ))

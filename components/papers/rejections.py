@@ -15,6 +15,8 @@ from serving.runtime.pair import LoadedPair
 
 MOST = 10
 """Pairs that are shown, as in the paper."""
+PAPERS_DECADES = 10
+"""The paper's ratios of one pair are from near 1 to below 1e-10."""
 COLUMNS = ("draft's token", "target's token", "times", "lowest ratio", "median", "highest")
 
 
@@ -23,29 +25,53 @@ class RejectedPair(NamedTuple):
 
     Args:
         draft, target: their texts.
-        ratios: ascending, p(draft's token) / p(target's token) wherever the pair occurs, both by the target at temperature 1.
+        exponents: ascending, log10 of p(draft's token) / p(target's token) wherever the pair occurs, both by the target at temperature 1.
     """
 
     draft: str
     target: str
-    ratios: tuple[float, ...]
+    exponents: tuple[float, ...]
+
+    @property
+    def decades(self) -> float:
+        """Powers of ten between the lowest ratio and the highest."""
+        return self.exponents[-1] - self.exponents[0]
 
 
 def rejected_pairs(pair: LoadedPair, trace: TraceSet, most: int = MOST) -> tuple[RejectedPair, ...]:
     """The most frequent pairs of a greedy trace's first choices that differ, frequent ones first."""
     table = trace.read(["kind", "draft_token", "target_token", "draft_raw_p", "target_p"])
     tokens = zip(*(table.column(name).to_pylist() for name in ("kind", "draft_token", "target_token")), strict=True)
-    ratios = column(table, "draft_raw_p") / np.maximum(column(table, "target_p"), np.finfo(np.float32).tiny)
+    least = np.finfo(np.float32).tiny  # a probability that was rounded to 0
+    p_draft, p_target = (np.log10(np.maximum(column(table, name), least)) for name in ("draft_raw_p", "target_p"))
     found = defaultdict[tuple[int, int], list[float]](list)
-    for (kind, draft, target), ratio in zip(tokens, ratios.tolist(), strict=True):
+    for (kind, draft, target), exponent in zip(tokens, (p_draft - p_target).tolist(), strict=True):
         if kind == "target" and draft != target:
-            found[draft, target].append(ratio)
+            found[draft, target].append(exponent)
     frequent = sorted(found.items(), key=lambda one: -len(one[1]))[:most]
-    return tuple(RejectedPair(pair.decode([draft]), pair.decode([target]), tuple(sorted(values))) for (draft, target), values in frequent)
+    return tuple(RejectedPair(text_of(pair, draft), text_of(pair, target), tuple(sorted(values))) for (draft, target), values in frequent)
+
+
+def text_of(pair: LoadedPair, token: int) -> str:
+    """A token's text, or its number where it has none, such as an end of text."""
+    return pair.decode([token]) or f"token {token}"
 
 
 def rejections_table(pairs: Sequence[RejectedPair]) -> str:
     """A row for each pair, as Markdown; empty without any."""
-    rows = [[repr(one.draft), repr(one.target), str(len(one.ratios)),
-             *(f"{value:.1e}" for value in (one.ratios[0], float(np.median(one.ratios)), one.ratios[-1]))] for one in pairs]
+    rows = [[repr(one.draft), repr(one.target), str(len(one.exponents)),
+             *(f"{10**value:.1e}" for value in (one.exponents[0], float(np.median(one.exponents)), one.exponents[-1]))] for one in pairs]
     return markdown(COLUMNS, rows) if rows else ""
+
+
+def decades_words(pairs: Sequence[RejectedPair]) -> str:
+    """How far one pair's ratios are from each other, in a sentence; empty without any.
+
+    >>> decades_words([RejectedPair("a", "the", (-4.0, -1.0)), RejectedPair("a", "an", (-1.5, -0.5))])
+    'Between the lowest and the highest ratio of a pair are 1.0 to 3.0 powers of ten (median 2.0), in the paper more than 10.'
+    """
+    if not pairs:
+        return ""
+    decades = [one.decades for one in pairs]
+    return (f"Between the lowest and the highest ratio of a pair are {min(decades):.1f} to {max(decades):.1f} powers of ten (median "
+            f"{float(np.median(decades)):.1f}), in the paper more than {PAPERS_DECADES}.")

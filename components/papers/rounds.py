@@ -1,4 +1,6 @@
-"""What a round of each contender takes, part by part, and how many tokens it works on: DuoDecoding's and CSD's Figures 4."""
+"""What a round of each contender takes, part by part, and how many tokens it works on (DuoDecoding's and CSD's Figures 4), and what a pass
+of each of three models takes.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ from typing import NamedTuple
 
 from components.bench.schema import BenchEntry
 from components.papers.cell_file import CellFile
+from components.papers.estimates import drafts_first
 from components.report.tables import markdown
 
 COLUMNS = ("contender", "ms", "draft alone", "target alone", "qualifier", "both at once", "rest", "tokens drafted", "tokens written")
 
 
 class RoundCost(NamedTuple):
-    """Means over the rounds of all texts; a round is a target pass behind the prompt's reading.
+    """Means over the rounds of all texts; a round is a target pass after the prompt was read.
 
     Args:
         seconds: part of `BenchEntry.time_share` → seconds; the reading of prompts is left out.
@@ -32,8 +35,9 @@ class RoundCost(NamedTuple):
 
 def round_cost(entry: BenchEntry) -> RoundCost | None:
     """What a round of one contender takes; None where its time was not taken apart, or nothing was decoded."""
-    calls = sum(row.target_calls for row in entry.per_prompt)
-    if not entry.time_share or not calls:
+    reading = len(entry.per_prompt) if drafts_first(entry) else 0  # passes over a prompt that judge a draft as well
+    calls = sum(row.target_calls for row in entry.per_prompt) - reading
+    if not entry.time_share or calls <= 0:
         return None
     wall = sum(row.seconds for row in entry.per_prompt)
     seconds = {name: (share or 0.0) * wall / calls for name, share in entry.time_share.items() if name != "prefill"}
@@ -55,3 +59,19 @@ def rounds_table(file: CellFile) -> str:
              f"{cost.drafted:.1f}", f"{cost.written:.2f}"] for role, cost in found.items()]
     columns = COLUMNS if qualified else [column for column in COLUMNS if column != "qualifier"]
     return markdown(columns, rows)
+
+
+def pass_words(file: CellFile) -> str:
+    """Milliseconds of a pass of each model in rounds with a qualifier, in a sentence; empty where there are none, or nobody counted.
+
+    A pass of the qualifier or the target reads several tokens there, one of the draft mostly one.
+    """
+    measured = file.measured()
+    entry = next((entry for role in measured.labels if (entry := measured.entry(role)).qualifier_calls and entry.draft_calls), None)
+    if entry is None or not entry.time_share:
+        return ""
+    wall = sum(row.seconds for row in entry.per_prompt)
+    calls = {"draft": entry.draft_calls, "qualifier": entry.qualifier_calls, "target": sum(row.target_calls for row in entry.per_prompt)}
+    each = {role: (entry.time_share.get(role) or 0.0) * wall / count * 1e3 for role, count in calls.items()}
+    values = ", ".join(f"{role} {each[role]:.1f}" for role in calls)
+    return f"Milliseconds of a pass in rounds of {entry.strategy}, whatever it reads: {values}."

@@ -26,7 +26,8 @@ from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
-from components.papers.roc import Roc, measured_roc
+from components.papers.roc import measured_roc
+from components.prompts.prompt import Prompt
 from components.report.machine import cpu_model
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.verifier import Verifier
@@ -216,19 +217,25 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
+    extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
     report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
-    verifier = resources.artifacts.get("verifier")
-    roc: dict[str, Roc] = {}
-    if isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
-        with TemporaryDirectory() as folder:
-            roc = measured_roc(pair, verifier, planned.chosen.prompts, Path(folder) / "trace", temperature=cell.temperature, seed=cell.seed)
-    certain = certainty(pair, planned.chosen.prompts, max_tokens=cell.max_tokens, temperature=cell.temperature,
-                        seed=cell.seed) if has_qualifier(cell) else {}
-    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, certainty=dict(certain), roc=roc,
+    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, **extras,
                     seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
+
+
+def beside_the_bench(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources) -> dict[str, Any]:
+    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifier, how certain each of three models is."""
+    found: dict[str, Any] = {}
+    verifier = resources.artifacts.get("verifier")
+    if isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
+        with TemporaryDirectory() as folder:
+            found["roc"] = measured_roc(pair, verifier, prompts, Path(folder) / "trace", temperature=cell.temperature, seed=cell.seed)
+    if has_qualifier(cell):
+        found["certainty"] = dict(certainty(pair, prompts, max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed))
+    return found
 
 
 def trace_name(cell: Cell, planned: Planned) -> str:

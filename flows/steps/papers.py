@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,13 +158,14 @@ class Page:
         Args:
             draw: also those that are there already.
         """
-        drawers = {"": partial(draw_table, table, results(table, file)), CURVES: partial(draw_curves, table, curves(file)),
-                   ROC: partial(draw_roc, table, file.roc), RATIOS: partial(draw_ratios, table, file.rejections)}
+        shown: dict[str, tuple[Callable[..., Path | None], Any]] = {
+            "": (draw_table, results(table, file)), CURVES: (draw_curves, curves(file)), ROC: (draw_roc, file.roc),
+            RATIOS: (draw_ratios, file.rejections)}
         draw = draw or not self.picture(table.name).is_file()
         found = {}
-        for end, drawn in drawers.items():
+        for end, (drawer, data) in shown.items():
             path = self.picture(table.name + end)
-            if (drawn(path) is not None) if draw else path.is_file():
+            if data and (drawer(table, data, path) is not None if draw else path.is_file()):
                 found[table.name + end] = path
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from components.papers.certainty import certainty, certainty_of
 from components.prompts.prompt import Prompt
@@ -23,6 +24,12 @@ def test_every_model_is_read_at_the_same_places_of_the_targets_texts() -> None:
         assert all(1 / pair.models["target"].vocab_size < one.confidence / one.positions <= 1 for one in texts)
     assert found == certainty(pair, PROMPTS, max_tokens=6, temperature=0.7, seed=3)
     assert found != certainty(pair, PROMPTS, max_tokens=6, temperature=0.7, seed=4)
+
+
+def test_heads_over_a_part_of_the_vocabulary_are_not_compared() -> None:
+    pair = llama_pair()
+    pair.models["draft"].head_tokens = torch.arange(5)
+    assert certainty(pair, PROMPTS, max_tokens=6, temperature=0.7) == {}
 
 
 def test_a_places_distribution_is_that_behind_the_tokens_before_it() -> None:

@@ -180,7 +180,7 @@ def test_mt_benchs_averages_are_of_the_pairs_own_tables() -> None:
                "64 tokens")),
     ("sprinter", ("GPT2-Small & GPT2-XL", "λ .4", "LM1B")),
     ("csd", ("MATH500", "Qwen-2.5", "IFEval", "64 tokens")),
-    ("pyramidsd", ("as grids", "64 tokens", "2048", "zeros pad the qualifier")),
+    ("pyramidsd", ("as grids", "64 tokens", "2048", "zeros pad the draft")),
     ("duodecoding", ("Llama-2 7B", "five tasks", "64 tokens"))])
 def test_what_is_not_run_and_what_is_done_otherwise_is_listed(paper: str, words: tuple[str, ...]) -> None:
     text = closing(PAPERS[paper])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from components.collect.settings import CollectionSettings
 from components.papers.catalogue import PAPERS
 from components.papers.cells import FULL
 from components.papers.plots import draw_ratios
-from components.papers.rejections import rejected_pairs, rejections_table
+from components.papers.rejections import RejectedPair, rejected_pairs, rejections_table
 from components.prompts.prompt import Prompt, ids_of
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
@@ -43,14 +45,25 @@ def test_ratios_are_the_targets_wherever_a_pair_is_rejected(traced: tuple[Loaded
             first = int(draft[token].argmax())
             if first != chosen:
                 p = torch.softmax(target[token], -1)
-                wanted[pair.decode([first]), pair.decode([chosen]), round(float(p[first] / p[chosen]), 5)] += 1
+                wanted[pair.decode([first]), pair.decode([chosen]), round(math.log10(float(p[first] / p[chosen])), 3)] += 1
             token = chosen
     found = rejected_pairs(pair, trace, most=1000)
-    assert Counter((one.draft, one.target, round(ratio, 5)) for one in found for ratio in one.ratios) == wanted
+    assert Counter((one.draft, one.target, round(value, 3)) for one in found for value in one.exponents) == wanted
     assert wanted
-    times = [len(one.ratios) for one in found]
+    times = [len(one.exponents) for one in found]
     assert times == sorted(times, reverse=True)
     assert len(rejected_pairs(pair, trace, most=1)) == 1
+
+
+def test_a_token_without_text_has_its_number() -> None:
+    """Such as an end of text, which decoding leaves out."""
+    pair = table_pair()
+    pair.models["target"].table[:, 2] += 20.0
+    pair.models["draft"].table[:, 2] -= 20.0
+    with TemporaryDirectory() as folder:
+        settings = CollectionSettings(max_tokens=4, rollout=1, batch=1, hidden=False, prefix_kinds=("target",))
+        found = rejected_pairs(pair, collect_traces(pair, PROMPTS, Path(folder), settings))
+    assert {one.target for one in found} == {"token 2"}
 
 
 def test_they_are_shown_and_drawn(traced: tuple[LoadedPair, TraceSet], tmp_path: Path) -> None:
@@ -58,7 +71,8 @@ def test_they_are_shown_and_drawn(traced: tuple[LoadedPair, TraceSet], tmp_path:
     assert len(rejections_table(found).splitlines()) == 2 + len(found)
     assert rejections_table(()) == ""
     table = next(table for table in PAPERS["csd"].tables(FULL) if table.cell.rejections)
-    picture = draw_ratios(table, found, tmp_path / "ratios.png")
+    priced = RejectedPair(" $", "$", (-3.0, -1.0))  # Matplotlib takes what is between two dollars for a formula
+    picture = draw_ratios(table, (*found, priced), tmp_path / "ratios.png")
     assert picture is not None
     assert picture.stat().st_size > 1000
     assert draw_ratios(table, (), tmp_path / "none.png") is None

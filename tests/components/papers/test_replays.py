@@ -17,6 +17,7 @@ from components.papers.cells import Cell, Scale, sized
 from components.papers.committed import compact
 from components.papers.page import results
 from components.papers.prompts import choose
+from components.papers.rejections import RejectedPair
 from components.papers.replays import constant_costs
 from components.papers.spide import OURS, SHIPS_A_TABLE, counted
 from components.papers.tables import PaperTable, Row
@@ -94,12 +95,14 @@ def test_a_cell_that_asks_for_them_keeps_rejected_tokens(counts: CellFile, sets:
     run = runner.Run(tmp_path / "cells", data=sets)
     assert runner.run_cells([cell], run, open_pair) == {}
     file = runner.measured_cells([cell], run)["tiny-rejections"]
-    assert sum(len(one.ratios) for one in file.rejections) > 0
+    assert sum(len(one.exponents) for one in file.rejections) > 0
     assert counts.rejections == ()
-    (tmp_path / "kept.json").write_text(compact(file))
+    rare = RejectedPair("a", "the", (-11.25, -0.5))
+    (tmp_path / "kept.json").write_text(compact(file.model_copy(update={"rejections": (*file.rejections, rare)})))
     kept = read_cell(tmp_path / "kept.json")
     assert kept is not None
-    assert [(one.draft, one.target) for one in kept.rejections] == [(one.draft, one.target) for one in file.rejections]
+    assert kept.rejections[-1] == rare, "a ratio of 1e-11 is not rounded to 0"
+    assert [one.exponents for one in kept.rejections[:-1]] == [pytest.approx(one.exponents, abs=1e-5) for one in file.rejections]
 
 
 def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_path: Path) -> None:

@@ -22,5 +22,14 @@ def test_a_round_is_a_target_pass_and_no_prompts_reading() -> None:
     assert (found.drafted, found.written) == (4.0, 3.0), "the first token of each text comes with its prompt"
 
 
+def test_a_prompts_pass_that_judges_a_draft_is_no_round() -> None:
+    """DuoDecoding's first pass over each text reads the prompt: its seconds are the prompt's."""
+    first = entry(target=0.6, prefill=0.4).model_copy(update={"strategy": "duo_decoding"})
+    found = round_cost(first)
+    assert found is not None
+    assert found.seconds == pytest.approx({"target": 1.0}), "6 rounds in 6 seconds"
+    assert found.written == 4.0
+
+
 def test_a_time_that_was_not_taken_apart_is_not_shown() -> None:
     assert round_cost(entry()) is None

@@ -130,7 +130,7 @@ def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: 
     assert (shown.what, shown.paper, shown.ours and shown.ours.value) == ("AUC of the verifier, λ 1.2", 0.9, file.roc["1.2"].auc[0])
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-code": file})
     assert "AUC of the draft's confidence" in text
-    assert "Figure 4. Here, milliseconds of a round" in text
+    assert "Figure 4. Here, the milliseconds of a round" in text
 
 
 def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:
