@@ -70,8 +70,8 @@ def certainty_words(found: Mapping[str, Sequence[Certainty]]) -> str:
 
     >>> certainty_words({"draft": [Certainty(2, 5.0, 0.8)], "target": [Certainty(2, 2.0, 1.4)]})
     'Figure 3 (no values in the text; larger models have a lower entropy and a higher confidence there), at the same 2 positions of texts \
-that the target wrote, mean entropy in nats and mean probability of the first choice: draft 2.50 [2.50, 2.50] and 0.40 [0.40, 0.40], target \
-1.00 [1.00, 1.00] and 0.70 [0.70, 0.70].'
+that the target wrote, mean entropy in nats and mean probability of the first choice: draft 2.50 [2.50, 2.50] and 0.40 [0.40, 0.40], \
+target 1.00 [1.00, 1.00] and 0.70 [0.70, 0.70].'
     """
     if not found:
         return ""

@@ -87,7 +87,8 @@ class Measured:
 
     def settings(self, row: Row) -> str:
         """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ 5`."""
-        found = [(role, settings_of(self.entry(role))) for role in (row.role, row.against) if role is not None]
+        against = None if row.against is None or ":" in row.against else row.against  # a setting that is the paper's is in the row's words
+        found = [(role, settings_of(self.entry(role))) for role in (row.role, against) if role is not None]
         return "; ".join(text if i == 0 else f"{role}: {text}" for i, (role, text) in enumerate(found) if text)
 
 

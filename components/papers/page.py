@@ -24,7 +24,8 @@ from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
-POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "plain decoding, tokens/s")
+POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "its γ", "plain decoding, tokens/s")
+HEADLINE_COLUMNS = ("paper", "headline", "tables", "the paper's", "here", "verdicts")
 CURVES, ROC, RATIOS = "-by-tau", "-roc", "-ratios"
 """What the keys of a table's further pictures end with."""
 CONFIDENCE = "confidence"
@@ -32,7 +33,10 @@ CONFIDENCE = "confidence"
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
-FORMULA_WORDS = "Predicted next to measured, both over plain decoding with all cores unless the engine says otherwise:"
+FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all cores, unless the engine says otherwise. \"Leviathan's "
+                 "formula\" takes the measured acceptance and c; on equal cores it is multiplied by what a target pass with all cores "
+                 "takes over one with a share of them. \"Share reached\" is measured over \"with measured passes\". Acceptance is of the "
+                 "same texts, so only costs are predicted:")
 ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
              "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
@@ -93,8 +97,8 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     """
     if scale.pad_target != PADDED:
         return render_padded(papers, scale, cells, failed or {}, pictures or {})
-    parts = [opening(scale, cells)]
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
+    parts = [opening(scale, cells), headlines(papers, scale, compared), how_to_read(cells)]
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS)), DATA_WORDS]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
@@ -146,24 +150,64 @@ def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile], cell: 
 
 
 def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
-    """What the page is, how to run it, and the rule."""
+    """What the page is, in what setting its verdicts hold, and how to run it."""
     minutes = sum(file.seconds for file in cells.values()) / 60
+    counted = sum(1 for file in cells.values() if file.cell.get("replay"))
     remarks = "".join(f"{text}\n" for text in remarks_on(scale, cells))
     return ("# The papers' tables, run here\n\n"
+            f"This page puts the values of five papers beside ours. {len(cells) - counted} cells are measured and {counted} are counted by "
+            f"replay, at the commits that stand under each table. A verdict is about this setting: a target of 135 M parameters that is "
+            f"padded to the cost of {scale.padded}, CPU cores that share one memory, a few prompts, and answers of at most "
+            f"{scale.max_tokens} tokens (SPRINTER's 20). \"Not reproduced\" does not say that a paper is wrong on its own hardware.\n\n"
             "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
             "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
             "the data sets below, at any depth; the page goes to `$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
-            f"Run: {scale.name}, {len(cells)} cells, {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
+            f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
             "(`components/papers/measured`); a run of your own takes their place, cell by cell. Three tables were also measured "
             "[on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
-            f"{remarks}"
-            "Pairs named `near-copy` draft with the target itself, with fewer layers or rounded weights, and every target is padded with "
-            "zeros (`--pad-target`), so that such a draft is cheap: the place of large models of one family, at this size. "
-            "Equal cores: target and draft have a share of the cores each, of serial strategies too; plain decoding has all. "
-            "Values are ratios unless a row says otherwise; intervals are bootstraps over prompts, 5 % left out at each end.\n\n"
+            f"{remarks}")
+
+
+def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
+    """What each paper's main comparisons came to over all tables that measure them; empty where none does."""
+    rows = []
+    for paper in papers:
+        for headline in paper.headlines:
+            shown = [result for table in paper.tables(scale) for result in compared[table.name] if result.what == headline.row]
+            found = [result for result in shown if result.ours is not None]
+            theirs, ours = [one.paper for one in found if one.paper is not None], [one.ours.value for one in found if one.ours]
+            verdicts = Counter(str(one.verdict) for one in found)
+            if found:
+                rows.append([paper.name, headline.what, str(len(found)), span(theirs), span(ours),
+                             ", ".join(f"{name} {count}" for name, count in verdicts.items())])
+    return f"{markdown(HEADLINE_COLUMNS, rows)}\n" if rows else ""
+
+
+def span(values: Sequence[float]) -> str:
+    """The lowest and the highest value.
+
+    >>> span([1.35, 1.812]), span([1.2]), span([])
+    ('1.35 to 1.81', '1.20', '–')
+    """
+    ends = list(dict.fromkeys(f"{end:.2f}" for end in (min(values), max(values)))) if values else ["–"]
+    return " to ".join(ends)
+
+
+def how_to_read(cells: Mapping[str, CellFile]) -> str:
+    """What stands in the tables, and the rule of verdicts."""
+    return ("**Models.** The target is SmolLM2-135M-Instruct (30 layers, weights from a Q4_1 GGUF file, computed in the cell's number "
+            "format). Zeros pad it (`--pad-target`) until its passes cost what those of a larger model do; padding changes no output. "
+            "`smollm2-135m` drafts with a distilled model of 4 layers whose head covers 8,192 tokens. `near-copy-N` drafts with N of the "
+            "target's own layers, `near-copy-int8` with its weights rounded to 8 bits: they stand in the place of large models of one "
+            "family. Each pair of ours stands beside the pair of the paper whose acceptance is nearest.\n\n"
+            "**Equal cores** (`@1+1`): each model has a share of the cores, in serial strategies too; plain decoding has all of them. "
+            "**Values** are ratios unless a row says otherwise, and **intervals** bootstraps over prompts, 5 % left out at each end. "
+            "Where a paper prints no ratio, its value is computed from the values that it prints, rounded to two digits. **MAT** is "
+            "accepted draft tokens per token that is sampled from the target behind a draft: the mean run between corrections, not tokens "
+            "per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
             f"{memory_of_the_machine(cells)}"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
-            "more in these short answers than in the papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
+            "more in these short answers than in most papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
             "behind the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
             "lacks that reading and the first draft. The column \"whole request\" has all of it. CSD's paper calls its speeds "
             "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
@@ -176,16 +220,16 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     measured = [file for file in cells.values() if not file.cell.get("replay")]
     waited = [(sum(counts.values()), file.report.prompts * len(counts)) for file in measured if (counts := slow_texts(file)) is not None]
     slow, texts = (sum(numbers) for numbers in zip((0, 0), *waited, strict=True))
-    return ("**An interval is of one run, and knows nothing of another state of the machine.** All cores of a shared machine read memory "
-            "together at their full rate at one moment and at little more than half of it a few seconds later, by all signs with what "
-            "other guests do; computing stays as fast. On the two cores of the kept cells a pass over one token then takes 70 ms in place "
-            "of 50, one over eight tokens 80 in place of 73, so that rows over plain decoding depend on it: `csd-maths`, measured twice "
-            "without heed of that, had rows over plain that differed by 11 to 27 %, and two other verdicts. A full run on a CPU waits "
-            "before each text until memory is fast, for at most five minutes a cell (and as long for the passes of a pair), and says under "
-            "each table how many texts of which contender met slow memory all the same. Where two contenders differ in that, a ratio of "
-            f"them may owe something to it. {len(waited)} of the {len(measured)} measured cells here are of such a run"
-            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, counts and rows over SD "
-            "are safer than rows over plain; where a role has several settings, the fastest may be another one in the next run.\n\n")
+    return ("**Intervals do not cover the state of the machine.** On a shared machine the rate at which all cores together read memory "
+            "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On the two "
+            "cores of the kept cells a target pass over one token then takes 70 ms instead of 50, one over eight tokens 80 instead of 73, "
+            "so slow moments favour speculation over plain decoding. `csd-maths`, measured twice without waiting, differed by 11 to 27 % "
+            "in rows over plain, and in two verdicts. Full runs on CPUs wait for fast memory before each text, for at most five minutes a "
+            "cell (and as long for the passes of a pair), and each table says how many texts of which contender met slow memory all the "
+            f"same. {len(waited)} of the {len(measured)} measured cells here are of such a run"
+            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, verdicts of rows over plain are "
+            "provisional; counts do not depend on memory, and ratios to SD depend on it less. Where a role has several settings, the "
+            "fastest may be another one in the next run.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:
@@ -210,7 +254,7 @@ def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Seque
 def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], picture: Path | None) -> str:
     """Acceptance against cost of the pairs that were measured, by SD on each set of prompts."""
     rows = [[name, point.pair, f"{point.c:.3f}", f"{point.acceptance:.2f}", number(point.speed, ".2f"),
-             number(point.plain, ".1f")]
+             point.settings.removeprefix("γ "), number(point.plain, ".1f")]
             for name, point in measured_points(papers, scale, cells).items()]
     if not rows:
         return ""
@@ -234,16 +278,22 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
         text += f"\n{' '.join((*file.notes, FORMULA_WORDS))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
-    text += f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file and file.roc else ""
-    if file and file.rejections:
-        text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
-    if table.rounds:
-        parts = rounds_table(file) if file else ""
-        text += f"\n{table.rounds} {f'{ROUND_WORDS}{chr(10)}{chr(10)}{parts}' if parts else f'Not measured yet.{chr(10)}'}"
+    text += further_tables(table, file) if file else ""
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
              (table.name + RATIOS, "Ratios of rejected tokens")]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
+    return text
+
+
+def further_tables(table: PaperTable, file: CellFile) -> str:
+    """What a cell has besides its rows: a verifier's ROC, rejected pairs, the parts of a round."""
+    text = f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file.roc else ""
+    if file.rejections:
+        text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
+    if table.rounds:
+        parts = rounds_table(file)
+        text += f"\n{table.rounds} {ROUND_WORDS}\n\n{parts}" if parts else f"\n{table.rounds} Not measured yet.\n"
     return text
 
 
@@ -252,8 +302,11 @@ def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
     if table.acceptance is None or file is None or "SD" not in table.cell.contenders:
         return ""
     ours = file.measured().entry("SD").acceptance_rate
-    theirs = f"the paper's is {table.acceptance:.2f} ({table.acceptance_from})"
-    return "" if ours is None else f" Chance that SD accepts a token: {theirs}, here it is {ours:.2f} (accepted / judged)."
+    theirs = f"the paper's {table.acceptance:.2f} ({table.acceptance_from})"
+    cost = "" if table.cost is None or file.costs is None else (
+        f" What a draft pass costs next to a target pass, both over one token: the paper's at most {table.cost:.2f}, here "
+        f"{file.costs.t_draft / file.costs.t_verify[1]:.2f}.")
+    return "" if ours is None else f" Acceptance rate of SD: {theirs}, here {ours:.2f} (accepted / judged by the target).{cost}"
 
 
 def closing(paper: Paper) -> str:
@@ -261,6 +314,8 @@ def closing(paper: Paper) -> str:
     lines = [f"- {text}" for text in paper.deviations]
     text = "### Deviations\n\n" + "\n".join(lines) + "\n" if lines else ""
     text += f"\n{paper.appendix}" if paper.appendix else ""
+    lines = [f"- {what}: {how}." for what, how in paper.inconsistencies]
+    text += "\n### Inconsistencies and arithmetic in the paper\n\n" + "\n".join(lines) + "\n" if lines else ""
     lines = [f"- {what}: {result}." for what, result in paper.elsewhere]
     text += "\n### Measured by other means\n\n" + "\n".join(lines) + "\n" if lines else ""
     lines = [f"- {what}: not testable here: {why}." for what, why in paper.untestable] + [f"- {what}: open." for what in paper.open]

@@ -10,19 +10,22 @@ import numpy as np
 
 from components.papers.asides import Curve
 from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
+from components.papers.estimates import Estimate
 from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc
 from components.papers.tables import PaperTable
+from components.papers.verdicts import Verdict
 from components.report.drawing import FAINT, INK, SECOND, drawing
 from serving.artifacts.acceptance_table import MIDPOINTS
 
 
 def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path | None:
-    """Bars of the paper's values and ours with intervals; None where nothing was measured."""
-    known = [(result.what, result.paper, result.ours) for result in results
-             if result.ours is not None and result.paper is not None and "speed" in result.what]
+    """Bars of the paper's values and ours with intervals, of rows with a verdict (of all where none has one); None where nothing was
+    measured."""
+    judged = [result for result in results if result.verdict != Verdict.NOT_COMPARABLE]
+    known = speeds_of(judged) or speeds_of(results)
     if not known:
         return None
     with drawing(path, table.title, "", "times as fast") as axes:
@@ -35,6 +38,12 @@ def draw_table(table: PaperTable, results: Sequence[Result], path: Path) -> Path
         axes.set_xticks(places, [what for what, _, _ in known], rotation=30, ha="right", fontsize=7)
         axes.legend(frameon=False)
     return path
+
+
+def speeds_of(results: Sequence[Result]) -> list[tuple[str, float, Estimate]]:
+    """(row, the paper's value, ours) of the rows that have both."""
+    return [(result.what, result.paper, result.ours) for result in results
+            if result.ours is not None and result.paper is not None and "speed" in result.what]
 
 
 def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Path | None:
@@ -104,23 +113,20 @@ def draw_confidence(texts: Mapping[str, Sequence[Counts]], path: Path) -> Path |
 
 
 def draw_points(ours: Sequence[Point], theirs: Sequence[Point], path: Path) -> Path | None:
-    """Acceptance against cost: a curve for each set of prompts on which several near copies were measured, all other pairs as points; None
-    where nothing was measured."""
+    """Acceptance against cost of every pair that was measured, and of SPIDE's; None where nothing was measured."""
     if not ours:
         return None
     with drawing(path, "Acceptance against cost", "c: draft pass / target pass", "acceptance of SD") as axes:
         axes.scatter([point.c for point in theirs], [point.acceptance for point in theirs], color=FAINT, marker="x",
                      label="SPIDE's pairs (c from s, acceptance from MAT)")
         for i, data in enumerate(dict.fromkeys(point.data for point in ours)):
-            points = sorted((point for point in ours if point.data == data), key=lambda point: point.c)
-            copies, colour = [point for point in points if "near-copy" in point.pair], (INK, SECOND)[i % 2]
-            axes.plot([point.c for point in copies], [point.acceptance for point in copies], color=colour,
-                      linestyle=("-", "--", ":")[i % 3])
+            points, colour = [point for point in ours if point.data == data], (INK, SECOND)[i % 2]
             axes.scatter([point.c for point in points], [point.acceptance for point in points], color=colour, label=data,
                          marker=("o", "s", "^", "D")[i % 4])
-        for pair in dict.fromkeys(point.pair for point in ours):
-            best = max((point for point in ours if point.pair == pair), key=lambda point: point.acceptance)
-            axes.annotate(pair, (best.c, best.acceptance), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        for shown, colour in ((ours, INK), (theirs, FAINT)):
+            for pair in dict.fromkeys(point.pair for point in shown):
+                best = max((point for point in shown if point.pair == pair), key=lambda point: point.acceptance)
+                axes.annotate(pair, (best.c, best.acceptance), xytext=(4, 4), textcoords="offset points", fontsize=6, color=colour)
         axes.set(xlim=(0, None), ylim=(0, 1.05))
         axes.legend(frameon=False, fontsize=7, loc="lower right")
     return path

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from components.papers import duodecoding, spide
 from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN, Scale
+from components.papers.estimates import settings_of
 from components.papers.tables import Paper, Row
 
 SD_ROLES = (spide.ALL_CORES, duodecoding.ALL_CORES, "SD")
@@ -23,6 +24,7 @@ class Point(NamedTuple):
         acceptance: chance that SD accepts a token.
         speed: the fastest SD's over plain decoding, of decoding alone, with all cores where that was measured; None where none was.
         plain: tokens per second of plain decoding, of decoding alone; None of the papers' pairs.
+        settings: of that SD.
     """
 
     pair: str
@@ -31,12 +33,13 @@ class Point(NamedTuple):
     acceptance: float
     speed: float | None = None
     plain: float | None = None
+    settings: str = ""
 
 
 def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile]) -> dict[str, Point]:
     """Cell's name → its point, of the cells that measured SD: with all cores for each pass, as c is."""
     found = {}
-    for table in [table for paper in papers for table in paper.tables(scale)]:
+    for table in [table for paper in papers for table in paper.tables(scale) if table.formulas]:
         file, role = cells.get(table.cell.name), next((role for role in SD_ROLES if role in table.cell.contenders), None)
         if file is None or file.costs is None or role is None:
             continue
@@ -45,7 +48,7 @@ def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, C
         if entry.acceptance_rate is not None and speed is not None:
             c = file.costs.t_draft / file.costs.t_verify[1]
             found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, speed.value,
-                                           measured.entry(PLAIN).decode_tokens_per_second)
+                                           measured.entry(PLAIN).decode_tokens_per_second, settings_of(entry))
     return found
 
 

@@ -52,13 +52,26 @@ def drafts_early(method: str, base: str) -> str:
             f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full.")
 
 
+@dataclass(frozen=True)
+class Headline:
+    """A row of the page's first table: what several tables of a paper say of one comparison.
+
+    Args:
+        what: in words.
+        row: `Row.what` of the rows that it is of.
+    """
+
+    what: str
+    row: str
+
+
 def quality_rows(*roles: str) -> tuple[Row, ...]:
     """For lossy strategies, next to their speed: how many more of their tokens are the target's first choice than of plain decoding's.
 
     Ours only: the papers judge quality by answers, which this target is too small for.
     """
-    return tuple(Row(f"{role}: share of the target's first choices, less plain's (ours only)", None, "argmax", role, PLAIN, neutral=0.0)
-                 for role in roles)
+    return tuple(Row(f"{role}: share of tokens that are the target's first choice, minus plain's (ours only)", None, "argmax", role,
+                     PLAIN, neutral=0.0) for role in roles)
 
 
 def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tuple[Row, ...]:
@@ -67,7 +80,7 @@ def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tup
     Args:
         judged: the paper's share of answers that a judge finds as good as the other's, or better.
     """
-    less = [Row(f"{role}: {name} less {against}'s, points of 100 (ours only)", None, metric, role, against, neutral=0.0)
+    less = [Row(f"{role}: {name} minus {against}'s, points, 0 to 100 (ours only)", None, metric, role, against, neutral=0.0)
             for name, metric in ROUGE.items()]
     share = f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)"
     return (*less, Row(share, judged, "wins", role, against, neutral=None, comparable=False))
@@ -85,6 +98,7 @@ class PaperTable:
         acceptance: chance that SD accepts a token in the paper, where it can be taken from its tables.
         acceptance_from: how it is taken from them, in words.
         notes: sentences under it, such as why rows have no verdict.
+        cost: c in the paper, a draft pass over a target pass, at most.
         formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
         aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
         rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are not shown.
@@ -101,6 +115,7 @@ class PaperTable:
     acceptance: float | None = None
     acceptance_from: str = ""
     notes: tuple[str, ...] = ()
+    cost: float | None = None
     formulas: bool = True
     aucs: Mapping[str, float] = field(default_factory=dict)
     rounds: str = ""
@@ -118,6 +133,8 @@ class Paper:
         open: what could be run here and is not yet.
         deviations: what is done otherwise than in the paper.
         elsewhere: (what, result) of what was measured or counted here by other means than this command.
+        inconsistencies: (what, how) of values that differ within the paper, or follow from others of it by arithmetic.
+        headlines: what the page begins with.
         appendix: Markdown under its tables: what follows from the paper's own figures.
     """
 
@@ -128,6 +145,8 @@ class Paper:
     open: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
+    inconsistencies: tuple[tuple[str, str], ...] = ()
+    headlines: tuple[Headline, ...] = ()
     appendix: str = ""
 
 

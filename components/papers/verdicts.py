@@ -9,15 +9,16 @@ from components.papers.estimates import Estimate
 CLOSE = 0.15
 """Relative difference up to which a value counts as the paper's."""
 WIDEST = 0.5
-"""Width of an interval, over its value, from which it decides nothing."""
+"""Width of an interval, over its value, from which it decides nothing if it holds "no effect" or the paper's value."""
 NO_EFFECT = 0.05
 """A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
 UNIT = 0.2
 """What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
 RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within "
-        f"{CLOSE:.0%} of the paper's; **direction only**: the first of these alone; "
+        f"{CLOSE:.0%} of the paper's; **direction only**: the first of these alone (also where ours is far beyond it); "
         "**undecided**: our interval holds both \"no effect\" and the paper's value; **not reproduced**: none of these. "
-        f"An interval wider than {WIDEST:.0%} of our value decides nothing (**too few prompts**). "
+        f"An interval wider than {WIDEST:.0%} of our value that holds \"no effect\" or the paper's value decides nothing (**too few "
+        "prompts**). "
         f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: it is reproduced where ours is within {NO_EFFECT:.0%} of it "
         f"and our whole interval within {CLOSE:.0%}, undecided where that fails and our interval holds it. A value that has no "
         f"\"no effect\", such as an acceptance rate, is reproduced within {CLOSE:.0%}, undecided where that fails and our interval holds "
@@ -60,9 +61,9 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         return Verdict.NO_VALUE
     if not comparable:
         return Verdict.NOT_COMPARABLE
-    if ours.high - ours.low > WIDEST * unit(ours.value, neutral):
+    holds, open_side = (ours.low <= paper <= ours.high), (neutral is not None and ours.low <= neutral <= ours.high)
+    if ours.high - ours.low > WIDEST * unit(ours.value, neutral) and (holds or open_side):
         return Verdict.TOO_FEW
-    holds = ours.low <= paper <= ours.high
     close = near(ours.value, paper, CLOSE * unit(paper, neutral))
     if neutral is None:
         return without_side(close, holds)
@@ -70,7 +71,7 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         ends_are_close = all(near(end, paper, CLOSE * unit(paper, neutral)) for end in (ours.low, ours.high))
         return without_side(near(ours.value, paper, NO_EFFECT * unit(paper, neutral)) and ends_are_close, holds)
     if not (ours.low > neutral if paper > neutral else ours.high < neutral):
-        return Verdict.UNDECIDED if holds and ours.low <= neutral <= ours.high else Verdict.NOT_REPRODUCED
+        return Verdict.UNDECIDED if holds and open_side else Verdict.NOT_REPRODUCED
     return Verdict.REPRODUCED if close else Verdict.DIRECTION
 
 

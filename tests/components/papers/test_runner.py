@@ -304,7 +304,8 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
-    assert "Run: tiny, 0 cells, 0 minutes" in text
+    assert "0 cells are measured and 0 are counted" in text
+    assert "(a tiny run) took 0 minutes" in text
 
 
 @pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])

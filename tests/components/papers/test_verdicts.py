@@ -22,9 +22,12 @@ from components.papers.verdicts import Verdict, verdict
     (1.12, (0.98, 0.93, 1.14), 1.0, Verdict.UNDECIDED),
     (0.90, (1.00, 0.90, 1.10), 1.0, Verdict.UNDECIDED),
     (0.91, (0.95, 0.85, 1.06), 1.0, Verdict.UNDECIDED),
-    # An interval wider than half of the value decides nothing, neither for the paper nor against it:
+    # An interval wider than half of the value decides nothing where it holds no effect or the paper's value:
     (1.40, (1.40, 1.00, 1.80), 1.0, Verdict.TOO_FEW),
-    (1.40, (0.50, 0.30, 0.70), 1.0, Verdict.TOO_FEW),
+    (1.40, (1.40, 1.05, 1.80), 1.0, Verdict.TOO_FEW),
+    (1.40, (0.90, 0.60, 1.10), 1.0, Verdict.TOO_FEW),
+    (1.40, (0.50, 0.30, 0.70), 1.0, Verdict.NOT_REPRODUCED),  # surely on the other side, however wide
+    (2.60, (8.64, 5.07, 22.8), 1.0, Verdict.DIRECTION),
     (8.00, (8.00, 4.00, 12.0), None, Verdict.TOO_FEW),
     # Where the paper claims no effect, ours must be as near, and surely so:
     (1.02, (1.00, 0.98, 1.03), 1.0, Verdict.REPRODUCED),
