@@ -46,7 +46,8 @@ def machine_words(file: CellFile) -> str:
     machine, ids = file.report.machine, ", ".join(dict.fromkeys(file.report.prompt_ids))
     how = "Counted by replay" if file.cell.get("replay") else "Measured"
     took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
-    return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, commit "
+    torch = f"torch {machine.libraries['torch']}, " if "torch" in machine.libraries else ""
+    return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, {torch}commit "
             f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
 
 
