@@ -151,13 +151,13 @@ def sequence_words(file: CellFile) -> str:
 
 
 def tried(file: CellFile) -> str:
-    """Every setting of the roles that have several, as Markdown: SPIDE's thresholds against speed and target calls, SD's draft lengths."""
+    """Every contender's speed, target calls and MAT, as Markdown; empty where no role has several settings."""
     measured = file.measured()
-    roles = [role for role, specs in measured.cell.contenders.items() if len(specs) > 1]
+    roles = list(measured.cell.contenders) if any(len(specs) > 1 for specs in measured.cell.contenders.values()) else []
     base = measured.entry("SD") if "SD" in measured.labels else None
     rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
             for role in roles for label in measured.labels[role]]
-    return f"Every setting that was tried; rows above have the fastest:\n\n{markdown(TRIED, rows)}" if rows else ""
+    return f"Every contender; rows above have the fastest of each role:\n\n{markdown(TRIED, rows)}" if rows else ""
 
 
 class Curve(NamedTuple):

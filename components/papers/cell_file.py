@@ -62,7 +62,8 @@ class CellFile(Frozen):
 
     def measured(self) -> Measured:
         """Its entries by role."""
-        return Measured(cell_of(self.cell), self.report.strategies)
+        alone = None if self.costs is None or self.costs.alone is None else self.costs.alone[1][1] + self.costs.t_rest
+        return Measured(cell_of(self.cell), self.report.strategies, plain_share=alone)
 
 
 def cell_of(settings: dict[str, Any]) -> Cell:

@@ -23,6 +23,9 @@ PADDED = 1.1e9
 """Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to it."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
+PLAIN_SHARE = "plain, equal cores"
+"""Plain decoding with the target's share of the cores, the other share idle, as the papers' has the target's GPUs alone. It is not run: a
+token takes a pass over one token with that share, by the cell's hardware profile, and the time outside passes."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.cells import PLAIN, Cell
+from components.papers.cells import PLAIN, PLAIN_SHARE, Cell
 from components.papers.tables import Metric, Row
 from components.report.intervals import bootstrap_of_sums, paired_bootstrap_ratio, resamples_for
 
@@ -42,10 +42,11 @@ class Measured:
 
     Args:
         entries: label → entry, as the bench reports them.
+        plain_share: seconds per token of `PLAIN_SHARE`; None where its passes were not timed.
     """
 
-    def __init__(self, cell: Cell, entries: dict[str, BenchEntry]):
-        self.cell, self.entries, self.labels = cell, entries, cell.labels()
+    def __init__(self, cell: Cell, entries: dict[str, BenchEntry], plain_share: float | None = None):
+        self.cell, self.entries, self.labels, self.plain_share = cell, entries, cell.labels(), plain_share
 
     def label(self, role: str) -> str:
         """The contender that plays a role, the one that decodes fastest; a role may be one contender's spec."""
@@ -59,6 +60,8 @@ class Measured:
     def estimate(self, row: Row) -> Estimate | None:
         """The value of a row; None where there is none, such as the accuracy of answers that nobody can check."""
         mine = self.entry(row.role)
+        if row.against == PLAIN_SHARE:
+            return None if self.plain_share is None else speed_over(mine, self.plain_share)
         base = None if row.against is None else self.entry(row.against)
         if row.metric == "speed":
             return speed(mine, base or self.entry(PLAIN))
@@ -80,14 +83,15 @@ class Measured:
 
     def whole(self, row: Row) -> float | None:
         """A speed with the prompt's reading in it; None of other metrics."""
-        if row.metric != "speed":
+        if row.metric != "speed" or row.against == PLAIN_SHARE:
             return None
         mine, base = self.entry(row.role).per_prompt, self.entry(row.against or PLAIN).per_prompt
         return whole_pace(base) / whole_pace(mine)
 
     def settings(self, row: Row) -> str:
         """Draft lengths and thresholds of the contenders that a row compares, such as `τ 0.5; SD: γ 5`."""
-        against = None if row.against is None or ":" in row.against else row.against  # a setting that is the paper's is in the row's words
+        named = row.against is None or ":" in row.against or row.against == PLAIN_SHARE  # in the row's words
+        against = None if named else row.against
         found = [(role, settings_of(self.entry(role))) for role in (row.role, against) if role is not None]
         return "; ".join(text if i == 0 else f"{role}: {text}" for i, (role, text) in enumerate(found) if text)
 
@@ -124,6 +128,20 @@ def speed(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     if not sides:
         return None
     return Estimate(*paired_bootstrap_ratio(*by_prompt(np.array(sides), ids).T, tail=TAIL))
+
+
+def speed_over(mine: BenchEntry, pace: float) -> Estimate | None:
+    """How many times as fast an entry decodes as something that takes `pace` seconds a token; None where no text has a second one."""
+    rows = [row for row in mine.per_prompt if row.tokens > 1]
+    if not rows:
+        return None
+    table = by_prompt(np.array([decoding(row) for row in rows]), [row.prompt_id for row in rows])
+
+    def metric(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(pace * sums[..., 1] / sums[..., 0])[..., None]
+
+    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
 def by_prompt(table: np.ndarray, prompt_ids: Sequence[str]) -> np.ndarray:

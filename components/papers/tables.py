@@ -26,8 +26,8 @@ class Row:
         paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
         role: of the cell's contenders; or the spec of one of them, where a setting is the paper's and not the fastest.
-        against: the role that it is divided by (or subtracted from it, `argmax`, `rouge_…` and `accuracy`; or that it is compared with
-            prompt by prompt, `wins`); None: the metric by itself.
+        against: the role (or `PLAIN_SHARE`) that it is divided by (or that is subtracted from it, `argmax`, `rouge_…` and `accuracy`; or
+            that it is compared with prompt by prompt, `wins`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
     """
@@ -41,9 +41,10 @@ class Row:
     comparable: bool = True
 
 
-UNEQUAL = ("Rows \"over plain\" of contenders on equal cores get no verdict: their target has a share of the cores and "
-           "plain decoding's all; the row \"all cores\" is the one to compare with the paper's.")
-"""Under tables with such rows, which are not `comparable`."""
+EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper's has the "
+               "target's GPUs and not the draft's. It is not run: a token takes what a pass over one token takes on that share, and the "
+               "time outside passes. Over plain decoding with all cores every contender stands in the last table.")
+"""Under tables with such rows."""
 
 
 def drafts_early(method: str, base: str) -> str:

@@ -19,6 +19,7 @@ from components.papers.estimates import (
     pace,
     sequence_share,
     speed,
+    speed_over,
 )
 
 
@@ -76,6 +77,15 @@ def test_speeds_leave_the_prompts_reading_out() -> None:
     ended = entry((1.0, 1), (1.0, 1))
     assert speed(ended, plain) is None
     assert pace(ended.per_prompt) == 1.0
+
+
+def test_plain_decoding_that_is_not_run_has_the_time_of_its_passes() -> None:
+    """20 tokens in 4 seconds behind the first tokens: at half a second a token plain decoding takes 2.5 times as long."""
+    rows = tuple(PromptRow(prompt_id=name, seconds=3.0, tokens=11, ttft_ms=1000.0) for name in "ab")
+    found = speed_over(BenchEntry(per_prompt=rows), 0.5)
+    assert found is not None
+    assert [*found] == pytest.approx([2.5, 2.5, 2.5])
+    assert speed_over(BenchEntry(per_prompt=(PromptRow(prompt_id="a", seconds=1.0, tokens=1),)), 0.5) is None
 
 
 def test_texts_of_one_prompt_are_drawn_together() -> None:

@@ -18,7 +18,7 @@ from components.bench.schema import BenchEntry, PromptRow
 from components.papers import runner
 from components.papers.asides import asides, over_by_seed
 from components.papers.cell_file import CellFile, cell_of
-from components.papers.cells import FULL, PLAIN, QUICK, Cell, Scale, choice_of, sized
+from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
 from components.papers.made_of import MadeOf
 from components.papers.page import POINTS, render, results
@@ -376,6 +376,7 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
             assert cells.setdefault(table.cell.name, table.cell) == table.cell
             roles = table.cell.labels()
             named = {row.role for row in table.rows} | {row.against for row in table.rows if row.against}
+            named -= {PLAIN_SHARE}
             assert {choice_of(spec) for spec in named - roles.keys()} <= set(table.cell.choices()), table.name
             for choice in table.cell.choices():
                 build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
