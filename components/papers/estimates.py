@@ -101,8 +101,11 @@ def settings_of(entry: BenchEntry) -> str:
 
     >>> settings_of(BenchEntry(parameters={"num_speculative_tokens": "5", "tau": "0.6", "use_gate": "false"}))
     'γ 5, τ 0.6'
+    >>> settings_of(BenchEntry(parameters={"num_draft_tokens": "5", "num_speculative_tokens": "20"}))
+    'l_D 5, l_Q 20'
     """
-    return ", ".join(f"{SHORT[name]} {value}" for name, value in entry.parameters.items() if name in SHORT)
+    names = SHORT | {"num_speculative_tokens": "l_Q"} if "num_draft_tokens" in entry.parameters else SHORT
+    return ", ".join(f"{names[name]} {value}" for name, value in entry.parameters.items() if name in names)
 
 
 def decoding(row: PromptRow) -> tuple[float, int]:

@@ -82,7 +82,8 @@ def near_copies(scale: Scale) -> PaperTable:
             *(Row(f"{method}: fastest speed over plain", None, "speed", method, PLAIN) for method in (against, "SD", "PSD_F")),
             *quality_rows(fuzzy, "PSD_A", "PSD_F"))
     why = ("Sizes to each other, thresholds and SD's draft (the qualifier) are as in the paper. The models are not: draft and qualifier "
-           "are the target with some layers left out, and answers are 64 tokens long at most. The paper has no value for plain decoding.")
+           "are the target with some layers left out. Most answers end before 20 tokens here (the paper's may have 2048), so rounds of 15 "
+           "or 20 tokens hardly pay. The paper has no value for plain decoding.")
     return PaperTable("pyramidsd-2", "Table 2 and the abstract: fastest speeds, near copies", THEIRS,
                       f"near copies of 24 and 27 layers, all three padded so that their parameters are {SHARES}, the target's "
                       f"{scale.padded}, T = .7, `fsd_js`", cell, rows, why, notes=(DIVERGENCE,),
