@@ -169,12 +169,13 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
 
 
 def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
-    """What each paper's main comparisons came to over all tables that measure them; empty where none does."""
+    """What each paper's main comparisons came to, over the tables with a verdict on them, or over all where none has one; empty without any."""
     rows = []
     for paper in papers:
         for headline in paper.headlines:
             shown = [result for table in paper.tables(scale) for result in compared[table.name] if result.what == headline.row]
-            found = [result for result in shown if result.ours is not None]
+            known = [result for result in shown if result.ours is not None]
+            found = [result for result in known if result.verdict != Verdict.NOT_COMPARABLE] or known
             theirs, ours = [one.paper for one in found if one.paper is not None], [one.ours.value for one in found if one.ours]
             verdicts = Counter(str(one.verdict) for one in found)
             if found:

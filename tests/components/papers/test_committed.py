@@ -14,7 +14,7 @@ from components.papers.asides import contention_words, curves, identity_words, m
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
-from components.papers.page import CONFIDENCE, CURVES, POINTS, render, results
+from components.papers.page import CONFIDENCE, CURVES, POINTS, RATIOS, ROC, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
 from components.papers.tables import without_replayed
@@ -42,6 +42,8 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
              if table.cell.name in KEPT and any("speed" in row.what and row.paper is not None for row in table.rows)]
     names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
               if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
+    names += [table.name + end for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT
+              for end, data in ((ROC, KEPT[table.cell.name].roc), (RATIOS, KEPT[table.cell.name].rejections)) if data]
     names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
