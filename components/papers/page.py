@@ -169,7 +169,7 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
 
 
 def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
-    """What each paper's main comparisons came to, over the tables with a verdict on them, or over all where none has one; empty without any."""
+    """What each paper's main comparisons came to: over tables with a verdict on them, or over all where none has one; empty without any."""
     rows = []
     for paper in papers:
         for headline in paper.headlines:
