@@ -151,13 +151,13 @@ def sequence_words(file: CellFile) -> str:
 
 
 def tried(file: CellFile) -> str:
-    """Every contender's speed, target calls and MAT, as Markdown; empty where no role has several settings."""
+    """Every contender's speed, target calls and MAT, as Markdown."""
     measured = file.measured()
-    roles = list(measured.cell.contenders) if any(len(specs) > 1 for specs in measured.cell.contenders.values()) else []
+    roles = list(measured.cell.contenders)
     base = measured.entry("SD") if "SD" in measured.labels else None
     rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
             for role in roles for label in measured.labels[role]]
-    return f"Every contender; rows above have the fastest of each role:\n\n{markdown(TRIED, rows)}" if rows else ""
+    return f"Every contender; rows above have the fastest of each role:\n\n{markdown(TRIED, rows)}"
 
 
 class Curve(NamedTuple):

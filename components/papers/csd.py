@@ -44,8 +44,7 @@ TOO_SHORT = ("The row of an empty memory gets no verdict: it learns from some hu
              "the paper's from all of MATH500.")
 
 
-ROUNDS = ("Figure 4: the rule itself takes .01 to .02 % of the time in the paper, on GSM8K. Here the rest of a round has all that is "
-          "outside passes; a rule that takes hundredths of a millisecond is less than what it differs by from contender to contender.")
+ROUNDS = "Figure 4: the rule itself takes .01 to .02 % of the time in the paper, on GSM8K."
 
 
 def from_share(share: float) -> str:
@@ -63,9 +62,9 @@ def figure_2(scale: Scale) -> PaperTable:
     cell = sized(scale, name="csd-rejections", pair="smollm2-135m", data="maths", prompts=scale.replayed, replay=REPLAYED_AT,
                  rejections=True, contenders={"SD": (sd,)})
     row = Row("SD: accepted / drafted tokens (ours only)", None, "efficiency", "SD")
-    why = ("Figure 2(b): of one pair the ratio spans several orders of magnitude, from near 1 to below 1e-10, so that how often it was "
-           "seen does not tell whether to keep it. The paper draws at T = 1; here texts are greedy, where a rejected token's ratio is at "
-           "most 1.")
+    why = ("Figure 2(b): in the paper the ratio of one pair spans several orders of magnitude, from near 1 to below 1e-10, so that how "
+           "often it was seen does not tell whether to keep it. The paper draws at T = 1; here texts are greedy, where a rejected token's "
+           "ratio is at most 1.")
     return PaperTable("csd-figure-2", "Figure 2(b): the target's probability ratios of the most frequent rejected pairs",
                       "Llama-3 70B & 1B, CNN/DailyMail and MATH, 28,000 samples", "smollm2-135m, greedy texts", cell, (row,), why,
                       formulas=False)

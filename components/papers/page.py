@@ -32,6 +32,9 @@ CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
+HEADLINE_WORDS = ("What each paper's main comparisons came to: how many times as fast, in decoding alone, lowest to highest over the "
+                  "tables with a verdict. SD is speculative decoding (DuoDecoding's paper calls it SpS), τ a threshold, and the "
+                  "strategies are those of each paper; the tables below have every value with its interval.")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all cores, unless the engine says otherwise. \"Leviathan's "
                  "formula\" takes the measured acceptance and c; on equal cores it is multiplied by what a target pass with all cores "
@@ -41,8 +44,8 @@ ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 toke
              "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
                    "the target at temperature 1:")
-ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing, with the "
-               "tokens drafted in it and those that it added to the text:")
+ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing (the rest "
+               "is all that is outside passes), with the tokens drafted in it and those that it added to the text:")
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
                "token as in that text, and no draft beyond the text's end.")
 
@@ -181,7 +184,7 @@ def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequ
             if found:
                 rows.append([paper.name, headline.what, str(len(found)), span(theirs), span(ours),
                              ", ".join(f"{name} {count}" for name, count in verdicts.items())])
-    return f"{markdown(HEADLINE_COLUMNS, rows)}\n" if rows else ""
+    return f"{HEADLINE_WORDS}\n\n{markdown(HEADLINE_COLUMNS, rows)}\n" if rows else ""
 
 
 def span(values: Sequence[float]) -> str:
@@ -201,11 +204,12 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
             "`smollm2-135m` drafts with a distilled model of 4 layers whose head covers 8,192 tokens. `near-copy-N` drafts with N of the "
             "target's own layers, `near-copy-int8` with its weights rounded to 8 bits: they stand in the place of large models of one "
             "family. Each pair of ours stands beside the pair of the paper whose acceptance is nearest.\n\n"
-            "**Equal cores** (`@1+1`): each model has a share of the cores, in serial strategies too; plain decoding has all of them. "
-            "**Values** are ratios unless a row says otherwise, and **intervals** bootstraps over prompts, 5 % left out at each end. "
-            "Where a paper prints no ratio, its value is computed from the values that it prints, rounded to two digits. **MAT** is "
-            "accepted draft tokens per token that is sampled from the target behind a draft: the mean run between corrections, not tokens "
-            "per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
+            "**Equal cores** (`@1+1`): each model has a share of the cores, in serial strategies too; measured plain decoding has all of "
+            "them. Rows \"over plain, equal cores\" divide by plain decoding on the target's share, which is computed from timed passes "
+            "and never run. **Values** are ratios unless a row says otherwise, and **intervals** bootstraps over prompts, 5 % left out at "
+            "each end. Where a paper prints no ratio, its value is computed from the values that it prints, rounded to two digits. "
+            "**MAT** is accepted draft tokens per token that is sampled from the target behind a draft: the mean run between corrections, "
+            "not tokens per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
             f"{memory_of_the_machine(cells)}"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in most papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
@@ -224,10 +228,11 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     return ("**Intervals do not cover the state of the machine.** On a shared machine the rate at which all cores together read memory "
             "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On the two "
             "cores of the kept cells a target pass over one token then takes 70 ms instead of 50, one over eight tokens 80 instead of 73, "
-            "so slow moments favour speculation over plain decoding. `csd-maths`, measured twice without waiting, differed by 11 to 27 % "
-            "in rows over plain, and in two verdicts. Full runs on CPUs wait for fast memory before each text, for at most five minutes a "
-            "cell (and as long for the passes of a pair), and each table says how many texts of which contender met slow memory all the "
-            f"same. {len(waited)} of the {len(measured)} measured cells here are of such a run"
+            "so slow moments favour speculation over plain decoding (and count against it in rows over plain, equal cores, whose base is "
+            "a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two verdicts. "
+            "Full runs on CPUs wait for fast memory before each text, for at most five minutes a cell (and as long for the passes of a "
+            "pair), and each table says how many texts of which contender met slow memory all the same. "
+            f"{len(waited)} of the {len(measured)} measured cells here are of such a run"
             f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, verdicts of rows over plain are "
             "provisional; counts do not depend on memory, and ratios to SD depend on it less. Where a role has several settings, the "
             "fastest may be another one in the next run.\n\n")
@@ -278,7 +283,7 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     if rows and file:
         text += f"\n{' '.join((*file.notes, FORMULA_WORDS))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
-    text += f"\n{sweep}" if file and (sweep := tried(file)) else ""
+    text += f"\n{tried(file)}" if file else ""
     text += further_tables(table, file) if file else ""
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
              (table.name + RATIOS, "Ratios of rejected tokens")]

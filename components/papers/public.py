@@ -62,9 +62,9 @@ python -m components.papers.public data
 ```
 
 The last line takes the rows that are measured here: some of each set are set aside. A set that the folder lacks is replaced by shipped
-prompts of the same kind: MT-bench (`mt_bench.jsonl`), CommonsenseQA (`commonsenseqa_dev.jsonl`) and the continuations of WikiText-2
-(`wikitext2_test_continuation.jsonl`) are of copies that were prepared by hand. Each table names what it was measured on. Without `DATA=`
-all sets are replaced, and the page is `papers-shipped.md` in the folder of the run, never this one.
+prompts of the same kind, and each table names what it was measured on. Of MT-bench (`mt_bench.jsonl`), CommonsenseQA
+(`commonsenseqa_dev.jsonl`) and WikiText-2 (`wikitext2_test_continuation.jsonl`) the page has copies that were prepared by hand. Without
+`DATA=` all sets are replaced, and the page is `papers-shipped.md` in the folder of the run, never this one.
 
 Prompts of more than 1,200 characters are left out, and so are those that an artifact is known to be made from. The record of the shipped
 draft does not list the prompts that it was distilled on (tables say "training prompts unknown"), so an overlap with these sets cannot be

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from components.bench.schema import BenchEntry
 from components.papers.cell_file import CellFile
 from components.papers.estimates import drafts_first
-from components.report.tables import markdown
+from components.report.tables import markdown, number
 
 COLUMNS = ("contender", "ms", "draft alone", "target alone", "qualifier", "both at once", "rest", "tokens drafted", "tokens written")
 
@@ -20,12 +20,12 @@ class RoundCost(NamedTuple):
     Args:
         seconds: part of `BenchEntry.time_share` → seconds; the reading of prompts is left out.
         drafted: draft tokens.
-        written: tokens that the text grew by.
+        written: tokens that the text grew by; both None of strategies that draft first, whose counts have the prompt's own draft.
     """
 
     seconds: dict[str, float]
-    drafted: float
-    written: float
+    drafted: float | None
+    written: float | None
 
     @property
     def total(self) -> float:
@@ -41,6 +41,8 @@ def round_cost(entry: BenchEntry) -> RoundCost | None:
         return None
     wall = sum(row.seconds for row in entry.per_prompt)
     seconds = {name: (share or 0.0) * wall / calls for name, share in entry.time_share.items() if name != "prefill"}
+    if reading:
+        return RoundCost(seconds, None, None)
     accepted = sum(row.accepted for row in entry.per_prompt)
     drafted = accepted / entry.draft_efficiency if entry.draft_efficiency else 0.0
     return RoundCost(seconds, drafted / calls, sum(row.tokens - 1 for row in entry.per_prompt) / calls)
@@ -56,7 +58,7 @@ def rounds_table(file: CellFile) -> str:
     qualified = any(cost.seconds.get("qualifier") for cost in found.values())
     parts = ["draft", "target", *(["qualifier"] if qualified else []), "overlap", "rest"]
     rows = [[role, *(f"{seconds * 1e3:.2f}" for seconds in (cost.total, *(cost.seconds.get(part, 0.0) for part in parts))),
-             f"{cost.drafted:.1f}", f"{cost.written:.2f}"] for role, cost in found.items()]
+             number(cost.drafted, ".1f"), number(cost.written, ".2f")] for role, cost in found.items()]
     columns = COLUMNS if qualified else [column for column in COLUMNS if column != "qualifier"]
     return markdown(columns, rows)
 
@@ -68,10 +70,11 @@ def pass_words(file: CellFile) -> str:
     """
     measured = file.measured()
     entry = next((entry for role in measured.labels if (entry := measured.entry(role)).qualifier_calls and entry.draft_calls), None)
-    if entry is None or not entry.time_share:
+    if entry is None or not entry.time_share or min(entry.draft_calls, entry.qualifier_calls) <= len(entry.per_prompt):
         return ""
-    wall = sum(row.seconds for row in entry.per_prompt)
-    calls = {"draft": entry.draft_calls, "qualifier": entry.qualifier_calls, "target": sum(row.target_calls for row in entry.per_prompt)}
+    wall, texts = sum(row.seconds for row in entry.per_prompt), len(entry.per_prompt)
+    calls = {"draft": entry.draft_calls - texts, "qualifier": entry.qualifier_calls - texts,  # without each model's pass over the prompt
+             "target": sum(row.target_calls for row in entry.per_prompt)}
     each = {role: (entry.time_share.get(role) or 0.0) * wall / count * 1e3 for role, count in calls.items()}
     values = ", ".join(f"{role} {each[role]:.1f}" for role in calls)
     return f"Milliseconds of a pass in rounds of {entry.strategy}, whatever it reads: {values}."

@@ -118,14 +118,14 @@ PAPER = Paper(
          ".786 here (`python -m components.train.row_split`), and the same model has .718 on untouched prompts: a leak of .068. The "
          "shipped verifier has .746 [.729, .762] there, the draft's confidence alone .739"),
         ("ROUGE and win rates as measures of quality (Figure 7, Table 1)",
-         "they do not see who writes: at τ .1 the draft writes almost alone, 22.7 times as fast as SD, with .9 [-.2, 2.1] points of "
-         "ROUGE-L more than SD and 53 % of answers not worse (Table 2 above), while 27 points fewer of its tokens are the target's first "
-         "choice. At τ .3 it is 1.76 [1.62, 1.93] times as fast as SD; ROUGE-L differs by .5 [-.5, 1.5] points, too wide an interval to "
-         "call it lossless, while 12 points fewer of its tokens are the target's first choice"),
+         "they do not see who writes (rows of Table 2 above): at τ .1 the draft writes almost alone, some 20 times as fast as SD, and its "
+         "ROUGE-L differs from SD's by less than its interval, while a quarter fewer of its tokens are the target's first choice. At τ .3 "
+         "it is about 1.7 times as fast as SD; ROUGE-L's interval is a point to either side, too wide to call it lossless, and 12 points "
+         "fewer of its tokens are the target's first choice"),
         ("λ 1, 1.2 and 1.5 (Figures 12 and 13, where the AUC is best at 1.2)",
-         "not tested as there, where each λ has a verifier of its own. One verifier, trained for λ 1.2: AUC of the shipped verifier's "
-         "scores on untouched prompts by each λ's label .649, .746 and .769, of the draft's confidence alone .621, .739 and "
-         ".759: the wider the label, the easier it is to separate"),
+         "not tested as there, where each λ has a verifier of its own. One verifier, trained for λ 1.2: AUC of its scores on untouched "
+         "prompts of nine kinds, greedy, by each λ's label .649, .746 and .769, of the draft's confidence alone .621, .739 and .759; on "
+         "the continuations of Table 2, drawn at T = 1, see the table of its ROC"),
     ),
     open=("Table 2, GPT2-Small & GPT2-XL", "Table 2, SpecDec++ (it needs a trained acceptance head)", "Table 2, LM1B",
           "Table 3, SD, Medusa and Eagle 2 on Spec-Bench",

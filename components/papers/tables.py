@@ -42,15 +42,18 @@ class Row:
 
 
 EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper's has the "
-               "target's GPUs and not the draft's. It is not run: a token takes what a pass over one token takes on that share, and the "
-               "time outside passes. Over plain decoding with all cores every contender stands in the last table.")
+               "target's GPUs and not the draft's. It is not run: a token takes what a pass over one token takes on that share, timed "
+               "once with the pair's passes, and the time outside passes. How that timing varies (86 to 103 ms in the kept cells of two "
+               "cores) is not in the interval, and no whole request can be given. Over measured plain decoding, with all cores, "
+               "contenders stand in the table \"Every contender\".")
 """Under tables with such rows."""
 
 
 def drafts_early(method: str, base: str) -> str:
     """Under tables with a strategy that drafts beside the target's reading of the prompt: what that does to its decoding alone."""
     return (f"{method} drafts while the target reads the prompt, so its decoding alone lacks the draft model's reading and the first "
-            f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full.")
+            f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full, and rows of its "
+            "decoding that the lack could lift to the paper's value get no verdict.")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class PaperTable:
         acceptance_from: how it is taken from them, in words.
         notes: sentences under it, such as why rows have no verdict.
         cost: c in the paper, a draft pass over a target pass, at most.
-        formulas: whether SD's rows get Leviathan's formula next to them, and SPIDE's its prediction.
+        formulas: whether SD's rows get Leviathan's formula next to them, SPIDE's its prediction, and SD's fastest is an operating point.
         aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
         rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are not shown.
         confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target keeps.

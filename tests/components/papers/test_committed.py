@@ -154,7 +154,7 @@ def test_what_stands_under_a_table(spide: CellFile) -> None:
     assert contention_words(KEPT["csd-code"]) == "", "nothing overlaps there"
     rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
     assert [row.split("|")[5].strip() for row in rows] == ["0.68", "0.82", "0.94", "1.07"]
-    assert tried(KEPT["csd-code"]) == "", "each role has one setting"
+    assert "| Lossy SD | τ 0.6, γ 6 |" in tried(KEPT["csd-code"]), "also where each role has one setting"
     assert memory_words(spide) == "", "its cell is of a version that did not read it"
     found = curves(spide)
     assert list(found) == ["SPIDE", "without parallel verification"]

@@ -124,7 +124,8 @@ def test_predicted_speeds_get_no_verdict(counts: CellFile) -> None:
     assert speed.verdict == Verdict.NOT_COMPARABLE
     assert calls.verdict not in (Verdict.NOT_COMPARABLE, Verdict.OPEN)
     for table in counted(TINY):
-        assert all(row.comparable == (row.metric != "speed") for row in table.rows), table.name
+        fastest = {"SPIDE"}  # at the paper's τ it is judged, and at our fastest it would be once more
+        assert all(row.comparable == (row.metric != "speed" and row.role not in fastest) for row in table.rows), table.name
 
 
 def test_replays_come_first() -> None:

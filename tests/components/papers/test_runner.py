@@ -116,6 +116,27 @@ def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, m
     assert "prompts: line-1, line-2." in asides(file)
 
 
+def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(measured: tuple[Path, CellFile]) -> None:
+    """Not with all cores, and not beside a busy draft model; the time outside passes is added."""
+    _, file = measured
+    assert file.costs is not None
+    costs = file.costs.model_copy(update={"t_verify": {1: 0.3}, "t_rest": 0.01, "alone": (0.001, {1: 0.5, 8: 0.7}),
+                                          "busy": (0.002, {1: 0.9, 8: 1.1})})
+    found = file.model_copy(update={"costs": costs}).measured()
+    row = Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE)
+    ours, pace = found.estimate(row), found.entry("SD").decode_tokens_per_second
+    assert ours is not None
+    assert pace is not None
+    assert ours.value == pytest.approx(0.51 * pace)
+    assert (found.whole(row), found.settings(row)) == (None, "γ " + str(found.entry("SD").parameters["num_speculative_tokens"]))
+    assert file.model_copy(update={"costs": None}).measured().estimate(row) is None
+
+
+def test_rejections_are_of_replays() -> None:
+    with pytest.raises(ValidationError, match="set replay"):
+        Cell.model_validate({**CELL.model_dump(), "rejections": True})
+
+
 def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: Path) -> None:
     cell = Cell.model_validate({**CELL.model_dump(), "temperature": 1.0, "contenders": {"SPRINTER": ("sprinter:tau=0.5",)}})
     verifier = Verifier(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.0, ("scalars",), 0.5, 1.2, Provenance(pair="tiny", fingerprint="f" * 64))
