@@ -216,8 +216,8 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
                         report=found.report, confidence=found.confidence, rejections=found.rejections)
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience)
-    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
+    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
     report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
     costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
