@@ -30,8 +30,6 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 
-Log = Callable[[str, float, int], None]
-
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
 """Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that the target overtook."""
 PROMPT_SIZES = (64, 128, 256, 512)
@@ -39,12 +37,14 @@ HEAD_STEPS = 3
 DEEP_CONTEXT = 512
 TURNS = 3
 """Times that each of the short generations is run."""
+SHORT_RUNS: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
+"""Strategy → parameters of the short generations that determine the time outside forward passes."""
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32), repeats: int = 15,
-                    context: int = 128, head: Eagle3Head | None = None, log: Log | None = None,
-                    before_round: Callable[[], object] | None = None) -> HardwareProfile:
+                    context: int = 128, head: Eagle3Head | None = None, before_round: Callable[[], object] | None = None,
+                    requests: bool = True) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
 
     Args:
@@ -53,9 +53,10 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         repeats: passes per median; a third of that for prompts, and a third, at least three, for overlapped passes and deep contexts.
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
-        log: called with (name, milliseconds, tokens).
         before_round: called, unmeasured, with all threads before each round of single passes, and once before overlapped ones, such as
             `Patience.wait`.
+        requests: whether to measure what only predictions of whole requests read, which takes more than half of the time: prompts, the
+            cost of a longer context, and what reading a confidence costs. Without them those times are empty, the last one 0.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
@@ -75,13 +76,14 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     split = time_overlapped(pair, sizes, few, context, before_round=before_round) if both else None
     onnx = (time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0] if "draft_onnx" in pair.models
             else None)
-    runs = short_runs(pair)
-    prompts = [k for k in PROMPT_SIZES if k <= room + context]
-    prefill = time_prompts(pair, prompts, of_prompts)
-    if head is not None:
+    runs = short_runs(pair, list(SHORT_RUNS) if requests else ["autoregressive", "vanilla_sd"])
+    prompts = [k for k in PROMPT_SIZES if k <= room + context] if requests else []
+    prefill = time_prompts(pair, prompts, of_prompts) if prompts else {}
+    if head is not None and prompts:
         prefill["head"] = time_heads_prompts(pair, head, prompts, of_prompts)
+    deep = min(DEEP_CONTEXT, room + context - 1)
     details = RequestTimes(t_draft=t_draft, prefill=prefill,
-                      per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
+                      per_context_token=slopes(pair, few, context, deep) if requests else {}, context=context,
                       split_alone=time_overlapped(pair, sizes, few, context, busy=False, before_round=before_round) if both else None,
                       rest=overheads_from(runs),
                       chains=bool(getattr(pair.models.get("draft"), "chains", False)))
@@ -91,36 +93,12 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     made = HardwareProfile(t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head)
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
-    if log:
-        log_profile(made, log)
     return made
 
 
 def roles_of(pair: LoadedPair) -> list[Role]:
     """The roles whose passes are timed: target, and draft where there is one."""
     return [role for role in ROLES if role in pair.models]
-
-
-def log_profile(profile: HardwareProfile, log: Log) -> None:
-    """Log the times of a profile in milliseconds."""
-    def times(name: str, seconds: Mapping[int, float]) -> None:
-        for tokens, value in seconds.items():
-            log(name, value * 1e3, tokens)
-
-    if profile.t_draft is not None:
-        times("t_draft_ms", {1: profile.t_draft})
-    times("t_verify_ms", profile.t_verify)
-    if profile.split:
-        times("t_draft_split_ms", {1: profile.split[0]})
-        times("t_verify_split_ms", profile.split[1])
-    if profile.t_draft_onnx is not None:
-        times("t_draft_onnx_ms", {1: profile.t_draft_onnx})
-    if profile.t_head is not None:
-        times("t_head_ms", {1: profile.t_head})
-    times("t_rest_ms", {0: profile.t_rest})
-    if profile.details:
-        for role, prompts in profile.details.prefill.items():
-            times(f"t_prompt_{role}_ms", prompts)
 
 
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
@@ -283,22 +261,25 @@ def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
     return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
 
 
-def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
+def short_runs(pair: LoadedPair, names: Sequence[str] = tuple(SHORT_RUNS), tokens: int = 24) -> dict[str, Stats]:
     """Strategy → counters of a short generation, of several the one with the least time outside forward passes: whatever else a machine
     does adds to it. The four differ in the proportions of target calls, drafted tokens and rows read; without a draft model there is plain
-    decoding alone."""
+    decoding alone.
+
+    Args:
+        names: of `SHORT_RUNS`, plain decoding among them.
+    """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     resources = StrategyResources(
         {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
     )
-    plans: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
 
     def run(name: str, budget: int) -> Stats:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
-        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], resources)).session.stats
+        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, SHORT_RUNS[name], resources)).session.stats
 
-    able = list(plans) if "draft" in pair.models else ["autoregressive"]
-    run("spide" if "spide" in able else "autoregressive", 4)  # one-time work (caches, imports) is not counted
+    able = names if "draft" in pair.models else ["autoregressive"]
+    run(able[-1], 4)  # one-time work (caches, imports) is not counted
     turns = [{name: run(name, tokens) for name in able} for _ in range(TURNS)]
     return {name: min((turn[name] for turn in turns), key=lambda stats: stats.overhead_seconds) for name in able}
 

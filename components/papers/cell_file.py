@@ -18,18 +18,21 @@ from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc
 from serving.artifacts.hardware_profile import HardwareProfile
 
+Passes = tuple[float, dict[int, float]]
+"""(t_draft, tokens → t_verify), in seconds."""
+
 
 class Costs(Frozen):
-    """Seconds of single forward passes, as the cell's hardware profile has them.
+    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by its hardware profile.
 
-    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once. (t_draft, tokens → t_verify).
+    `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once.
     """
 
     t_draft: float
     t_verify: dict[int, float]
     t_rest: float
-    alone: tuple[float, dict[int, float]] | None = None
-    busy: tuple[float, dict[int, float]] | None = None
+    alone: Passes | None = None
+    busy: Passes | None = None
 
     @classmethod
     def of(cls, profile: HardwareProfile) -> Costs:
@@ -47,6 +50,7 @@ class CellFile(Frozen):
     made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
+    passes_timed: int = Field(0, ge=0, description="how often `costs` were timed between its texts; 0: once before it")
     best_memory_rate: float | None = Field(None, description="GB/s at which all threads read memory at best, as far as the run knew; None "
                                            "where that was not read")
     notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")

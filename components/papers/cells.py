@@ -25,7 +25,7 @@ PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
 PLAIN_SHARE = "plain, equal cores"
 """Plain decoding with the target's share of the cores, the other share idle, as the papers' has the target's GPUs alone. It is not run: a
-token takes a pass over one token with that share, by the cell's hardware profile, and the time outside passes."""
+token takes a pass over one token with that share, as it was timed for the cell, and the time outside passes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Scale:
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
         patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
+        times: how often passes are timed between the texts of a cell; 0: once before it, by the hardware profile.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Scale:
     remark: str = ""
     pad_target: float = PADDED
     patience: float = 0.0
+    times: int = 0
 
     @property
     def padded(self) -> str:
@@ -80,7 +82,7 @@ QUICK = Scale("quick", prompts=2, max_tokens=16, repeats=3, gammas=(5,), gammas_
     "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
     "roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
-             replayed=32, patience=300.0)
+             replayed=32, patience=300.0, times=4)
 
 
 class Cell(Settings):

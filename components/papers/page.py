@@ -39,7 +39,7 @@ FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "wi
 FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all cores, unless the engine says otherwise. \"Leviathan's "
                  "formula\" takes the measured acceptance and c; on equal cores it is multiplied by what a target pass with all cores "
                  "takes over one with a share of them. \"Share reached\" is measured over \"with measured passes\". Acceptance is of the "
-                 "same texts, so only costs are predicted:")
+                 "same texts, so only costs are predicted.")
 ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
              "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
@@ -281,7 +281,8 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
-        text += f"\n{' '.join((*file.notes, FORMULA_WORDS))}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
+        words = " ".join((*file.notes, FORMULA_WORDS, timed_words(file.passes_timed)))
+        text += f"\n{words}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{tried(file)}" if file else ""
     text += further_tables(table, file) if file else ""
@@ -290,6 +291,15 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
     return text
+
+
+def timed_words(times: int) -> str:
+    """When the passes of predictions were timed.
+
+    >>> timed_words(4)
+    'Passes were timed 4 times between the texts:'
+    """
+    return f"Passes were timed {times} times between the texts:" if times else "Passes were timed once, before the texts:"
 
 
 def further_tables(table: PaperTable, file: CellFile) -> str:

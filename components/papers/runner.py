@@ -24,6 +24,7 @@ from components.papers.cell_file import CellFile, Costs, read_cell
 from components.papers.cells import Cell
 from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
+from components.papers.pass_times import PassTimes
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
 from components.papers.roc import measured_roc
@@ -56,6 +57,7 @@ class Run:
         data: folder of the papers' data sets, see `prompts.choose`.
         made_of: what a cell is measured with.
         patience: seconds of each cell that may go into waiting for fast memory, on CPUs.
+        times: how often passes are timed between the texts of a cell; 0: once before it.
     """
 
     folder: Path
@@ -63,6 +65,7 @@ class Run:
     data: Path | None = None
     made_of: MadeOfCell = nothing
     patience: float = 0.0
+    times: int = 0
     known: dict[str, Planned] = field(default_factory=dict, compare=False, repr=False)
 
     def planned(self, cell: Cell) -> Planned:
@@ -129,7 +132,7 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
             if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
                 opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
-            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.patience)
+            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.patience, run.times)
             write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
             say(f"{name}: {file.seconds:.0f} s")
         except Exception as error:
@@ -207,7 +210,7 @@ def has_qualifier(cell: Cell) -> bool:
 
 
 def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
-            progress: Progress | None = None, patience: float = 0.0) -> CellFile:
+            progress: Progress | None = None, patience: float = 0.0, times: int = 0) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
         trace = planned.path.parent / "traces" / trace_name(cell, planned)
@@ -217,12 +220,14 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience)
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
-    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
-    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=progress)
     profile = resources.artifacts.get("hardware_profile")
-    costs = Costs.of(profile) if isinstance(profile, HardwareProfile) and profile.t_draft is not None else None
+    passes = PassTimes(pair, profile, times, progress, patience) if isinstance(profile, HardwareProfile) and profile.t_draft else None
+    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
+    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress)
+    costs = passes.costs() if passes else None
     return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, **extras,
-                    seconds=time.monotonic() - start, costs=costs, notes=notes_on(report, costs), report=report,
+                    seconds=time.monotonic() - start, costs=costs, passes_timed=len(passes.timed) if passes else 0,
+                    notes=notes_on(report, costs), report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 
 

@@ -80,7 +80,7 @@ def papers(
     patience = scale.patience if on == "cpu" else 0.0
     folder, count = out or draftwell_home() / "papers", torch.get_num_threads()
     run = Run(folder / scale.name, f"{number_format} on {device_class(on)}, {count} threads", data,
-              lambda cell: made_of(cell, number_format, on, say), patience)
+              lambda cell: made_of(cell, number_format, on, say), patience, scale.times)
     marks = "papers", padding_name(pad_target), "quick" if quick else "" if data else "shipped"
     shown = Page(page or folder / f"{'-'.join(filter(None, marks))}.md", everything, scale)
 

@@ -104,7 +104,7 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say, patience: float =
         return None
     waits = Patience(patience, 2 * repeats).wait if patience and pair.device == "cpu" else None
     say("measuring a hardware profile")
-    return measure_profile(pair, provenance(pair), repeats=repeats, before_round=waits)
+    return measure_profile(pair, provenance(pair), repeats=repeats, before_round=waits, requests=False)  # no table predicts a whole request
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class RequestTimes(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     t_draft: dict[int, float] = Field(description="tokens → median draft forward pass after `context` tokens; empty without a draft model")
-    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward pass into an empty slot, one row kept")
+    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward pass into an empty slot, one row kept; "
+                                                 "empty where not measured, as the next")
     per_context_token: dict[str, float] = Field(description="role → additional seconds for every further token in the slot")
     context: int = Field(ge=0, description="tokens in the slot before every forward pass that is not a prefill")
     split_alone: tuple[float, dict[int, float]] | None = Field(

@@ -17,7 +17,7 @@ from components.bench.runner import Generation, StrategyContender
 from components.bench.schema import BenchEntry, PromptRow
 from components.papers import runner
 from components.papers.asides import asides, over_by_seed
-from components.papers.cell_file import CellFile, cell_of
+from components.papers.cell_file import CellFile, Costs, cell_of
 from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
 from components.papers.made_of import MadeOf
@@ -130,6 +130,23 @@ def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(
     assert ours.value == pytest.approx(0.51 * pace)
     assert (found.whole(row), found.settings(row)) == (None, "γ " + str(found.entry("SD").parameters["num_speculative_tokens"]))
     assert file.model_copy(update={"costs": None}).measured().estimate(row) is None
+
+
+def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path) -> None:
+    """The profile's, made for this test, are neither of this machine nor of this minute."""
+    run = runner.Run(tmp_path, data=sets, times=2)
+    assert runner.run_cells([CELL], run, opened) == {}
+    file = runner.measured_cells([CELL], run)["tiny-code"]
+    made = Costs.of(resources().artifacts["hardware_profile"])  # type: ignore[arg-type]
+    assert file.costs is not None
+    assert file.costs.alone is not None
+    assert made.alone is not None
+    assert (file.passes_timed, file.costs.t_rest) == (2, made.t_rest)
+    assert list(file.costs.t_verify) == list(file.costs.alone[1]) == [1, 8]
+    assert file.costs.t_verify[1] != made.t_verify[1]
+    assert file.costs.alone[1][8] != made.alone[1][8]
+    page = render([Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": file})
+    assert "Passes were timed 2 times between the texts:" in page
 
 
 def test_rejections_are_of_replays() -> None:
