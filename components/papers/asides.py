@@ -145,8 +145,9 @@ def sequence_words(file: CellFile) -> str:
     if not counts:
         return ""
     shares = ", ".join(f"{count} in {counts[count] / counts.total():.0%}" for count in sorted(counts))
-    longest = "" if file.costs is None or file.costs.busy is None else (
-        f" Its sequences have at most {in_one_pass(file.costs.busy[1])} tokens here, which the target verifies in about one pass.")
+    costs = file.chosen_by or file.costs
+    longest = "" if costs is None or costs.busy is None else (
+        f" Its sequences have at most {in_one_pass(costs.busy[1])} tokens here, which the target verifies in about one pass.")
     return f"DuoDecoding's number of sequences, of the rounds that judge one (Figure 5): {shares}.{longest}"
 
 

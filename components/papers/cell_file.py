@@ -14,16 +14,15 @@ from components.papers.cells import FORMAT, Cell
 from components.papers.certainty import Certainty
 from components.papers.confidence import Counts
 from components.papers.estimates import Measured
+from components.papers.formulas import Passes
 from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc
 from serving.artifacts.hardware_profile import HardwareProfile
 
-Passes = tuple[float, dict[int, float]]
-"""(t_draft, tokens → t_verify), in seconds."""
-
 
 class Costs(Frozen):
-    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by its hardware profile.
+    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by its hardware profile; of a round
+    outside passes (`t_rest`) always the profile's.
 
     `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once.
     """
@@ -50,6 +49,7 @@ class CellFile(Frozen):
     made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
+    chosen_by: Costs | None = Field(None, description="the hardware profile's, which strategies choose by, where `costs` are others")
     passes_timed: int = Field(0, ge=0, description="how often `costs` were timed between its texts; 0: once before it")
     best_memory_rate: float | None = Field(None, description="GB/s at which all threads read memory at best, as far as the run knew; None "
                                            "where that was not read")

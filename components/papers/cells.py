@@ -42,7 +42,7 @@ class Scale:
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
         patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
-        times: how often passes are timed between the texts of a cell; 0: once before it, by the hardware profile.
+        times: how often passes are timed between the texts of a cell; 0: once before it, by its hardware profile.
     """
 
     name: str

@@ -12,36 +12,39 @@ from statistics import median
 from components.bench.runner import Progress
 from components.calibrate.hardware_profile import time_forwards, time_overlapped
 from components.calibrate.memory_rate import Patience
-from components.papers.cell_file import Costs, Passes
+from components.papers.cell_file import Costs
+from components.papers.formulas import Passes
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 
 ROUNDS = 2
-"""Of passes that count, each time."""
-SHARE = 0.2
-"""Of a cell's patience that may go into waiting before passes."""
+"""Of passes with all cores each time, behind a cold one that is dropped."""
+OVERLAPPED = 3
+"""Of passes on cores of their own each time: the first one is cold, and counts in the median."""
 WAITS = ROUNDS + 1 + 2
-"""Of each time: before every round, the cold one among them, and before overlapped passes, the other model busy and idle."""
+"""Each time: before every round with all cores, and before overlapped passes, the other model idle and busy."""
 
 
 class PassTimes:
     """A `Progress` that times the profile's passes so many times, evenly spread over a cell's texts; none of it falls into a text.
 
     Args:
-        profile: whose passes, after a context as long as its.
-        times: how often.
-        progress: called behind it.
-        patience: seconds of the cell that may go into waiting for fast memory, on CPUs.
+        profile: whose passes, after a context as long as its; one without `details` does not say how long that is, and nothing is timed.
+        times: how often; less often where a cell has fewer texts.
+        progress: called after it.
+        patience: seconds that may go into waiting for fast memory, on CPUs.
     """
 
     def __init__(self, pair: LoadedPair, profile: HardwareProfile, times: int, progress: Progress | None = None, patience: float = 0.0):
-        self.pair, self.profile, self.times, self.progress = pair, profile, times, progress
+        self.pair, self.profile, self.progress = pair, profile, progress
+        self.times = times if profile.details else 0
         self.timed: list[Costs] = []
         waits = patience > 0 and pair.device == "cpu"
-        self.wait: Callable[[], object] | None = Patience(SHARE * patience, times * WAITS).wait if waits else None
+        self.wait: Callable[[], object] | None = Patience(patience, times * WAITS).wait if waits else None
 
     def __call__(self, done: int, total: int, label: str) -> None:
-        if done and len(self.timed) < self.times and done * 2 * self.times >= total * (2 * len(self.timed) + 1):
+        due = (2 * len(self.timed) + 1) * total / (2 * self.times) if self.times else total
+        if len(self.timed) < self.times and 0 < done < total and done >= due:
             self.timed.append(self._time())
         if self.progress:
             self.progress(done, total, label)
@@ -51,26 +54,32 @@ class PassTimes:
         known = Costs.of(self.profile)
         if not self.timed:
             return known
-        alone, busy = (between([passes for passes in found if passes]) if all(found) else None
-                       for found in ([each.alone for each in self.timed], [each.busy for each in self.timed]))
-        draft, verify = between([(each.t_draft, each.t_verify) for each in self.timed])
-        return Costs(t_draft=draft, t_verify=verify, t_rest=known.t_rest, alone=alone, busy=busy)
+        draft, verify = medians([(each.t_draft, each.t_verify) for each in self.timed])
+        return Costs(t_draft=draft, t_verify=verify, t_rest=known.t_rest, alone=known_medians([each.alone for each in self.timed]),
+                     busy=known_medians([each.busy for each in self.timed]))
 
     def _time(self) -> Costs:
-        sizes, details = list(self.profile.t_verify), self.profile.details
-        context = details.context if details else 0
-        seconds = time_forwards(self.pair, sizes, ROUNDS, context, before_round=self.wait)
+        sizes, details, rest = list(self.profile.t_verify), self.profile.details, self.profile.t_rest
+        assert details is not None
+        seconds = time_forwards(self.pair, sizes, ROUNDS, details.context, before_round=self.wait)
         draft, verify = median(seconds["draft", 1]), {size: median(seconds["target", size]) for size in sizes}
-        if details is None or details.split_alone is None:
-            return Costs(t_draft=draft, t_verify=verify, t_rest=self.profile.t_rest)
-        alone, busy = (time_overlapped(self.pair, sizes, ROUNDS, context, busy=both, before_round=self.wait) for both in (False, True))
-        return Costs(t_draft=draft, t_verify=verify, t_rest=self.profile.t_rest, alone=alone, busy=busy)
+        if self.profile.split is None:
+            return Costs(t_draft=draft, t_verify=verify, t_rest=rest)
+        alone, busy = (time_overlapped(self.pair, sizes, OVERLAPPED, details.context, busy=both, before_round=self.wait)
+                       for both in (False, True))
+        return Costs(t_draft=draft, t_verify=verify, t_rest=rest, alone=alone, busy=busy)
 
 
-def between(timed: Sequence[Passes]) -> Passes:
+def medians(timed: Sequence[Passes]) -> Passes:
     """Medians of passes that were timed several times.
 
-    >>> between([(1.0, {1: 4.0}), (3.0, {1: 6.0}), (2.0, {1: 8.0})])
+    >>> medians([(1.0, {1: 4.0}), (9.0, {1: 6.0}), (2.0, {1: 11.0})])
     (2.0, {1: 6.0})
     """
     return median(draft for draft, _ in timed), {size: median(verify[size] for _, verify in timed) for size in timed[0][1]}
+
+
+def known_medians(timed: Sequence[Passes | None]) -> Passes | None:
+    """The same of passes that are not timed on every pair."""
+    known = [passes for passes in timed if passes is not None]
+    return medians(known) if known else None

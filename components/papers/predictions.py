@@ -74,7 +74,7 @@ def predictions(file: CellFile) -> list[Prediction]:
     return rows + spide_rows(file, costs)
 
 
-def times(entry: BenchEntry, costs: Costs) -> tuple[float, dict[int, float]]:
+def times(entry: BenchEntry, costs: Costs) -> formulas.Passes:
     """Draft and target passes as this entry ran them."""
     return costs.alone if entry.split_cores and costs.alone is not None else (costs.t_draft, costs.t_verify)
 

@@ -41,6 +41,8 @@ from serving.runtime.strategies import StrategyResources, find_strategy
 Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
+SHARE = 0.2
+"""Of a cell's patience that may go into waiting before its passes are timed, where that happens between its texts."""
 DRIFT = 0.15
 """Share by which plain decoding may differ from the time that its passes were measured to take."""
 Say = Callable[[str], None]
@@ -217,17 +219,19 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
                         report=found.report, confidence=found.confidence, rejections=found.rejections)
+    apart = SHARE * patience if times else 0.0
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
-                             memory_patience=patience)
+                             memory_patience=patience - apart)
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
     profile = resources.artifacts.get("hardware_profile")
-    passes = PassTimes(pair, profile, times, progress, patience) if isinstance(profile, HardwareProfile) and profile.t_draft else None
+    passes = PassTimes(pair, profile, times, progress, apart) if isinstance(profile, HardwareProfile) and profile.t_draft else None
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
     report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress)
-    costs = passes.costs() if passes else None
+    costs, timed = (passes.costs(), len(passes.timed)) if passes else (None, 0)
+    chosen_by = Costs.of(passes.profile) if passes and timed else None
     return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, **extras,
-                    seconds=time.monotonic() - start, costs=costs, passes_timed=len(passes.timed) if passes else 0,
-                    notes=notes_on(report, costs), report=report,
+                    seconds=time.monotonic() - start, costs=costs, passes_timed=timed, chosen_by=chosen_by,
+                    notes=notes_on(report, costs, timed), report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 
 
@@ -249,14 +253,19 @@ def trace_name(cell: Cell, planned: Planned) -> str:
     return f"{cell.pair}-{cell.data}-{digest[:12]}"
 
 
-def notes_on(report: BenchReport, costs: Costs | None) -> tuple[str, ...]:
-    """Whether the machine was as fast while the cell was measured as while its profile was, by plain decoding behind its first token."""
+def notes_on(report: BenchReport, costs: Costs | None, timed: int = 0) -> tuple[str, ...]:
+    """Whether the machine was as fast in the texts of the cell as in its passes, by plain decoding behind its first token.
+
+    Args:
+        timed: how often passes were timed between the texts.
+    """
     pace = report.strategies[REFERENCE].decode_tokens_per_second
     if costs is None or not pace:
         return ()
     expected, measured = costs.t_verify[1] + costs.t_rest, 1 / pace
     if abs(measured / expected - 1) <= DRIFT:
         return ()
-    return (f"The machine was {'slower' if measured > expected else 'faster'} while the cell was measured than while its passes were: "
-            f"plain decoding took {measured * 1e3:.0f} ms a token, by its passes {expected * 1e3:.0f} ms; predictions, and rows over plain "
-            "on equal cores, are off by as much.",)
+    where = "in the cell's texts than in the passes between them" if timed else "while the cell was measured than while its passes were"
+    return (f"The machine was {'slower' if measured > expected else 'faster'} {where}: plain decoding "
+            f"took {measured * 1e3:.0f} ms a token, by its passes {expected * 1e3:.0f} ms; predictions, and rows over plain on equal "
+            "cores, are off by as much.",)

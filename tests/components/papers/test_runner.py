@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,12 +16,13 @@ from components.bench.bench import run_bench
 from components.bench.runner import Generation, StrategyContender
 from components.bench.schema import BenchEntry, PromptRow
 from components.papers import runner
-from components.papers.asides import asides, over_by_seed
+from components.papers.asides import asides, over_by_seed, sequence_words
 from components.papers.cell_file import CellFile, Costs, cell_of
 from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
 from components.papers.made_of import MadeOf
 from components.papers.page import POINTS, render, results
+from components.papers.pass_times import PassTimes
 from components.papers.plots import draw_points, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.tables import Paper, PaperTable, Row
@@ -145,8 +146,37 @@ def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path
     assert list(file.costs.t_verify) == list(file.costs.alone[1]) == [1, 8]
     assert file.costs.t_verify[1] != made.t_verify[1]
     assert file.costs.alone[1][8] != made.alone[1][8]
+    assert file.chosen_by == made, "what strategies choose by stays known"
     page = render([Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": file})
     assert "Passes were timed 2 times between the texts:" in page
+
+
+def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(measured: tuple[Path, CellFile]) -> None:
+    """By the profile's the target reads eight tokens in the time of one, by those between the texts four."""
+    _, file = measured
+    assert file.costs is not None
+    label, entry = next(iter(file.report.strategies.items()))
+    counted = entry.model_copy(update={"strategy": "duo_decoding", "parameters": {}, "per_prompt": tuple(
+        row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt)})
+    report = file.report.model_copy(update={"strategies": {**file.report.strategies, label: counted}})
+    chosen, timed = (file.costs.model_copy(update={"busy": (0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})}) for eight in (1.2, 1.3))
+    assert "at most 8 tokens here" in sequence_words(file.model_copy(update={"report": report, "costs": timed, "chosen_by": chosen}))
+    assert "at most 4 tokens here" in sequence_words(file.model_copy(update={"report": report, "costs": timed}))
+
+
+@pytest.mark.parametrize(("times", "texts", "passes"), [(2, 40.0, 10.0), (0, 50.0, 0.0)])
+def test_waiting_before_passes_is_part_of_a_cells_patience(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, times: int,
+                                                           texts: float, passes: float) -> None:
+    seen = []
+
+    def bench(*given: Any, progress: PassTimes) -> None:
+        settings, wait = given[4], cast("Any", progress.wait)
+        seen.append((settings.memory_patience, wait.__self__.left if wait else 0.0))
+        raise DraftwellError("seen", code="seen")
+
+    monkeypatch.setattr(runner, "run_bench", bench)
+    assert runner.run_cells([CELL], runner.Run(tmp_path, data=sets, times=times, patience=50.0), opened) == {"tiny-code": "seen"}
+    assert seen == [(pytest.approx(texts), pytest.approx(passes))]
 
 
 def test_rejections_are_of_replays() -> None:

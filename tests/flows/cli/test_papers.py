@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.papers import catalogue
-from components.papers.cells import PLAIN, Scale, sized
+from components.papers import catalogue, runner
+from components.papers.cells import FULL, PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
 from serving.artifacts.pair_files import fingerprint
 from tests.support.paths import REPO
@@ -59,6 +59,22 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
     assert "cells: 0 of 1 measured in this run" in other.stderr, "another number format is another run"
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(run: Callable[..., Any], prompts: Path, tmp_path: Path,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[runner.Run] = []
+
+    def begin(cells: Any, where: runner.Run, *_: Any, **__: Any) -> dict[str, str]:
+        seen.append(where)
+        return {}
+
+    monkeypatch.setattr(runner, "run_cells", begin)
+    done = run("papers", "--only", "spide", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert (seen[0].times, seen[0].patience) == (FULL.times, FULL.patience)
+    assert min(FULL.times, FULL.patience) > 0
 
 
 @pytest.mark.usefixtures("tiny_paper")
