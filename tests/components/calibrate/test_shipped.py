@@ -27,7 +27,7 @@ def test_every_starter_artifact_is_of_the_shipped_models():
     from serving.artifacts.pair_files import fingerprint
 
     wanted = {dtype: fingerprint(fetch(PAIR), dtype) for dtype in ("bfloat16", "float32")}
-    assert len(ARTIFACTS) == 7
+    assert len(ARTIFACTS) == 9
     for path in ARTIFACTS:
         assert read_manifest(path)["provenance"]["fingerprint"] == wanted[path.parent.name], path.name
 
