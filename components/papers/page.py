@@ -230,9 +230,9 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
             "cores of the kept cells a target pass over one token then takes 70 ms instead of 50, one over eight tokens 80 instead of 73, "
             "so slow moments favour speculation over plain decoding (and count against it in rows over plain, equal cores, whose base is "
             "a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two verdicts. "
-            "Full runs on CPUs wait for fast memory before each text, for at most five minutes a cell (and as long for the passes of a "
-            "pair), and each table says how many texts of which contender met slow memory all the same. "
-            f"{len(waited)} of the {len(measured)} measured cells here are of such a run"
+            "Full runs on CPUs wait for fast memory before each text and before the passes that are timed between them, for at most five "
+            "minutes a cell (and as long for the hardware profile of a pair), and each table says how many texts of which contender met "
+            f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here are of such a run"
             f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, verdicts of rows over plain are "
             "provisional; counts do not depend on memory, and ratios to SD depend on it less. Where a role has several settings, the "
             "fastest may be another one in the next run.\n\n")

@@ -39,8 +39,8 @@ class PassTimes:
         self.pair, self.profile, self.progress = pair, profile, progress
         self.times = times if profile.details else 0
         self.timed: list[Costs] = []
-        waits = patience > 0 and pair.device == "cpu"
-        self.wait: Callable[[], object] | None = Patience(patience, times * WAITS).wait if waits else None
+        waits = patience > 0 and self.times > 0 and pair.device == "cpu"
+        self.wait: Callable[[], object] | None = Patience(patience, self.times * WAITS).wait if waits else None
 
     def __call__(self, done: int, total: int, label: str) -> None:
         due = (2 * len(self.timed) + 1) * total / (2 * self.times) if self.times else total

@@ -219,12 +219,13 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
                         report=found.report, confidence=found.confidence, rejections=found.rejections)
-    apart = SHARE * patience if times else 0.0
-    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
-                             memory_patience=patience - apart)
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
     profile = resources.artifacts.get("hardware_profile")
-    passes = PassTimes(pair, profile, times, progress, apart) if isinstance(profile, HardwareProfile) and profile.t_draft else None
+    passes = (PassTimes(pair, profile, times, progress, SHARE * patience)
+              if isinstance(profile, HardwareProfile) and profile.t_draft else None)
+    apart = SHARE * patience if passes and passes.times else 0.0
+    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
+                             memory_patience=patience - apart)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
     report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress)
     costs, timed = (passes.costs(), len(passes.timed)) if passes else (None, 0)
