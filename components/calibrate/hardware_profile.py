@@ -55,8 +55,8 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
         before_round: called, unmeasured, with all threads before each round of single passes, and once before overlapped ones, such as
             `Patience.wait`.
-        requests: whether to measure what only predictions of whole requests read, which takes more than half of the time: prompts, the
-            cost of a longer context, and what reading a confidence costs. Without them those times are empty, the last one 0.
+        requests: whether to measure what only predictions of whole requests read (long on large targets): prompts, the cost of a longer
+            context, and what reading a confidence costs. Without them those times are empty, the last one 0.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """

@@ -14,6 +14,7 @@ from components.papers import catalogue, runner
 from components.papers.cells import FULL, PLAIN, Scale, sized
 from components.papers.tables import Paper, PaperTable, Row
 from serving.artifacts.pair_files import fingerprint
+from tests.support.models.tiny import table_pair
 from tests.support.paths import REPO
 
 TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all=(2,), taus=(0.7,))
@@ -261,6 +262,17 @@ def test_a_run_without_data_sets_leaves_the_projects_page_alone(run: Callable[..
     assert own.source in text
     assert run("papers", "--kept", "--page", folder / "docs.md", "--dtype", "float32").exit_code == 0
     assert (folder / "docs.md").read_text() == (REPO / "docs" / "papers.md").read_text()
+
+
+def test_a_cells_profile_leaves_out_what_only_whole_requests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table predicts one, and prompts of 512 tokens take long on a padded target."""
+    from components.calibrate import hardware_profile
+    from flows.steps import papers as steps
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(hardware_profile, "measure_profile", lambda pair, made, **given: seen.update(given))
+    steps.measured_profile(table_pair(), 3, lambda line: None)
+    assert (seen["requests"], seen["repeats"]) == (False, 3)
 
 
 def test_a_replay_needs_no_profile(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
