@@ -14,15 +14,23 @@ from components.papers.asides import contention_words, curves, identity_words, m
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
-from components.papers.page import CONFIDENCE, CURVES, POINTS, RATIOS, ROC, render, results
+from components.papers.estimates import losses
+from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
-from components.papers.tables import without_replayed
+from components.papers.rounds import round_costs
+from components.papers.tables import PaperTable, without_replayed
 from components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
 CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
 KEPT = committed.committed_cells(list(CELLS.values()))
+
+
+def further(table: PaperTable, file: CellFile) -> dict[str, object]:
+    """End of a picture's key → what it shows; empty where there is nothing to show."""
+    return {ROC: file.roc, RATIOS: file.rejections, ROUNDS: round_costs(file) if table.rounds else {},
+            LOSSES: losses(file.measured(), table.rows)}
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
     names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
               if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
     names += [table.name + end for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT
-              for end, data in ((ROC, KEPT[table.cell.name].roc), (RATIOS, KEPT[table.cell.name].rejections)) if data]
+              for end, data in further(table, KEPT[table.cell.name]).items() if data]
     names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
@@ -59,6 +67,8 @@ def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() ->
     assert sorted(found) == sorted(path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json"))
     shown = [table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found]
     shown += [name + CURVES for name in shown if name.startswith("spide")]
+    shown += [table.name + end for paper in papers for table in paper.tables(scale) if table.cell.name in found
+              for end, data in further(table, found[table.cell.name]).items() if data]
     made = render(papers, scale, found, pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)})
     assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
         "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`")
