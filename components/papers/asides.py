@@ -25,6 +25,8 @@ OVERLAPPING = ("spide", "pearl", "duo_decoding")
 """Strategies in which both models compute at once."""
 CONTENTION_TOKENS = 8
 """Of the target pass that `contention_words` names."""
+FEW = 4
+"""Prompts that are named one by one; of more, the first and the last: the cell's file has all."""
 TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target calls over SD's", "MAT")
 
 
@@ -43,12 +45,13 @@ def device_words(machine: Machine) -> str:
 
 def machine_words(file: CellFile) -> str:
     """Where it was measured, and on which prompts."""
-    machine, ids = file.report.machine, ", ".join(dict.fromkeys(file.report.prompt_ids))
+    machine, ids = file.report.machine, list(dict.fromkeys(file.report.prompt_ids))
     how = "Counted by replay" if file.cell.get("replay") else "Measured"
     took = f"{file.seconds / 60:.0f} minutes" if file.seconds >= 90 else f"{file.seconds:.0f} seconds"
+    prompts = ", ".join(ids) if len(ids) <= FEW else f"{len(ids)} from {ids[0]} to {ids[-1]}"
     torch = f"torch {machine.libraries['torch']}, " if "torch" in machine.libraries else ""
     return (f"{how} on {device_words(machine)}, {machine.threads} threads, {machine.dtype}, {torch}commit "
-            f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {ids}.")
+            f"{(machine.commit or 'unknown')[:9]}, in {took}; prompts: {prompts}.")
 
 
 def seed_words(file: CellFile) -> str:
@@ -158,7 +161,8 @@ def tried(file: CellFile) -> str:
     base = measured.entry("SD") if "SD" in measured.labels else None
     rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
             for role in roles for label in measured.labels[role]]
-    return f"Every contender; rows above have the fastest of each role:\n\n{markdown(TRIED, rows)}"
+    drafts = " SD is the one that drafts with the draft model." if any("qualifier drafts" in role for role in roles) else ""
+    return f"Every contender; rows above have the fastest of each role.{drafts}\n\n{markdown(TRIED, rows)}"
 
 
 class Curve(NamedTuple):

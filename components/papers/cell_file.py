@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from components.bench.metrics import REFERENCE
 from components.bench.schema import BenchReport, Frozen
 from components.papers.cells import FORMAT, Cell
 from components.papers.certainty import Certainty
@@ -18,6 +19,9 @@ from components.papers.formulas import Passes
 from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc
 from serving.artifacts.hardware_profile import HardwareProfile
+
+DRIFT = 0.15
+"""Share by which plain decoding may differ from the time that its passes were measured to take."""
 
 
 class Costs(Frozen):
@@ -68,6 +72,19 @@ class CellFile(Frozen):
         """Its entries by role."""
         alone = None if self.costs is None or self.costs.alone is None else self.costs.alone[1][1] + self.costs.t_rest
         return Measured(cell_of(self.cell), self.report.strategies, plain_share=alone)
+
+    @property
+    def cost(self) -> float | None:
+        """c: a draft pass over a target pass, both over one token and with all cores."""
+        return None if self.costs is None else self.costs.t_draft / self.costs.t_verify[1]
+
+    @property
+    def drifted(self) -> bool:
+        """Whether plain decoding in its texts, behind the first token, differs from its passes by more than `DRIFT`."""
+        pace = self.report.strategies[REFERENCE].decode_tokens_per_second
+        if self.costs is None or not pace:
+            return False
+        return abs(1 / pace / (self.costs.t_verify[1] + self.costs.t_rest) - 1) > DRIFT
 
 
 def cell_of(settings: dict[str, Any]) -> Cell:

@@ -73,6 +73,8 @@ class Measured:
             return ratio_of_medians([p.ttft_ms for p in mine.per_prompt], [p.ttft_ms for p in base.per_prompt])
         if row.metric == "argmax":
             return None if base is None else argmax_difference(mine, base)
+        if row.metric == "rouge_l_ratio":
+            return None if base is None else rouge_ratio(mine, base)
         if row.metric in ("rouge_1", "rouge_2", "rouge_l", "wins"):
             return None if base is None else overlap(mine, base, row.metric)
         if row.metric in SEQUENCES:
@@ -235,6 +237,29 @@ def argmax_difference(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
+class Loss(NamedTuple):
+    """What a lossy contender gains and loses.
+
+    Args:
+        speed: over SD, of decoding alone.
+        lost: share of its tokens that are the target's first choice, less plain decoding's.
+    """
+
+    speed: Estimate
+    lost: Estimate
+
+
+def losses(measured: Measured, rows: Sequence[Row]) -> dict[str, Loss]:
+    """Role → gain and loss, of the roles whose first choices are counted."""
+    found = {}
+    for row in rows:
+        if row.metric == "argmax" and "SD" in measured.labels:
+            gained, lost = speed(measured.entry(row.role), measured.entry("SD")), measured.estimate(row)
+            if gained is not None and lost is not None:
+                found[row.role] = Loss(gained, lost)
+    return found
+
+
 def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> Estimate | None:
     """ROUGE-1, -2 or -L, points of 100, less another contender's on the same prompts; None where no prompt has a reference.
 
@@ -255,6 +280,23 @@ def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> E
 
     low, high = bootstrap_of_sums(table, average, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
     return Estimate(float(average(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+
+
+def rouge_ratio(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
+    """Mean ROUGE-L over another contender's on the prompts that have a reference; None where none has, or the other's is 0."""
+    sides = [(one.prompt_id, one.rouge_l, other.rouge_l) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
+    known = [(prompt, (one, other)) for prompt, one, other in sides if one is not None and other is not None]
+    if not known or not sum(other for _, (_, other) in known):
+        return None
+    table = by_prompt(np.array([points for _, points in known]), [prompt for prompt, _ in known])
+
+    def metric(sums: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
+
+    low, high = bootstrap_of_sums(table, lambda sums: np.where(np.isfinite(found := metric(sums)), found, np.nan),
+                                  resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
 def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | None:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from components.papers.asides import asides, device_words, slow_texts, tried
 from components.papers.cell_file import CellFile
-from components.papers.cells import PADDED, QUICK, Scale
+from components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
 from components.papers.estimates import Estimate
+from components.papers.flops import flops_table, flops_words
+from components.papers.gain import COLUMNS as GAIN_COLUMNS
+from components.papers.gain import WORDS as GAIN_WORDS
+from components.papers.gain import gain_steps, run_lengths
 from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
 from components.papers.prompts import SHIPPED
@@ -19,22 +23,27 @@ from components.papers.public import DATA_WORDS, STAND_IN
 from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
 from components.papers.rounds import rounds_table
-from components.papers.tables import Paper, PaperTable
+from components.papers.tables import Paper, PaperTable, Row
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
 from components.report.tables import markdown, number
 
+MOST_COST = 2.0
+"""Times the paper's c, at most, up to which speeds get a verdict."""
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
+OVERVIEW_WORDS = ("Values are counted, and items of the lists \"Not in the tables\" in the last two columns. A value that stands beside "
+                  "two pairs of ours, or is judged in two rows, counts twice.")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "its γ", "plain decoding, tokens/s")
 HEADLINE_COLUMNS = ("paper", "headline", "tables", "the paper's", "here", "verdicts")
-CURVES, ROC, RATIOS = "-by-tau", "-roc", "-ratios"
+CURVES, ROC, RATIOS, ROUNDS, LOSSES = "-by-tau", "-roc", "-ratios", "-rounds", "-losses"
 """What the keys of a table's further pictures end with."""
 CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
 HEADLINE_WORDS = ("What each paper's main comparisons came to: how many times as fast, in decoding alone, lowest to highest over the "
-                  "tables with a verdict. SD is speculative decoding (DuoDecoding's paper calls it SpS), τ a threshold, and the "
-                  "strategies are those of each paper; the tables below have every value with its interval.")
+                  "tables with a verdict. SD is speculative decoding (DuoDecoding's paper calls it SpS), τ a threshold, equal cores mean "
+                  "that draft and target have a share of the cores each, and the strategies are those of each paper; the tables below "
+                  "have every value with its interval.")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all cores, unless the engine says otherwise. \"Leviathan's "
                  "formula\" takes the measured acceptance and c; on equal cores it is multiplied by what a target pass with all cores "
@@ -46,6 +55,8 @@ REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one 
                    "the target at temperature 1:")
 ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing (the rest "
                "is all that is outside passes), with the tokens drafted in it and those that it added to the text:")
+UNKNOWN = "warning: training prompts unknown: distilled_draft ("
+"""How the source of prompts says what `DATA_WORDS` does."""
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
                "token as in that text, and no draft beyond the text's end.")
 
@@ -74,7 +85,7 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
     found = []
     for row in table.rows:
         ours = None if measured is None else measured.estimate(row)
-        judged = verdict(row.paper, ours, row.neutral, comparable=row.comparable)
+        judged = verdict(row.paper, ours, row.neutral, comparable=is_comparable(table, row, file), flattered=row.flattered)
         whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
         found.append(Result(row.what, row.paper, ours, judged, whole, settings))
     for confidence_bin, paper in table.confidence.items():
@@ -87,6 +98,19 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
                             settings=f"λ {ratio}; 95 % interval"))
     return found
+
+
+def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:
+    """Whether a row's value, as it was measured, may be compared with the paper's."""
+    if row.metric == "speed" and costs_more(table, file):
+        return False
+    drifted = file is not None and file.drifted
+    return row.comparable and not (drifted and row.against == PLAIN_SHARE)
+
+
+def costs_more(table: PaperTable, file: CellFile | None) -> bool:
+    """Whether a draft pass costs so much more here that speeds say nothing of the paper's."""
+    return table.cost is not None and file is not None and file.cost is not None and file.cost > MOST_COST * table.cost
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
@@ -106,10 +130,12 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     for paper in papers:
         parts.append(f"## {paper.title}\n")
         parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
+        shared = shared_words(paper.tables(scale))
+        parts += [bullets(shared)] if shared else []
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
-                                 pictures or {}, command_of(paper, scale, cells, table.cell.name)))
-        parts.append(closing(paper))
+                                 pictures or {}, command_of(paper, scale, cells, table.cell.name), shared))
+        parts.append(closing(paper, cells))
     return "\n".join(parts)
 
 
@@ -127,13 +153,25 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
              "says equal cores (`@1+1`), on a GPU each model has a worker thread and a CUDA stream of its own, on the same card.\n",
              *remarks_on(scale, cells), operating_points(papers, scale, cells, pictures.get(POINTS))]
     for paper, tables in shown:
+        shared = shared_words(tables)
         if tables:
-            parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n"]
+            parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n", *([bullets(shared)] if shared else [])]
         for table in tables:
             file = cells.get(table.cell.name)
             parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures,
-                                 command_of(paper, scale, cells, table.cell.name)))
+                                 command_of(paper, scale, cells, table.cell.name), shared))
     return "\n".join(parts)
+
+
+def shared_words(tables: Sequence[PaperTable]) -> list[str]:
+    """What would stand under several tables of a paper, and stands once ahead of them."""
+    counts = Counter(text for table in tables for text in (table.why, *table.notes))
+    return [text for text, count in counts.items() if count > 1]
+
+
+def bullets(texts: Sequence[str]) -> str:
+    """As a list."""
+    return "Of several tables below:\n\n" + "".join(f"- {text}\n" for text in texts)
 
 
 def remarks_on(scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
@@ -163,8 +201,9 @@ def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
             f"padded to the cost of {scale.padded}, CPU cores that share one memory, a few prompts, and answers of at most "
             f"{scale.max_tokens} tokens (SPRINTER's 20). \"Not reproduced\" does not say that a paper is wrong on its own hardware.\n\n"
             "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
-            "cell that it was in, up to half an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
-            "the data sets below, at any depth; the page goes to `$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
+            "cell that it was in, up to an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
+            "the data sets below, at any depth. A full run on them writes this page; `draftwell papers` by itself writes into "
+            "`$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
             f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
             "(`components/papers/measured`); a run of your own takes their place, cell by cell. Three tables were also measured "
             "[on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
@@ -206,10 +245,10 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
             "family. Each pair of ours stands beside the pair of the paper whose acceptance is nearest.\n\n"
             "**Equal cores** (`@1+1`): each model has a share of the cores, in serial strategies too; measured plain decoding has all of "
             "them. Rows \"over plain, equal cores\" divide by plain decoding on the target's share, which is computed from timed passes "
-            "and never run. **Values** are ratios unless a row says otherwise, and **intervals** bootstraps over prompts, 5 % left out at "
-            "each end. Where a paper prints no ratio, its value is computed from the values that it prints, rounded to two digits. "
-            "**MAT** is accepted draft tokens per token that is sampled from the target behind a draft: the mean run between corrections, "
-            "not tokens per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
+            f"and never run{plain_share_span(cells)}. **Values** are ratios unless a row says otherwise, and **intervals** bootstraps "
+            "over prompts, 5 % left out at each end. Where a paper prints no ratio, its value is computed from the values that it prints, "
+            "rounded to two digits. **MAT** is accepted draft tokens per token that is sampled from the target behind a draft: the mean "
+            "run between corrections, not tokens per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
             f"{memory_of_the_machine(cells)}"
             f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in most papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
@@ -220,11 +259,22 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
             f"The rule of verdicts: {RULE} {OTHERS}\n")
 
 
+PROVISIONAL = (" Of cells that did not wait, verdicts of rows over plain are provisional; counts do not depend on memory, and ratios to SD "
+               "depend on it less.")
+
+
+def plain_share_span(cells: Mapping[str, CellFile]) -> str:
+    """What a token of plain decoding on the target's share takes, least to most; empty where that was not timed."""
+    found = [pace * 1e3 for file in cells.values() if (pace := file.measured().plain_share) is not None]
+    return f" ({min(found):.0f} to {max(found):.0f} ms a token in these cells)" if found else ""
+
+
 def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     """What a shared machine's memory does to rows over plain decoding, and which cells waited for it."""
     measured = [file for file in cells.values() if not file.cell.get("replay")]
     waited = [(sum(counts.values()), file.report.prompts * len(counts)) for file in measured if (counts := slow_texts(file)) is not None]
     slow, texts = (sum(numbers) for numbers in zip((0, 0), *waited, strict=True))
+    between = sum(1 for file in measured if file.passes_timed)
     return ("**Intervals do not cover the state of the machine.** On a shared machine the rate at which all cores together read memory "
             "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On the two "
             "cores of the kept cells a target pass over one token then takes 70 ms instead of 50, one over eight tokens 80 instead of 73, "
@@ -232,10 +282,10 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
             "a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two verdicts. "
             "Full runs on CPUs wait for fast memory before each text and before the passes that are timed between them, for at most five "
             "minutes a cell (and as long for the hardware profile of a pair), and each table says how many texts of which contender met "
-            f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here are of such a run"
-            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}. Of the others, verdicts of rows over plain are "
-            "provisional; counts do not depend on memory, and ratios to SD depend on it less. Where a role has several settings, the "
-            "fastest may be another one in the next run.\n\n")
+            f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here waited so"
+            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}; of {between}, passes were timed between texts."
+            f"{PROVISIONAL if len(waited) < len(measured) else ''} Where a role has several settings, the fastest may be another one in "
+            "the next run.\n\n")
 
 
 def reading_share(cells: Mapping[str, CellFile]) -> str:
@@ -254,7 +304,7 @@ def overview(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Seque
         counts[Verdict.UNTESTABLE] += len(paper.untestable)
         counts[Verdict.OPEN] += len(paper.open)
         rows.append([paper.name, *(str(counts[kind]) for kind in kinds)])
-    return markdown(("paper", *map(str, kinds)), rows)
+    return markdown(("paper", *map(str, kinds)), rows) + f"\n{OVERVIEW_WORDS}\n"
 
 
 def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], picture: Path | None) -> str:
@@ -270,27 +320,43 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
-            pictures: Mapping[str, Path], command: str) -> str:
-    """One table with the formulas of its cell; `command` measures it."""
+            pictures: Mapping[str, Path], command: str, shared: Sequence[str] = ()) -> str:
+    """One table with the formulas of its cell.
+
+    Args:
+        command: measures it.
+        shared: sentences that stand ahead of all tables.
+    """
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
-    source = f"; {file.source}" if file else ""
-    words = " ".join((table.why, *table.notes)) + acceptance_words(table, file)
+    source = f"; {source_words(file.source)}" if file else ""
+    own = [text for text in (table.why, *table.notes) if text not in shared]
+    words = " ".join([*own, *filter(None, (acceptance_words(table, file), runs_words(table, file)))])
     words += f"\n\n{asides(file)}" if file else ""
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: "
             f"`{command}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
+    text += f"\n{drift_words(table, file)}\n" if file and file.notes else ""
+    steps = gain_steps(file, table.pair) if file and table.pair and table.formulas else []
+    text += f"\n{GAIN_WORDS}\n\n{markdown(GAIN_COLUMNS, [[what, f'{value:.2f}'] for what, value in steps])}" if steps else ""
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
-        words = " ".join((*file.notes, FORMULA_WORDS, timed_words(file.passes_timed)))
+        words = f"{FORMULA_WORDS} {timed_words(file.passes_timed)}"
         text += f"\n{words}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{tried(file)}" if file else ""
     text += further_tables(table, file) if file else ""
     shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
-             (table.name + RATIOS, "Ratios of rejected tokens")]
+             (table.name + RATIOS, "Ratios of rejected tokens"), (table.name + ROUNDS, "What a round takes"),
+             (table.name + LOSSES, "Speed against first choices of the target")]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
     return text
+
+
+def drift_words(table: PaperTable, file: CellFile) -> str:
+    """The cell's notes, and which rows get no verdict for it."""
+    unjudged = file.drifted and any(row.against == PLAIN_SHARE for row in table.rows)
+    return " ".join((*file.notes, *(("Rows over plain, equal cores, get no verdict.",) if unjudged else ())))
 
 
 def timed_words(times: int) -> str:
@@ -307,6 +373,8 @@ def further_tables(table: PaperTable, file: CellFile) -> str:
     text = f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file.roc else ""
     if file.rejections:
         text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
+    if table.flops:
+        text += f"\n{flops_words(table.flops)}\n\n{flops_table(file, table.flops)}"
     if table.rounds:
         parts = rounds_table(file)
         text += f"\n{table.rounds} {ROUND_WORDS}\n\n{parts}" if parts else f"\n{table.rounds} Not measured yet.\n"
@@ -319,17 +387,34 @@ def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
         return ""
     ours = file.measured().entry("SD").acceptance_rate
     theirs = f"the paper's {table.acceptance:.2f} ({table.acceptance_from})"
-    cost = "" if table.cost is None or file.costs is None else (
+    cost = "" if table.cost is None or file.cost is None else (
         f" What a draft pass costs next to a target pass, both over one token: the paper's at most {table.cost:.2f}, here "
-        f"{file.costs.t_draft / file.costs.t_verify[1]:.2f}.")
-    return "" if ours is None else f" Acceptance rate of SD: {theirs}, here {ours:.2f} (accepted / judged by the target).{cost}"
+        f"{file.cost:.2f}{', more than twice as much, so speeds get no verdict' if costs_more(table, file) else ''}.")
+    return "" if ours is None else f"Acceptance rate of SD: {theirs}, here {ours:.2f} (accepted / judged by the target).{cost}"
 
 
-def closing(paper: Paper) -> str:
+def runs_words(table: PaperTable, file: CellFile | None) -> str:
+    """What MAT over SD's would be by the acceptance rates alone, of SPIDE's counted tables; empty of others."""
+    if table.pair is None or table.formulas or file is None:
+        return ""
+    ours = file.measured().entries[table.cell.label_of(f"vanilla_sd:num_speculative_tokens={table.pair.gamma}")].acceptance_rate
+    if not ours or ours >= 1:
+        return ""
+    values = [run_lengths(alpha, table.pair.gamma) for alpha in (table.pair.alpha, ours)]
+    return (f"With tokens of one chance each, MAT over SD's at γ {table.pair.gamma} is 1 / (1 − α^γ) where nothing cuts drafts short: "
+            f"{values[0]:.2f} at the paper's acceptance, {values[1]:.2f} at ours.")
+
+
+def source_words(source: str) -> str:
+    """Where prompts come from; that an artifact's training prompts are unknown is said once, for all tables."""
+    return "; ".join(part for part in source.split("; ") if not part.startswith(UNKNOWN))
+
+
+def closing(paper: Paper, cells: Mapping[str, CellFile]) -> str:
     """Deviations, what follows from the paper's own figures, what was found by other means, what cannot be tested, what is open."""
     lines = [f"- {text}" for text in paper.deviations]
     text = "### Deviations\n\n" + "\n".join(lines) + "\n" if lines else ""
-    text += f"\n{paper.appendix}" if paper.appendix else ""
+    text += f"\n{paper.appendix(cells)}" if paper.appendix else ""
     lines = [f"- {what}: {how}." for what, how in paper.inconsistencies]
     text += "\n### Inconsistencies and arithmetic in the paper\n\n" + "\n".join(lines) + "\n" if lines else ""
     lines = [f"- {what}: {result}." for what, result in paper.elsewhere]

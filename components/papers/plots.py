@@ -10,11 +10,12 @@ import numpy as np
 
 from components.papers.asides import Curve
 from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
-from components.papers.estimates import Estimate
+from components.papers.estimates import Estimate, Loss
 from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc
+from components.papers.rounds import RoundCost
 from components.papers.tables import PaperTable
 from components.papers.verdicts import Verdict
 from components.report.drawing import FAINT, INK, SECOND, drawing
@@ -87,6 +88,41 @@ def draw_ratios(table: PaperTable, found: Sequence[RejectedPair], path: Path) ->
         labels = [f"{one.draft!r}, {one.target!r}".replace("$", r"\$") for one in found]  # no formula of Matplotlib's
         axes.set_xticks(range(len(found)), labels, rotation=30, ha="right", fontsize=7)
     return path
+
+
+def draw_rounds(table: PaperTable, found: Mapping[str, RoundCost], path: Path) -> Path | None:
+    """A bar for each contender: the milliseconds of a round, by which model was computing (CSD's and DuoDecoding's Figures 4)."""
+    if not found:
+        return None
+    parts = {"draft": INK, "qualifier": "#7f9db9", "target": SECOND, "overlap": "#8e6c8a", "rest": FAINT}
+    with drawing(path, f"{table.title}: a round", "milliseconds", "") as axes:
+        left = np.zeros(len(found))
+        for part, colour in parts.items():
+            widths = np.array([cost.seconds.get(part, 0.0) * 1e3 for cost in found.values()])
+            if widths.any():
+                axes.barh(list(found), widths, left=left, color=colour, label="both at once" if part == "overlap" else part)
+            left += widths
+        axes.invert_yaxis()
+        axes.legend(frameon=False, fontsize=7)
+    return path
+
+
+def draw_losses(table: PaperTable, found: Mapping[str, Loss], path: Path) -> Path | None:
+    """What each lossy contender gains against what it loses; None without any."""
+    if not found:
+        return None
+    with drawing(path, f"{table.title}: gain and loss", "decoding speed over SD", "first choices of the target, less plain's") as axes:
+        for role, (gained, lost) in found.items():
+            axes.errorbar(gained.value, lost.value, xerr=ends(gained), yerr=ends(lost), fmt="o", color=INK, ecolor=FAINT, capsize=2)
+            axes.annotate(role, (gained.value, lost.value), xytext=(5, 4), textcoords="offset points", fontsize=7)
+        axes.axhline(0.0, color=FAINT, linestyle="--")
+        axes.axvline(1.0, color=FAINT, linestyle="--")
+    return path
+
+
+def ends(estimate: Estimate) -> list[list[float]]:
+    """An interval as Matplotlib takes it: what lies below the value and above it."""
+    return [[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]]
 
 
 def draw_confidence(texts: Mapping[str, Sequence[Counts]], path: Path) -> Path | None:

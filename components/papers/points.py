@@ -41,13 +41,12 @@ def measured_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, C
     found = {}
     for table in [table for paper in papers for table in paper.tables(scale) if table.formulas]:
         file, role = cells.get(table.cell.name), next((role for role in SD_ROLES if role in table.cell.contenders), None)
-        if file is None or file.costs is None or role is None:
+        if file is None or file.cost is None or role is None:
             continue
         measured = file.measured()
         entry, speed = measured.entry(role), measured.estimate(Row("", None, "speed", role, PLAIN))
         if entry.acceptance_rate is not None and speed is not None:
-            c = file.costs.t_draft / file.costs.t_verify[1]
-            found[table.cell.name] = Point(table.cell.pair, table.cell.data, c, entry.acceptance_rate, speed.value,
+            found[table.cell.name] = Point(table.cell.pair, table.cell.data, file.cost, entry.acceptance_rate, speed.value,
                                            measured.entry(PLAIN).decode_tokens_per_second, settings_of(entry))
     return found
 

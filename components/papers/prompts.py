@@ -10,7 +10,7 @@ from components.prompts.prompt import Prompt, demo_prompts, prompts_digest, read
 from serving.errors import DraftwellError
 
 LONGEST = 1200
-"""Characters of a prompt at most: the first so many that fit are taken, whatever the pair's tokenizer."""
+"""Characters of a prompt at most, unless its set says otherwise: the first so many that fit are taken, whatever the pair's tokenizer."""
 SHIPPED = "shipped prompts"
 """How the source of prompts begins that stand in for a data set."""
 
@@ -23,11 +23,15 @@ class PromptSet:
         title: the data set, as the page names it.
         file: its file in the user's folder of data sets.
         task: of the shipped prompts that stand in where there is no such file.
+        kind: task of the file's rows that are taken; empty takes all.
+        longest: characters of a prompt at most.
     """
 
     title: str
     file: str
     task: str
+    kind: str = ""
+    longest: int = LONGEST
 
 
 SETS = {
@@ -36,6 +40,7 @@ SETS = {
     "chat": PromptSet("MT-bench", "mt_bench.jsonl", "chat"),
     "continuation": PromptSet("WikiText-2 continuations", "wikitext2_test_continuation.jsonl", "writing"),
     "choice": PromptSet("CommonsenseQA (dev)", "commonsenseqa_dev.jsonl", "question_answering"),
+    "summaries": PromptSet("CNN/DailyMail (of Spec-Bench)", "spec_bench.jsonl.gz", "summarisation", "summarization", 2400),
 }
 
 
@@ -69,10 +74,10 @@ def choose(name: str, count: int, data: Path | None, used: TrainingPrompts = NO_
     if found is None:
         rows, source = [prompt for prompt in demo_prompts() if prompt.task == wanted.task], f"{SHIPPED} of the kind `{wanted.task}`"
     else:
-        rows, source = read_prompts(found), wanted.title
-    short = [prompt for prompt in rows if len(prompt.prompt) <= LONGEST]
+        rows, source = [row for row in read_prompts(found) if wanted.kind in ("", row.task)], wanted.title
+    short = [prompt for prompt in rows if len(prompt.prompt) <= wanted.longest]
     if not short:
-        raise DraftwellError(f"{found} holds no prompt of at most {LONGEST} characters: leave --data out to take the shipped ones",
+        raise DraftwellError(f"{found} holds no prompt of at most {wanted.longest} characters: leave --data out to take the shipped ones",
                              code="no_short_prompts")
     if not used.split(short)[0]:
         raise DraftwellError(f"all {len(short)} prompts of {wanted.title} were used to make {used.users_of(short)}: name a folder with the "

@@ -63,12 +63,12 @@ python -m components.papers.public data
 
 The last line takes the rows that are measured here: some of each set are set aside. A set that the folder lacks is replaced by shipped
 prompts of the same kind, and each table names what it was measured on. Of MT-bench (`mt_bench.jsonl`), CommonsenseQA
-(`commonsenseqa_dev.jsonl`) and WikiText-2 (`wikitext2_test_continuation.jsonl`) the page has copies that were prepared by hand. Without
-`DATA=` all sets are replaced, and the page is `papers-shipped.md` in the folder of the run, never this one.
+(`commonsenseqa_dev.jsonl`), Spec-Bench, which has CNN/DailyMail (`spec_bench.jsonl.gz`), and WikiText-2
+(`wikitext2_test_continuation.jsonl`) the page has copies that were prepared by hand. Without `DATA=` all sets are replaced, and the page
+is `papers-shipped.md` in the folder of the run, never this one.
 
-Prompts of more than 1,200 characters are left out, and so are those that an artifact is known to be made from. The record of the shipped
-draft does not list the prompts that it was distilled on (tables say "training prompts unknown"), so an overlap with these sets cannot be
-excluded.
+Prompts of more than 1,200 characters (CNN/DailyMail: 2,400) are left out, and so are those that an artifact is known to be made from. The
+record of the shipped draft does not list the prompts that it was distilled on, so an overlap with these sets cannot be excluded.
 """
 STAND_IN = ("Some tables are not of the papers' data sets: they were measured on shipped prompts of the same kinds, because the run had no "
             "file of the set. Each table names its prompts.")

@@ -48,11 +48,16 @@ def round_cost(entry: BenchEntry) -> RoundCost | None:
     return RoundCost(seconds, drafted / calls, sum(row.tokens - 1 for row in entry.per_prompt) / calls)
 
 
-def rounds_table(file: CellFile) -> str:
-    """A row for each role (its fastest contender) whose time was taken apart, as Markdown; empty where none was."""
+def round_costs(file: CellFile) -> dict[str, RoundCost]:
+    """Role → what a round of its fastest contender takes, of those whose time was taken apart."""
     measured = file.measured()
     costs = {role: round_cost(measured.entry(role)) for role in measured.labels}
-    found = {role: cost for role, cost in costs.items() if cost is not None}
+    return {role: cost for role, cost in costs.items() if cost is not None}
+
+
+def rounds_table(file: CellFile) -> str:
+    """A row for each of these roles, as Markdown; empty where there is none."""
+    found = round_costs(file)
     if not found:
         return ""
     qualified = any(cost.seconds.get("qualifier") for cost in found.values())

@@ -20,7 +20,7 @@ from components.bench.runner import Progress, core_plan
 from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
 from components.calibrate.memory_rate import memory_rate
-from components.papers.cell_file import CellFile, Costs, read_cell
+from components.papers.cell_file import DRIFT, CellFile, Costs, read_cell
 from components.papers.cells import Cell
 from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
@@ -43,8 +43,6 @@ Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 SHARE = 0.2
 """Of a cell's patience that may go into waiting before its passes are timed, where that happens between its texts."""
-DRIFT = 0.15
-"""Share by which plain decoding may differ from the time that its passes were measured to take."""
 Say = Callable[[str], None]
 After = Callable[[Cell, Mapping[str, str]], object]
 

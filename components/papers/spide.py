@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import mean
 
+from components.papers.cell_file import CellFile
 from components.papers.cells import PLAIN, PLAIN_SHARE, Scale, sized
 from components.papers.confidence import FIGURE_4, FIGURE_4_PAIR
+from components.papers.estimates import Measured, pace
 from components.papers.formulas import leviathan_speedup, token_acceptance
-from components.papers.tables import EQUAL_PLAIN, Headline, Paper, PaperTable, Row, drafts_early
+from components.papers.gain import by_papers_conditions
+from components.papers.predictions import CLOSE
+from components.papers.tables import EQUAL_PLAIN, Headline, Paper, PaperTable, PublishedPair, Row, drafts_early
 from components.report.tables import markdown
 
 METHODS = ("SD", "SVIP", "D&V", "PEARL", "SPIDE")
@@ -65,51 +70,52 @@ ACCEPTANCE_FROM = "solved from its MAT of {:g} at γ {} of Table 17, taking toke
 ALL_CORES = "SD, all cores"
 LONGER = {"smollm2-135m-near-copy-29": ((2, 5, 8), (5, 8)), "smollm2-135m-near-copy-int8": ((5, 8, 12), (5, 8, 12))}
 """Pair → SD's draft lengths on equal and on all cores in a full run, where longer drafts than usual may be the fastest."""
-WHY = ("SPIDE and PEARL gain by drafting while the target verifies, which pays where the two do not slow each other: what that costs here "
-       "stands below. The ratio to SD also depends on acceptance and on c, what a draft pass costs next to a target pass. The formulas "
-       "show how much of our own speed acceptance and pass times explain; the rest is overhead, dependence between tokens, and the "
-       "machine.")
-OTHER_GAMMA = ("Rows of target calls and MAT over SD's get no verdict here: both depend on SD's γ, and those of the paper's γ are among "
-               "the counted tables.")
+WHY = ("SPIDE and PEARL gain by drafting while the target verifies, which pays where the two do not slow each other. The ratio to SD also "
+       "depends on acceptance, on c, what a draft pass costs next to a target pass, on what a pass over several tokens costs, and on how "
+       "near SD is to what its formula allows. The table \"From our gain to the paper's\" changes one after the other.")
+OTHER_GAMMA = ("Rows of target calls and MAT over SD's get no verdict where speeds are measured: both depend on SD's γ, and those of the "
+               "paper's γ are among the counted tables.")
 PAPERS_GAMMA = ("Rows \"at γ\" compare with SD at the paper's γ, other rows and the table \"Every contender\" with our fastest SD. SPIDE "
                 "is judged at the paper's τ.")
 ONE_TAU = f"Rows at τ {TAU} get no verdict: the paper's value is that of its fastest τ, as the rows without one are."
 UNTUNED = ("SVIP and D&V run with the settings of their own papers (threshold .3 and at most 40 tokens; threshold .8 at first) and get no "
            "verdict where speeds are measured: the paper says that its settings are the best \"described in their papers or found in our "
-           "experiments\". The counted tables have them tuned.")
-OTHER_COST = {"smollm2-135m-near-copy-24": "Acceptance is that of the paper's pair, cost is not (a draft pass is at most .05 of a target "
-                                           "pass there): speeds get no verdict."}
-"""Pair → why its speeds are not the paper's to compare with."""
+           "experiments\". The counted tables try several.")
+NEARLY = 0.02
+"""Share by which a setting may be slower than the fastest and count as fast."""
 NAMES = {"code": "HumanEval", "maths": "GSM8K", "chat": "MT-bench"}
 
 
 COUNTED = ("Target calls and accepted tokens are counted by replays of the strategies' own code on traces, exactly for these texts, and "
            "depend on no machine but for rounding. Speeds are predicted from them: a target pass takes s draft passes and a quarter, "
            "whatever it reads, and no model slows the other: what SPIDE could gain at this acceptance and the paper's ratio of costs. "
-           "They were not measured and get no verdict. The fastest settings are the fastest by these predictions.")
+           "They were not measured and get no verdict. The fastest settings are the fastest by these predictions; where several are about "
+           "as fast, counts of the one that is called fastest say little of the others. SPIDE's MAT is the same at every τ: it counts "
+           "tokens between corrections, wherever drafts end.")
 FIRST_CHOICES = ("Shares by confidence get no verdict: they are counted at every position of the texts (the draft's first choice, and "
                  "whether it is the target's token), the paper's among the tokens that SPIDE drafted and the target judged. Figure 4 "
                  "does not name its data; HumanEval is what Figure 5 has. Confidence 1 begins at 1 − 1/512 here, where bfloat16 rounds "
                  "to 1.")
 FIRST_TURNS = "Of MT-bench the first turns are counted, the paper's figures are of whole conversations."
-SERIAL = "without parallel verification"
+SERIAL, STATIC = "without parallel verification", "without dynamic drafting"
 MEASURED_ON_MATHS = ("smollm2-135m-near-copy-29", "smollm2-135m")
 """Pairs whose speeds are measured on GSM8K, too; of the others target calls are counted there, so that all fits into six hours."""
 WITHOUT_PARTS = ("smollm2-135m-near-copy-29",)
 """Pairs of which SPIDE is also measured without each of its parts (Table 5)."""
 COUNTED_ON_CHAT = ("smollm2-135m-near-copy-29", "smollm2-135m")
 """Pairs that are also counted on MT-bench's first turns."""
+COUNTED_GAMMAS = range(1, 17)
+"""Draft lengths of vanilla SD in counted tables: those of the paper's Table 17 reach from 1 to 13."""
 THRESHOLDS = {
-    "SVIP": tuple(f"svip:threshold={part / 10}" for part in range(2, 8)),
-    "D&V": tuple(f"draft_verify:threshold={part / 10}:max_draft={longest}" for longest in (8, 16) for part in (2, 4, 6, 8)),
+    "SVIP": tuple(f"svip:threshold={part / 10}" for part in range(2, 11)),
+    "D&V": tuple(f"draft_verify:threshold={part / 10}:max_draft={longest}" for longest in (8, 16, 24) for part in (1, 2, 4, 6, 8)),
 }
 """Of the serial rivals, whose optimal parameters are "described in their papers or found in our experiments", and which, the paper does not
 say: how unsure a draft may be, and how long."""
-
-
-UNJUDGED = (*THRESHOLDS, "PEARL")
-"""Rivals whose measured speeds get no verdict: two are not tuned, and PEARL's first draft and its draft model's reading are not in its
-decoding."""
+FIXED = tuple(f"spide:dynamic=false:num_speculative_tokens={gamma}" for gamma in (2, 3, 5, 8, 11))
+"""SPIDE without dynamic drafting, replayed."""
+UNTUNED_RIVALS = tuple(THRESHOLDS)
+"""Rivals that are measured with one setting only: their speeds get no verdict."""
 TABLE_ABLATIONS = {"its table starts empty": "calibrated=false", "its table stays as calibrated": "learns=false"}
 """Acceptance tables of SPIDE without calibration, and without online counts; its own row has both, where the pair ships a table."""
 SHIPS_A_TABLE = ("smollm2-135m",)
@@ -146,28 +152,26 @@ def contenders(scale: Scale, pair: str, *, ablations: bool) -> dict[str, tuple[s
         "SPIDE": tuple(f"spide@1+1:tau={tau}" for tau in scale.taus),
     }
     parts = {
-        "without dynamic drafting": (f"spide@1+1:dynamic=false:num_speculative_tokens={middle}",),
-        "without parallel verification": tuple(f"spide@1+1:parallel=false:tau={tau}" for tau in scale.taus),
+        STATIC: (f"spide@1+1:dynamic=false:num_speculative_tokens={middle}",),
+        SERIAL: tuple(f"spide@1+1:parallel=false:tau={tau}" for tau in scale.taus),
     }
     return found | parts if ablations else found
 
 
-def rows(values: dict[str, tuple[Values, ...]], theirs: int, best_tau: float, *, judged: bool = True) -> tuple[Row, ...]:
+def rows(values: dict[str, tuple[Values, ...]], theirs: int, best_tau: float) -> tuple[Row, ...]:
     """Every method's speed; the others' also against SD; SPIDE's also at one τ that is not chosen by speed.
 
     Args:
         best_tau: the paper's τ, which its values are of.
-        judged: whether speeds are of a pair whose cost is the paper's.
     """
-    found = [Row(f"{ALL_CORES}: speed over plain", values["SD"][theirs][0], "speed", ALL_CORES, PLAIN, comparable=judged)]
+    found = [Row(f"{ALL_CORES}: speed over plain", values["SD"][theirs][0], "speed", ALL_CORES, PLAIN)]
     for method in METHODS:
         speed, calls, mat = values[method][theirs]
         base_speed, _, base_mat = values["SD"][theirs]
-        found.append(Row(f"{method}: speed over plain, equal cores", speed, "speed", method, PLAIN_SHARE,
-                         comparable=judged and method not in UNJUDGED))
+        how = {"comparable": method not in UNTUNED_RIVALS, "flattered": method == "PEARL"}
+        found.append(Row(f"{method}: speed over plain, equal cores", speed, "speed", method, PLAIN_SHARE, **how))
         if method != "SD":
-            found += [Row(f"{method}: speed over SD", speed / base_speed, "speed", method, "SD",
-                          comparable=judged and method not in UNJUDGED),
+            found += [Row(f"{method}: speed over SD", speed / base_speed, "speed", method, "SD", **how),
                       Row(f"{method}: target calls over SD's", calls, "calls", method, "SD", comparable=False),
                       Row(f"{method}: MAT over SD's", mat / base_mat, "mat", method, "SD", comparable=False)]
     found.append(Row("SPIDE: speed over SD with all cores (ours only)", None, "speed", "SPIDE", ALL_CORES))
@@ -193,7 +197,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
             cell = sized(scale, name=f"spide-{data}-{pair}", pair=pair, pad_target=scale.pad_target, data=data,
                          contenders=contenders(scale, pair, ablations=ablations and number == 1))
             tau = TABLE_18_TAU[data][theirs]
-            made = rows(values, theirs, tau, judged=pair not in OTHER_COST) + (ablation_rows(theirs) if ablations and number == 1 else ())
+            made = rows(values, theirs, tau) + (ablation_rows(theirs) if ablations and number == 1 else ())
             found.append(PaperTable(
                 f"spide-{number}-{pair}",
                 f"Table {number}{' with Table 5' if ablations and number == 1 else ''}, {NAMES[data]}: {THEIR_PAIRS[theirs]} beside {pair}",
@@ -202,8 +206,14 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
                 acceptance=acceptance_of(values, theirs),
                 acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]),
                 cost=1 / TABLE_18[theirs],
-                notes=(EQUAL_PLAIN, OTHER_GAMMA, ONE_TAU, UNTUNED, *filter(None, (OTHER_COST.get(pair),)), drafts_early("PEARL", "SD"))))
+                notes=(EQUAL_PLAIN, OTHER_GAMMA, ONE_TAU, UNTUNED, drafts_early("PEARL", "SD")), pair=published(values, theirs, tau)))
     return tuple(found)
+
+
+def published(values: dict[str, tuple[Values, ...]], theirs: int, tau: float) -> PublishedPair:
+    """One of `THEIR_PAIRS` on one data set, as its tables give it."""
+    return PublishedPair(acceptance_of(values, theirs), TABLE_17[theirs], tau, TABLE_18[theirs], own_formula(values, theirs),
+                         values["SPIDE"][theirs][0] / values["SD"][theirs][0])
 
 
 def own_formula(values: dict[str, tuple[Values, ...]], theirs: int) -> float:
@@ -217,13 +227,66 @@ def own_formula(values: dict[str, tuple[Values, ...]], theirs: int) -> float:
 
 
 def own_formulas() -> str:
-    """For each of the paper's pairs."""
-    lines = [[name, *(f"{own_formula(values, theirs):.2f}" for values in (TABLE_1, TABLE_2))]
-             for theirs, name in enumerate(THEIR_PAIRS)]
+    """For each of the paper's pairs: how near its SD is to its formula, and what that says of SPIDE's gain over it."""
+    lines, off = [], []
+    for theirs, name in enumerate(THEIR_PAIRS):
+        for data, values in (("code", TABLE_1), ("maths", TABLE_2)):
+            pair = published(values, theirs, TABLE_18_TAU[data][theirs])
+            gain = by_papers_conditions(pair)
+            off.append(gain / pair.sd_share / pair.gain - 1)
+            shown = pair.sd_share, gain, gain / pair.sd_share, pair.gain
+            lines.append([f"{name}, {NAMES[data]}", *(f"{value:.2f}" for value in shown)])
     return ("### The paper's SD over Leviathan's formula\n\n"
             "From its own tables: acceptance solved from MAT, γ of Table 17, c = 1 / s of Table 18 (s is rounded down, so c is at most "
-            "that, and the share reached at most this). A baseline below its formula leaves more to gain than acceptance and cost say.\n\n"
-            + markdown(("pair", "HumanEval", "GSM8K"), lines))
+            "that, and the share reached at most this). \"By the formulas\" both are as fast as acceptance and costs allow: what SPIDE's "
+            "overlapping itself gains. Over an SD that falls short of its formula as the paper's does, the same SPIDE gains the quotient, "
+            f"which is within {CLOSE:.0%} of the paper's gain in {sum(abs(one) <= CLOSE for one in off)} of {len(off)} rows (in the other "
+            "one MAT is so near γ that acceptance is hardly known). As far as tokens are independent and γ is right, what the paper's SD "
+            "loses is about as large a part of the gain as overlapping, and an SD near its formula, as ours is, leaves less to gain.\n\n"
+            + markdown(("pair", "SD over its formula", "SPIDE over SD by the formulas", "quotient", "the paper's SPIDE over SD"), lines))
+
+
+def best_settings(cells: Mapping[str, CellFile]) -> str:
+    """Tables 17 and 18 next to ours: γ and τ by the counted cells, s by the measured ones."""
+    lines = []
+    for pair, acceptance in OURS.items():
+        theirs = nearest(acceptance)
+        for data, name in NAMES.items():
+            counts, timed = cells.get(f"spide-counts-{data}-{pair}"), cells.get(f"spide-{data}-{pair}")
+            if counts is not None:
+                measured = counts.measured()
+                costs = None if timed is None else timed.costs
+                ratio = "–" if costs is None or costs.busy is None else f"{costs.busy[1][1] / costs.busy[0]:.1f}"
+                gamma, tau = (span(*nearly_best(measured, role, key)) for role, key in (("SD", "num_speculative_tokens"), ("SPIDE", "tau")))
+                lines.append([f"{pair}, {name}", THEIR_PAIRS[theirs], str(TABLE_17[theirs]), gamma, str(TABLE_18_TAU[data][theirs]), tau,
+                              str(TABLE_18[theirs]), ratio])
+    return "" if not lines else (
+        "\n### Tables 17 and 18: the fastest settings\n\n"
+        "Ours by the speeds that are predicted from counts at the paper's s, lowest to highest within "
+        f"{NEARLY:.0%} of the fastest; s as measured while both models compute, a target pass over one token over a draft pass, where the "
+        "pair was measured (its target is padded then).\n\n"
+        + markdown(("here", "there", "γ there", "γ here", "τ there", "τ here", "s there", "s here"), lines))
+
+
+def nearly_best(measured: Measured, role: str, parameter: str) -> list[float]:
+    """Values of a parameter at which a role is about as fast as with its fastest."""
+    entries = [measured.entries[label] for label in measured.labels[role]]
+    paces = [pace(entry.per_prompt) for entry in entries]
+    return [float(entry.parameters[parameter]) for entry, one in zip(entries, paces, strict=True) if one <= (1 + NEARLY) * min(paces)]
+
+
+def span(*values: float) -> str:
+    """Lowest to highest.
+
+    >>> span(5.0, 7.0, 6.0), span(0.7)
+    ('5 to 7', '0.7')
+    """
+    return " to ".join(dict.fromkeys(f"{end:g}" for end in (min(values), max(values))))
+
+
+def appendix(cells: Mapping[str, CellFile]) -> str:
+    """What follows from the paper's own figures, and its fastest settings next to ours."""
+    return own_formulas() + best_settings(cells)
 
 
 def counted(scale: Scale) -> tuple[PaperTable, ...]:
@@ -244,16 +307,17 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
     """One of them.
 
     Args:
-        parts: part of SPIDE that Table 5 leaves out → its speed over plain decoding; of these `SERIAL` is replayed.
+        parts: part of SPIDE that Table 5 leaves out → its speed over plain decoding.
     """
     tau, (*_, base_mat) = TABLE_18_TAU[data][theirs], values["SD"][theirs]
     spide = f"spide:tau={tau}"
-    serial = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10))} if SERIAL in parts else {}
+    without = {SERIAL: tuple(f"spide:parallel=false:tau={part / 10}" for part in range(1, 10)), STATIC: FIXED}
     ablations = {f"SPIDE, {words}": tuple(f"spide:{setting}:tau={part / 10}" for part in range(1, 10))
                  for words, setting in TABLE_ABLATIONS.items() if pair in SHIPS_A_TABLE}
     cell = sized(scale, name=f"spide-counts-{data}-{pair}", pair=pair, data=data, prompts=scale.replayed, replay=TABLE_18[theirs],
-                 contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in range(1, 13)), **THRESHOLDS,
-                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)), **serial, **ablations})
+                 contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in COUNTED_GAMMAS), **THRESHOLDS,
+                             "PEARL": ("pearl",), "SPIDE": tuple(f"spide:tau={part / 10}" for part in range(1, 10)),
+                             **{part: specs for part, specs in without.items() if part in parts}, **ablations})
     gamma, sd = TABLE_17[theirs], f"vanilla_sd:num_speculative_tokens={TABLE_17[theirs]}"
     made = [Row(f"SPIDE at τ {tau}: target calls over SD's at γ {gamma}", values["SPIDE"][theirs][1], "calls", spide, sd),
             Row(f"SPIDE at τ {tau}: MAT over SD's at γ {gamma}", values["SPIDE"][theirs][2] / base_mat, "mat", spide, sd)]
@@ -269,9 +333,9 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
     for role in ablations:
         made += [Row(f"{role}: speed over SD, predicted (ours only)", None, "speed", role, "SD", comparable=False),
                  Row(f"{role}: target calls over SD's (ours only)", None, "calls", role, "SD")]
-    if serial:
-        made.append(Row(f"{SERIAL}: speed over SD, predicted", parts[SERIAL] / values["SD"][theirs][0], "speed", SERIAL, "SD",
-                        comparable=False))
+    for part, speed in parts.items():
+        made += [Row(f"{part}: speed over {name}, predicted", speed / values[role][theirs][0], "speed", part, role, comparable=False)
+                 for role, name in (("SPIDE", "complete SPIDE"), ("SD", "SD"))]
     confidence = FIGURE_4 if data == "code" and THEIR_PAIRS[theirs] == FIGURE_4_PAIR else {}
     return PaperTable(
         f"spide-counts-{number}-{pair}",
@@ -280,7 +344,7 @@ def counted_table(scale: Scale, pair: str, theirs: int, number: int, data: str, 
         f"{pair}, not padded, replayed on its texts with s {TABLE_18[theirs]}", cell, tuple(made), COUNTED,
         acceptance=acceptance_of(values, theirs), acceptance_from=ACCEPTANCE_FROM.format(values["SD"][theirs][2], TABLE_17[theirs]),
         notes=(PAPERS_GAMMA, *((FIRST_TURNS,) if data == "chat" else (FIRST_CHOICES,) if confidence else ())), formulas=False,
-        confidence=confidence)
+        confidence=confidence, pair=published(values, theirs, tau))
 
 
 def averages() -> dict[str, float]:
@@ -321,8 +385,9 @@ PAPER = Paper(
     ),
     open=(
         "Vicuna 160M & 33B and Qwen3 1.7B & 32B of Tables 1, 2 and 5: no pair of ours is next to them",
-        "Tables 2 and 5, measured speeds of the other near copies (their target calls are counted)",
-        "Table 5, the GSM8K half without dynamic drafting (Pythia 160M & 12B, DeepSeek 1.3B & 33B)",
+        "Table 2, measured speeds of near-copy-27, -24 and -int8 (their target calls are counted)",
+        "Table 5, measured speeds of all pairs but near-copy-29 (predicted from counts in the counted tables), and its GSM8K half without "
+        "dynamic drafting",
         "Tables 4 and 12–16 (MT-bench): measured speeds, and the counts of other pairs",
     ),
     headlines=(Headline("SPIDE over plain decoding, equal cores (its time computed)", "SPIDE: speed over plain, equal cores"),
@@ -340,11 +405,13 @@ PAPER = Paper(
         "negligible, since rates are stable after some 500 draft tokens; a contender of ours emits 768 tokens in all, so most of a run is "
         "what the paper leaves out.",
         "Figures 3 and 5 have no values in the text; Figure 4 has some of the same pair as Figure 3. Our pairs stand in one picture.",
-        "Figures 6 and 7 have no values in the text, which says that a larger τ is faster and costs more target calls, and .5 to .9 a good "
-        "balance. Speeds are measured at four thresholds and three draft lengths, which stand under "
-        "each Table 1; the counted tables have nine and twelve (Table 17 has five for each pair). s is measured for each verification.",
-        "In the counted tables the fastest of six settings of SVIP and eight of D&V (four thresholds, two longest drafts) counts; where "
-        "speeds are measured they have those of their own papers.",
+        "Figures 6 and 7 have no values in the text. Of complete SPIDE (Figure 6) it says that a larger τ is faster and costs more target "
+        "calls, and .5 to .9 a good balance; of SPIDE without parallel verification (Figure 7), that a smaller τ is faster with light "
+        "drafts and that others depend little on it. Our counts agree with the latter: the predicted speed of smollm2-135m falls with τ "
+        "there. Speeds are measured at four thresholds and three draft lengths, which stand under each Table 1; the counted tables have "
+        "nine and sixteen (Table 17 has five for each pair).",
+        "In the counted tables the fastest of nine settings of SVIP and fifteen of D&V (five thresholds, three longest drafts) counts; "
+        "where speeds are measured they have those of their own papers.",
         "s varies with the number of tokens that are verified; the paper fixes one s for a pair.",
         "MAT counts accepted tokens per token sampled from the target behind a draft (all but the first token of a text, except with "
         "PEARL, which drafts before it). The paper's acceptance is the α at which a round of γ drafts "
@@ -353,4 +420,4 @@ PAPER = Paper(
         "next to smollm2-135m, whose draft is even cheaper (c .023, Vicuna's 1/20 at most), and next to that of its acceptance "
         "(near-copy-24).",
     ),
-    appendix=own_formulas())
+    appendix=appendix)

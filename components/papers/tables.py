@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from components.papers.cells import PLAIN, Cell, Scale
+from components.papers.formulas import Flops
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge_1", "rouge_2", "rouge_l", "wins", "accuracy",
+Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge_1", "rouge_2", "rouge_l", "rouge_l_ratio", "wins",
+                 "accuracy",
                  "ttft", "one_kept", "one_lost", "several_kept", "several_lost"]
 """Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on; the last four are shares of DuoDecoding's
 rounds: one or several sequences, and whether the first one's first token was kept."""
@@ -30,6 +32,7 @@ class Row:
             that it is compared with prompt by prompt, `wins`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
+        flattered: whether ours is higher than it would be if measured as the paper's is, so that only falling short gets a verdict.
     """
 
     what: str
@@ -39,13 +42,13 @@ class Row:
     against: str | None = None
     neutral: float | None = 1.0
     comparable: bool = True
+    flattered: bool = False
 
 
 EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper's has the "
-               "target's GPUs and not the draft's. It is not run: a token takes what a pass over one token takes on that share, timed "
-               "once with the pair's passes, and the time outside passes. How that timing varies (86 to 103 ms in the kept cells of two "
-               "cores) is not in the interval, and no whole request can be given. Over measured plain decoding, with all cores, "
-               "contenders stand in the table \"Every contender\".")
+               "target's GPUs alone. It is not run: a token takes what a pass over one token takes on that share, timed "
+               "with the pair's passes, and the time outside passes. How that timing varies is not in the interval, and no whole request "
+               "can be given. Over measured plain decoding, with all cores, contenders stand in the table \"Every contender\".")
 """Under tables with such rows."""
 
 
@@ -53,7 +56,7 @@ def drafts_early(method: str, base: str) -> str:
     """Under tables with a strategy that drafts beside the target's reading of the prompt: what that does to its decoding alone."""
     return (f"{method} drafts while the target reads the prompt, so its decoding alone lacks the draft model's reading and the first "
             f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full, and rows of its "
-            "decoding that the lack could lift to the paper's value get no verdict.")
+            "decoding get a verdict only where they fall short all the same.")
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,27 @@ def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tup
 
 
 @dataclass(frozen=True)
+class PublishedPair:
+    """A pair of SPIDE's paper on one data set.
+
+    Args:
+        alpha: chance that SD accepts a token.
+        gamma: SD's draft length.
+        tau: SPIDE's threshold.
+        ratio: s, draft passes in a target pass, rounded down.
+        sd_share: its SD's speed over Leviathan's formula.
+        gain: SPIDE's speed over SD's.
+    """
+
+    alpha: float
+    gamma: int
+    tau: float
+    ratio: int
+    sd_share: float
+    gain: float
+
+
+@dataclass(frozen=True)
 class PaperTable:
     """One table of a paper, or a part of it, and the cell that stands for it.
 
@@ -107,6 +131,8 @@ class PaperTable:
         aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
         rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are not shown.
         confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target keeps.
+        flops: of models whose computation is counted by SPRINTER's equations.
+        pair: of SPIDE's tables, the paper's pair: what its gain comes from is set beside ours.
     """
 
     name: str
@@ -124,6 +150,8 @@ class PaperTable:
     aucs: Mapping[str, float] = field(default_factory=dict)
     rounds: str = ""
     confidence: Mapping[int, float] = field(default_factory=dict)
+    flops: Flops | None = None
+    pair: PublishedPair | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +167,8 @@ class Paper:
         elsewhere: (what, result) of what was measured or counted here by other means than this command.
         inconsistencies: (what, how) of values that differ within the paper, or follow from others of it by arithmetic.
         headlines: what the page begins with.
-        appendix: Markdown under its tables: what follows from the paper's own figures.
+        appendix: makes Markdown under its tables, of the measured cells (name → `CellFile`): what follows from the paper's own figures,
+            and ours next to them.
     """
 
     name: str
@@ -151,7 +180,7 @@ class Paper:
     elsewhere: tuple[tuple[str, str], ...] = ()
     inconsistencies: tuple[tuple[str, str], ...] = ()
     headlines: tuple[Headline, ...] = ()
-    appendix: str = ""
+    appendix: Callable[[Mapping[str, Any]], str] | None = None
 
 
 def without_replayed(paper: Paper) -> Paper:

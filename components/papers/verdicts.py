@@ -12,10 +12,13 @@ WIDEST = 0.5
 """Width of an interval, over its value, from which it decides nothing if it holds "no effect" or the paper's value."""
 NO_EFFECT = 0.05
 """A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
+SMALLEST, LARGEST = 0.5, 2.0
+"""Share of the paper's effect, which is what its value is beyond "no effect", that ours must have to count as the paper's."""
 UNIT = 0.2
 """What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
 RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within "
-        f"{CLOSE:.0%} of the paper's; **direction only**: the first of these alone (also where ours is far beyond it); "
+        f"{CLOSE:.0%} of the paper's, its distance from \"no effect\" between half and twice the paper's; **direction only**: the first of "
+        "these alone (also where ours is far beyond it); "
         "**undecided**: our interval holds both \"no effect\" and the paper's value; **not reproduced**: none of these. "
         f"An interval wider than {WIDEST:.0%} of our value that holds \"no effect\" or the paper's value decides nothing (**too few "
         "prompts**). "
@@ -41,14 +44,15 @@ class Verdict(StrEnum):
     OPEN = "open"
 
 
-def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 1.0, *, comparable: bool = True) -> Verdict:
+def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 1.0, *, comparable: bool = True,
+            flattered: bool = False) -> Verdict:
     """Compare.
 
     Args:
         paper: its value; None where it has none.
         ours: None where it was not measured.
         neutral: as in `tables.Row`.
-        comparable: as in `tables.Row`.
+        comparable, flattered: as in `tables.Row`.
 
     >>> [str(verdict(1.4, Estimate(*ours))) for ours in ((1.3, 1.2, 1.35), (1.1, 1.05, 1.2), (1.1, 0.9, 1.2), (1.4, 0.9, 1.9))]
     ['reproduced', 'direction only', 'not reproduced', 'too few prompts']
@@ -61,6 +65,12 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         return Verdict.NO_VALUE
     if not comparable:
         return Verdict.NOT_COMPARABLE
+    found = compared(paper, ours, neutral)
+    return Verdict.NOT_COMPARABLE if flattered and found != Verdict.NOT_REPRODUCED else found
+
+
+def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:
+    """The verdict on a value that is measured as the paper's is; arguments as in `verdict`."""
     holds, open_side = (ours.low <= paper <= ours.high), (neutral is not None and ours.low <= neutral <= ours.high)
     if ours.high - ours.low > WIDEST * unit(ours.value, neutral) and (holds or open_side):
         return Verdict.TOO_FEW
@@ -72,7 +82,8 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         return without_side(near(ours.value, paper, NO_EFFECT * unit(paper, neutral)) and ends_are_close, holds)
     if not (ours.low > neutral if paper > neutral else ours.high < neutral):
         return Verdict.UNDECIDED if holds and open_side else Verdict.NOT_REPRODUCED
-    return Verdict.REPRODUCED if close else Verdict.DIRECTION
+    alike = SMALLEST - 1e-9 <= (ours.value - neutral) / (paper - neutral) <= LARGEST + 1e-9
+    return Verdict.REPRODUCED if close and alike else Verdict.DIRECTION
 
 
 def without_side(same: bool, holds: bool) -> Verdict:

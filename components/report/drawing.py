@@ -6,6 +6,7 @@ A picture can carry the digest of the artifact that it shows, in a text chunk; o
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from serving.errors import DraftwellError
 from serving.files import write_atomically
 
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
+TITLE = 64
+"""Characters of a title's line."""
 ARTIFACT = "draftwell artifact"
 """Key of the text chunk with an artifact's digest."""
 
@@ -37,7 +40,7 @@ def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     axes = figure.add_subplot()
-    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.set(title=textwrap.fill(title, TITLE), xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     yield axes
     buffer = io.BytesIO()

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from components.papers.asides import curves
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import Cell, Scale, padding_name
+from components.papers.estimates import losses
 from components.papers.made_of import MadeOf
-from components.papers.page import CONFIDENCE, CURVES, POINTS, RATIOS, ROC, render, results
-from components.papers.plots import draw_confidence, draw_curves, draw_points, draw_ratios, draw_roc, draw_table
+from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, render, results
+from components.papers.plots import draw_confidence, draw_curves, draw_losses, draw_points, draw_ratios, draw_roc, draw_rounds, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.replays import SLOTS
+from components.papers.rounds import round_costs
 from components.papers.runner import Opened
 from components.papers.tables import Paper, PaperTable
 from components.prompts.overlap import TrainingPrompts
@@ -160,7 +162,8 @@ class Page:
         """
         shown: dict[str, tuple[Callable[..., Path | None], Any]] = {
             "": (draw_table, results(table, file)), CURVES: (draw_curves, curves(file)), ROC: (draw_roc, file.roc),
-            RATIOS: (draw_ratios, file.rejections)}
+            RATIOS: (draw_ratios, file.rejections), ROUNDS: (draw_rounds, round_costs(file) if table.rounds else {}),
+            LOSSES: (draw_losses, losses(file.measured(), table.rows))}
         draw = draw or not self.picture(table.name).is_file()
         found = {}
         for end, (drawer, data) in shown.items():

@@ -17,6 +17,7 @@ from components.papers.estimates import (
     mat,
     overlap,
     pace,
+    rouge_ratio,
     sequence_share,
     speed,
     speed_over,
@@ -140,3 +141,16 @@ def test_shares_of_rounds_by_sequences_are_of_all_rounds_that_judged_one() -> No
     assert {metric: round(one.value, 2) for metric, one in found.items() if one} == {
         "one_kept": 0.3, "one_lost": 0.1, "several_kept": 0.2, "several_lost": 0.4}
     assert sequence_share(BenchEntry(per_prompt=rows[2:]), several=True, kept=True) is None
+
+
+def test_rouge_over_another_contenders_is_of_the_same_prompts() -> None:
+    """A ratio of means, not a mean of ratios; prompts without a reference have no part in it."""
+    def entry(*points: float | None) -> BenchEntry:
+        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), seconds=1.0, tokens=8, rouge_l=one)
+                                           for i, one in enumerate(points)))
+
+    found = rouge_ratio(entry(10.0, 30.0, None), entry(20.0, 20.0, None))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 0.5, 1.5))
+    assert rouge_ratio(entry(None), entry(None)) is None
+    assert rouge_ratio(entry(1.0), entry(0.0)) is None

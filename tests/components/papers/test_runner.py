@@ -117,6 +117,27 @@ def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, m
     assert "prompts: line-1, line-2." in asides(file)
 
 
+def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(measured: tuple[Path, CellFile]) -> None:
+    """A draft that costs more than twice the paper's; and plain decoding that is computed from passes which were others in the texts."""
+    _, file = measured
+    assert file.costs is not None
+    pace = file.report.strategies["autoregressive"].decode_tokens_per_second
+    assert pace
+    rows = (Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE),
+            Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SD: acceptance", 0.5, "acceptance", "SD", neutral=None))
+
+    def compared(draft: float, target: float, cost: float | None) -> list[bool]:
+        costs = file.costs.model_copy(update={"t_draft": draft, "t_verify": {1: target}, "t_rest": 0.0, "alone": (draft, {1: target})})
+        table = PaperTable("tiny", "Table", "", "", CELL, rows, "", cost=cost)
+        found = results(table, file.model_copy(update={"costs": costs}))
+        return [one.verdict != Verdict.NOT_COMPARABLE for one in found]
+
+    assert compared(0.2 / pace, 1 / pace, 0.1) == [True, True, True], "twice, not more"
+    assert compared(0.21 / pace, 1 / pace, 0.1) == [False, False, True], "speeds alone"
+    assert compared(0.21 / pace, 1 / pace, None) == [True, True, True]
+    assert compared(0.1 / pace, 1.25 / pace, 0.1) == [False, True, True], "plain decoding was faster than its passes"
+
+
 def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(measured: tuple[Path, CellFile]) -> None:
     """Not with all cores, and not beside a busy draft model; the time outside passes is added."""
     _, file = measured

@@ -12,6 +12,10 @@ from components.papers.verdicts import Verdict, verdict
     (1.40, (1.22, 1.21, 1.23), 1.0, Verdict.REPRODUCED),  # within 15 %, though not inside
     (1.40, (1.18, 1.01, 1.45), 1.0, Verdict.DIRECTION),  # 16 % away: an interval that is wide enough to hold the paper's does not help
     (1.40, (1.10, 1.05, 1.15), 1.0, Verdict.DIRECTION),
+    (1.22, (1.07, 1.05, 1.09), 1.0, Verdict.DIRECTION),  # within 15 %, with a third of the effect
+    (1.22, (1.11, 1.09, 1.13), 1.0, Verdict.REPRODUCED),
+    (1.08, (1.18, 1.16, 1.20), 1.0, Verdict.DIRECTION),  # within 15 %, with more than twice the effect
+    (0.85, (0.95, 0.94, 0.96), 1.0, Verdict.DIRECTION),
     (0.60, (0.90, 0.85, 0.95), 1.0, Verdict.DIRECTION),
     (1.40, (0.90, 0.85, 0.95), 1.0, Verdict.NOT_REPRODUCED),
     # An effect that is absent, or the opposite of the paper's, is not reproduced however near its value is:
@@ -57,3 +61,12 @@ def test_rule(paper: float | None, ours: tuple[float, float, float] | None, neut
 def test_what_is_measured_otherwise_gets_no_verdict() -> None:
     assert verdict(1.40, Estimate(1.40, 1.39, 1.41), comparable=False) == Verdict.NOT_COMPARABLE
     assert verdict(1.40, None, comparable=False) == Verdict.OPEN
+
+
+@pytest.mark.parametrize(("ours", "wanted"), [
+    ((1.40, 1.30, 1.50), Verdict.NOT_COMPARABLE),  # the help may be all of it
+    ((1.10, 1.05, 1.15), Verdict.NOT_COMPARABLE),
+    ((1.10, 0.98, 1.20), Verdict.NOT_REPRODUCED),
+    ((0.80, 0.75, 0.85), Verdict.NOT_REPRODUCED)])
+def test_a_value_that_is_too_high_is_judged_where_it_falls_short_all_the_same(ours: tuple[float, float, float], wanted: Verdict) -> None:
+    assert verdict(1.40, Estimate(*ours), flattered=True) == wanted

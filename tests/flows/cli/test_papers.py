@@ -239,7 +239,7 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[...
     assert done.exit_code == 0, (done.output, done.exception)
     page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
     text = page.read_text()
-    assert "SPIDE: speed over SD | 1.62 | 1.03 |" in text
+    assert "SPIDE: speed over SD | 1.62 | 1.06 |" in text
     assert "CSD: speed over SD | 1.29 | 1.41 |" in text
     assert text == (REPO / "docs" / "papers.md").read_text()
 
