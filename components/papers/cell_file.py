@@ -57,7 +57,6 @@ class CellFile(Frozen):
     passes_timed: int = Field(0, ge=0, description="how often `costs` were timed between its texts; 0: once before it")
     best_memory_rate: float | None = Field(None, description="GB/s at which all threads read memory at best, as far as the run knew; None "
                                            "where that was not read")
-    notes: tuple[str, ...] = Field((), description="what a reader of its predictions should know, a sentence each")
     remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
     confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, positions "
                                            "and how many of the draft's first choices were kept")
@@ -79,12 +78,13 @@ class CellFile(Frozen):
         return None if self.costs is None else self.costs.t_draft / self.costs.t_verify[1]
 
     @property
-    def drifted(self) -> bool:
-        """Whether plain decoding in its texts, behind the first token, differs from its passes by more than `DRIFT`."""
+    def drift(self) -> tuple[float, float] | None:
+        """Seconds of a token of plain decoding, behind the first, in its texts and by its passes; None where they agree within `DRIFT`."""
         pace = self.report.strategies[REFERENCE].decode_tokens_per_second
         if self.costs is None or not pace:
-            return False
-        return abs(1 / pace / (self.costs.t_verify[1] + self.costs.t_rest) - 1) > DRIFT
+            return None
+        measured, expected = 1 / pace, self.costs.t_verify[1] + self.costs.t_rest
+        return (measured, expected) if abs(measured / expected - 1) > DRIFT else None
 
 
 def cell_of(settings: dict[str, Any]) -> Cell:
@@ -96,8 +96,10 @@ def cell_of(settings: dict[str, Any]) -> Cell:
 def read_cell(path: Path) -> CellFile | None:
     """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
     try:
-        file = CellFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, ValidationError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found.pop("notes", None)  # of older files: what they say follows from the rest
+        file = CellFile.model_validate(found)
+    except (OSError, ValueError, AttributeError, ValidationError):
         return None
     return None if file.cell.get("replay") and not file.confidence else file  # of a version that did not count it: replayed again
 

@@ -138,15 +138,8 @@ def speed(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
 def speed_over(mine: BenchEntry, pace: float) -> Estimate | None:
     """How many times as fast an entry decodes as something that takes `pace` seconds a token; None where no text has a second one."""
     rows = [row for row in mine.per_prompt if row.tokens > 1]
-    if not rows:
-        return None
-    table = by_prompt(np.array([decoding(row) for row in rows]), [row.prompt_id for row in rows])
-
-    def metric(sums: np.ndarray) -> np.ndarray:
-        return np.asarray(pace * sums[..., 1] / sums[..., 0])[..., None]
-
-    low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
-    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+    sides = [(pace * tokens, seconds) for seconds, tokens in map(decoding, rows)]
+    return ratio_of_sums(sides, [row.prompt_id for row in rows]) if rows else None
 
 
 def by_prompt(table: np.ndarray, prompt_ids: Sequence[str]) -> np.ndarray:
@@ -194,15 +187,29 @@ def sequence_share(entry: BenchEntry, several: bool, kept: bool) -> Estimate | N
     rows = [row for row in entry.per_prompt if row.sequences]
     if not rows:
         return None
-    counts = np.array([(sum(rounds[0 if kept else 1] for count, rounds in (row.sequences or {}).items() if (count > 1) == several),
-                        sum(map(sum, (row.sequences or {}).values()))) for row in rows], dtype=np.float64)
-    table = by_prompt(counts, [row.prompt_id for row in rows])
+    counts = [(sum(rounds[0 if kept else 1] for count, rounds in (row.sequences or {}).items() if (count > 1) == several),
+               sum(map(sum, (row.sequences or {}).values()))) for row in rows]
+    return ratio_of_sums(counts, [row.prompt_id for row in rows])
+
+
+def ratio_of_sums(rows: Sequence[tuple[float, float]], prompt_ids: Sequence[str]) -> Estimate | None:
+    """A sum over another one; None where the other is 0.
+
+    >>> ratio_of_sums([(1.0, 2.0), (2.0, 4.0)], ["a", "b"])
+    Estimate(value=0.5, low=0.5, high=0.5)
+    """
+    table = by_prompt(np.array(rows, dtype=np.float64), prompt_ids)
 
     def metric(sums: np.ndarray) -> np.ndarray:
-        return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.asarray(sums[..., 0] / sums[..., 1])[..., None]
+        return np.where(np.isfinite(found), found, np.nan)
 
+    value = float(metric(table.sum(0)[None])[0, 0])
+    if not np.isfinite(value):
+        return None
     low, high = bootstrap_of_sums(table, metric, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
-    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+    return Estimate(value, float(low[0]), float(high[0]))
 
 
 def counted(measure: Callable[[Sums], np.ndarray], mine: BenchEntry, base: BenchEntry | None) -> Estimate | None:
@@ -272,31 +279,14 @@ def overlap(mine: BenchEntry, base: BenchEntry, metric: Metric = "rouge_l") -> E
     known = [(prompt, one - other) for prompt, one, other in sides if one is not None and other is not None]
     if not known:
         return None
-    rows = np.array([(difference >= 0 if wins else difference, 1.0) for _, difference in known], dtype=np.float64)
-    table = by_prompt(rows, [prompt for prompt, _ in known])
-
-    def average(sums: np.ndarray) -> np.ndarray:
-        return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
-
-    low, high = bootstrap_of_sums(table, average, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
-    return Estimate(float(average(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+    return ratio_of_sums([(difference >= 0 if wins else difference, 1.0) for _, difference in known], [prompt for prompt, _ in known])
 
 
 def rouge_ratio(mine: BenchEntry, base: BenchEntry) -> Estimate | None:
     """Mean ROUGE-L over another contender's on the prompts that have a reference; None where none has, or the other's is 0."""
     sides = [(one.prompt_id, one.rouge_l, other.rouge_l) for one, other in zip(mine.per_prompt, base.per_prompt, strict=True)]
     known = [(prompt, (one, other)) for prompt, one, other in sides if one is not None and other is not None]
-    if not known or not sum(other for _, (_, other) in known):
-        return None
-    table = by_prompt(np.array([points for _, points in known]), [prompt for prompt, _ in known])
-
-    def metric(sums: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(sums[..., 0] / sums[..., 1])[..., None]
-
-    low, high = bootstrap_of_sums(table, lambda sums: np.where(np.isfinite(found := metric(sums)), found, np.nan),
-                                  resamples=resamples_for(TAIL, len(table)), tail=TAIL)
-    return Estimate(float(metric(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
+    return ratio_of_sums([points for _, points in known], [prompt for prompt, _ in known]) if known else None
 
 
 def efficiency(entry: BenchEntry, base: BenchEntry | None = None) -> Estimate | None:

@@ -9,61 +9,54 @@ from components.papers.cell_file import CellFile
 from components.papers.formulas import Flops
 from components.report.tables import markdown
 
-COLUMNS = ("contender", "draft tokens", "target calls", "tokens that the target reads", "FLOPs by Eq. 5 or 6, over SD's",
+COLUMNS = ("contender", "draft tokens", "target calls", "tokens that the target reads, at most", "FLOPs by Eq. 5 or 6, over SD's",
            "FLOPs with all that the target reads, over SD's")
 
 
 class Counts(NamedTuple):
-    """Per token of the texts behind each first one."""
+    """Per token of the texts behind each first one.
+
+    Args:
+        charged: tokens that the target is charged by Eq. 5 or 6.
+        read: tokens that it reads; at most.
+    """
 
     drafted: float
     calls: float
+    charged: float
     read: float
 
 
-def counts_of(entry: BenchEntry, *, trusts: bool) -> Counts:
-    """What one contender drafted, and what its target read.
+def counts_of(entry: BenchEntry) -> Counts:
+    """What one contender drafted, and what its target was charged and read.
 
-    Args:
-        trusts: whether tokens stay without the target's judgement: it then reads them later, as a part of the text; at least once each.
+    SD's target reads each draft and one token more a round, and is charged the drafts (Eq. 5). SPRINTER's reads the text, and the flagged
+    tokens that it rejects; what follows its last call, and a text without a call, it never reads. It is charged a token a call (Eq. 6).
     """
-    tokens, accepted = (sum(column) for column in zip(*((row.tokens - 1, row.accepted) for row in entry.per_prompt), strict=True))
-    calls = sum(row.target_calls for row in entry.per_prompt)
-    drafted = accepted / entry.draft_efficiency if entry.draft_efficiency else 0.0
-    read = max(tokens, calls) if trusts else drafted + calls
-    return Counts(drafted / tokens, calls / tokens, read / tokens)
-
-
-def equations(counts: Counts, flops: Flops, *, trusts: bool) -> float:
-    """FLOPs of a token of the text by Eq. 5, or by Eq. 6, which charges the target one token a call."""
-    return counts.drafted * flops.draft + (counts.calls if trusts else counts.drafted) * flops.target
-
-
-def in_full(counts: Counts, flops: Flops) -> float:
-    """The same with every token that the target reads."""
-    return counts.drafted * flops.draft + counts.read * flops.target
+    rows = entry.per_prompt
+    tokens, calls = sum(row.tokens - 1 for row in rows), sum(row.target_calls for row in rows)
+    drafted = sum(row.accepted for row in rows) / entry.draft_efficiency if entry.draft_efficiency else 0.0
+    if entry.strategy == "sprinter":
+        charged, read = float(calls), float(sum(row.tokens - 1 + row.judged - row.accepted for row in rows if row.target_calls))
+    else:
+        charged, read = drafted, drafted + calls
+    return Counts(drafted / tokens, calls / tokens, charged / tokens, read / tokens)
 
 
 def flops_words(flops: Flops) -> str:
     """What stands above the table."""
     return (f"Computation (Figures 1 and 9, Table 3), by what was counted here and the FLOPs of {flops.models}, where a target pass over a "
-            f"token takes {flops.target / flops.draft:.1f} of the draft's, the verifier none; all per token of the text:")
+            f"token takes {flops.target / flops.draft:.1f} of the draft's and the verifier none. Counts are per token of the text, SD's "
+            "are of its fastest γ; Eq. 5 charges the target nothing for rounds without drafts, as AdaEDL has them, and Eq. 6 one token "
+            "a call:")
 
 
 def flops_table(file: CellFile, flops: Flops) -> str:
     """A row for each contender that drafts with a model, as Markdown."""
     measured = file.measured()
-    roles = {role: measured.entry(role) for role in measured.cell.contenders}
-    counted = {role: counts_of(entry, trusts=trusts(entry)) for role, entry in roles.items()}
-    base = counted["SD"]
-    rows = []
-    for role, counts in counted.items():
-        by_equation = equations(counts, flops, trusts=trusts(roles[role])) / equations(base, flops, trusts=False)
-        rows.append([role, f"{counts.drafted:.2f}", f"{counts.calls:.2f}", f"{counts.read:.2f}", f"{by_equation:.2f}",
-                     f"{in_full(counts, flops) / in_full(base, flops):.2f}"])
+    counted = {role: counts_of(measured.entry(role)) for role in measured.cell.contenders}
+    costs = {role: [one.drafted * flops.draft + target * flops.target for target in (one.charged, one.read)]
+             for role, one in counted.items()}
+    rows = [[role, *(f"{value:.2f}" for value in (one.drafted, one.calls, one.read)),
+             *(f"{mine / base:.2f}" for mine, base in zip(costs[role], costs["SD"], strict=True))] for role, one in counted.items()]
     return markdown(COLUMNS, rows)
-
-
-def trusts(entry: BenchEntry) -> bool:
-    """Whether a verifier lets tokens stay."""
-    return entry.strategy == "sprinter"

@@ -52,6 +52,15 @@ def token_acceptance(accepted: float, gamma: int) -> float:
     return round((low + high) / 2, 9)
 
 
+def run_lengths(alpha: float, gamma: int) -> float:
+    """MAT of a strategy whose drafts nothing cuts short over SD's, with tokens of one chance each: 1 / (1 − α^γ).
+
+    >>> round(run_lengths(0.95, 11), 2), round(run_lengths(0.5, 1), 2)
+    (2.32, 2.0)
+    """
+    return 1 / (1 - alpha ** gamma)
+
+
 def leviathan_speedup(alpha: float, gamma: int, c: float) -> float:
     """Expected speed-up over plain decoding (Leviathan 2023, Theorem 3.8).
 

@@ -6,36 +6,41 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from components.papers.asides import asides, device_words, slow_texts, tried
+from components.papers.asides import asides, curves, device_words, slow_texts, tried
 from components.papers.cell_file import CellFile
 from components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
-from components.papers.estimates import Estimate
+from components.papers.estimates import Estimate, losses
 from components.papers.flops import flops_table, flops_words
+from components.papers.formulas import run_lengths
 from components.papers.gain import COLUMNS as GAIN_COLUMNS
 from components.papers.gain import WORDS as GAIN_WORDS
-from components.papers.gain import gain_steps, run_lengths
+from components.papers.gain import gain_steps
 from components.papers.points import measured_points
 from components.papers.predictions import agreement_words, predictions
 from components.papers.prompts import SHIPPED
 from components.papers.public import DATA_WORDS, STAND_IN
 from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
-from components.papers.rounds import rounds_table
+from components.papers.rounds import round_costs, rounds_table
 from components.papers.tables import Paper, PaperTable, Row
 from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
+from components.prompts.overlap import unknown_words
 from components.report.tables import markdown, number
 
-MOST_COST = 2.0
-"""Times the paper's c, at most, up to which speeds get a verdict."""
+OTHER_COST = 2.0
+"""Times the paper's c, or its part, up to which speeds get a verdict."""
 COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
 OVERVIEW_WORDS = ("Values are counted, and items of the lists \"Not in the tables\" in the last two columns. A value that stands beside "
                   "two pairs of ours, or is judged in two rows, counts twice.")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "its γ", "plain decoding, tokens/s")
 HEADLINE_COLUMNS = ("paper", "headline", "tables", "the paper's", "here", "verdicts")
 CURVES, ROC, RATIOS, ROUNDS, LOSSES = "-by-tau", "-roc", "-ratios", "-rounds", "-losses"
-"""What the keys of a table's further pictures end with."""
+FURTHER = {CURVES: "By τ", ROC: "ROC of the verifier", RATIOS: "Ratios of rejected tokens", ROUNDS: "What a round takes",
+           LOSSES: "Speed against first choices of the target"}
+"""What the keys of a table's further pictures end with, and what they show."""
 CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
@@ -55,8 +60,8 @@ REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one 
                    "the target at temperature 1:")
 ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing (the rest "
                "is all that is outside passes), with the tokens drafted in it and those that it added to the text:")
-UNKNOWN = "warning: training prompts unknown: distilled_draft ("
-"""How the source of prompts says what `DATA_WORDS` does."""
+KNOWN_UNKNOWN = unknown_words(["distilled_draft"])
+"""Of the source of prompts: what `DATA_WORDS` says for all tables."""
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
                "token as in that text, and no draft beyond the text's end.")
 
@@ -102,15 +107,17 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
 
 def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:
     """Whether a row's value, as it was measured, may be compared with the paper's."""
-    if row.metric == "speed" and costs_more(table, file):
+    if row.metric == "speed" and costs_otherwise(table, file):
         return False
-    drifted = file is not None and file.drifted
+    drifted = file is not None and file.drift is not None
     return row.comparable and not (drifted and row.against == PLAIN_SHARE)
 
 
-def costs_more(table: PaperTable, file: CellFile | None) -> bool:
-    """Whether a draft pass costs so much more here that speeds say nothing of the paper's."""
-    return table.cost is not None and file is not None and file.cost is not None and file.cost > MOST_COST * table.cost
+def costs_otherwise(table: PaperTable, file: CellFile | None) -> bool:
+    """Whether a draft pass costs so much more or less here that speeds say nothing of the paper's."""
+    if table.cost is None or file is None or file.cost is None:
+        return False
+    return not 1 / OTHER_COST <= file.cost / table.cost <= OTHER_COST
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
@@ -131,7 +138,7 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
         parts.append(f"## {paper.title}\n")
         parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
         shared = shared_words(paper.tables(scale))
-        parts += [bullets(shared)] if shared else []
+        parts += bullets(shared)
         for table in paper.tables(scale):
             parts.append(section(table, compared[table.name], cells.get(table.cell.name), (failed or {}).get(table.cell.name),
                                  pictures or {}, command_of(paper, scale, cells, table.cell.name), shared))
@@ -155,7 +162,7 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
     for paper, tables in shown:
         shared = shared_words(tables)
         if tables:
-            parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n", *([bullets(shared)] if shared else [])]
+            parts += [f"## {paper.title}\n", f"Made by `{command_of(paper, scale, cells)}`.\n", *bullets(shared)]
         for table in tables:
             file = cells.get(table.cell.name)
             parts.append(section(table, results(table, file), file, failed.get(table.cell.name), pictures,
@@ -163,15 +170,20 @@ def render_padded(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, Cel
     return "\n".join(parts)
 
 
-def shared_words(tables: Sequence[PaperTable]) -> list[str]:
-    """What would stand under several tables of a paper, and stands once ahead of them."""
-    counts = Counter(text for table in tables for text in (table.why, *table.notes))
-    return [text for text, count in counts.items() if count > 1]
+def shared_words(tables: Sequence[PaperTable]) -> dict[str, list[str]]:
+    """Of which of a paper's tables → what would stand under several of them, and stands once ahead of all."""
+    found = {}
+    for kind, counted in (("Measured tables", False), ("Counted tables", True)):
+        some = [table for table in tables if (table.cell.replay is not None) == counted]
+        counts = Counter(text for table in some for text in (table.why, *table.notes))
+        if any(count > 1 for count in counts.values()):
+            found[kind] = [text for text, count in counts.items() if count > 1]
+    return found
 
 
-def bullets(texts: Sequence[str]) -> str:
-    """As a list."""
-    return "Of several tables below:\n\n" + "".join(f"- {text}\n" for text in texts)
+def bullets(shared: Mapping[str, Sequence[str]]) -> list[str]:
+    """As lists."""
+    return [f"{kind}:\n\n" + "".join(f"- {text}\n" for text in texts) for kind, texts in shared.items()]
 
 
 def remarks_on(scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
@@ -259,8 +271,8 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
             f"The rule of verdicts: {RULE} {OTHERS}\n")
 
 
-PROVISIONAL = (" Of cells that did not wait, verdicts of rows over plain are provisional; counts do not depend on memory, and ratios to SD "
-               "depend on it less.")
+PROVISIONAL = (" Of cells that did not wait, or most of whose texts met slow memory all the same, verdicts of rows over plain are "
+               "provisional; counts do not depend on memory, and ratios to SD depend on it less.")
 
 
 def plain_share_span(cells: Mapping[str, CellFile]) -> str:
@@ -283,8 +295,8 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
             "Full runs on CPUs wait for fast memory before each text and before the passes that are timed between them, for at most five "
             "minutes a cell (and as long for the hardware profile of a pair), and each table says how many texts of which contender met "
             f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here waited so"
-            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}; of {between}, passes were timed between texts."
-            f"{PROVISIONAL if len(waited) < len(measured) else ''} Where a role has several settings, the fastest may be another one in "
+            f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}, and in {between} passes were timed between texts."
+            f"{PROVISIONAL} Where a role has several settings, the fastest may be another one in "
             "the next run.\n\n")
 
 
@@ -320,43 +332,52 @@ def operating_points(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, 
 
 
 def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None, failure: str | None,
-            pictures: Mapping[str, Path], command: str, shared: Sequence[str] = ()) -> str:
+            pictures: Mapping[str, Path], command: str, shared: Mapping[str, Sequence[str]]) -> str:
     """One table with the formulas of its cell.
 
     Args:
         command: measures it.
-        shared: sentences that stand ahead of all tables.
+        shared: as by `shared_words`.
     """
     missing = f" Not measured: {failure}." if failure else "" if file else " Not measured yet."
     source = f"; {source_words(file.source)}" if file else ""
-    own = [text for text in (table.why, *table.notes) if text not in shared]
+    said = {text for texts in shared.values() for text in texts}
+    own = [text for text in (table.why, *table.notes) if text not in said]
     words = " ".join([*own, *filter(None, (acceptance_words(table, file), runs_words(table, file)))])
     words += f"\n\n{asides(file)}" if file else ""
     text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: "
             f"`{command}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
-    text += f"\n{drift_words(table, file)}\n" if file and file.notes else ""
     steps = gain_steps(file, table.pair) if file and table.pair and table.formulas else []
     text += f"\n{GAIN_WORDS}\n\n{markdown(GAIN_COLUMNS, [[what, f'{value:.2f}'] for what, value in steps])}" if steps else ""
     rows = predictions(file) if file and table.formulas else []
     if rows and file:
-        words = f"{FORMULA_WORDS} {timed_words(file.passes_timed)}"
+        words = " ".join((FORMULA_WORDS, *drift_words(table, file), timed_words(file.passes_timed)))
         text += f"\n{words}\n\n{markdown(FORMULA_COLUMNS, [row.cells() for row in rows])}"
         text += f"\n{agreement_words(rows)}{f' {SPIDE_WORDS}' if any(row.over for row in rows) else ''}\n"
     text += f"\n{tried(file)}" if file else ""
     text += further_tables(table, file) if file else ""
-    shown = [(table.name, table.title), (table.name + CURVES, f"{table.title}, by τ"), (table.name + ROC, "ROC of the verifier"),
-             (table.name + RATIOS, "Ratios of rejected tokens"), (table.name + ROUNDS, "What a round takes"),
-             (table.name + LOSSES, "Speed against first choices of the target")]
+    shown = [(table.name, table.title), *((table.name + end, title) for end, title in FURTHER.items())]
     for key, title in [*shown, (CONFIDENCE, "Acceptance by confidence, of all pairs")] if table.confidence else shown:
         text += f"\n![{title}]({pictures[key].as_posix()})\n" if key in pictures else ""
     return text
 
 
-def drift_words(table: PaperTable, file: CellFile) -> str:
-    """The cell's notes, and which rows get no verdict for it."""
-    unjudged = file.drifted and any(row.against == PLAIN_SHARE for row in table.rows)
-    return " ".join((*file.notes, *(("Rows over plain, equal cores, get no verdict.",) if unjudged else ())))
+def further(table: PaperTable, file: CellFile) -> dict[str, Any]:
+    """End of a key of `FURTHER` → what its picture is drawn from; empty where there is nothing to show."""
+    return {CURVES: curves(file), ROC: file.roc, RATIOS: file.rejections, ROUNDS: round_costs(file) if table.rounds else {},
+            LOSSES: losses(file.measured(), table.rows)}
+
+
+def drift_words(table: PaperTable, file: CellFile) -> list[str]:
+    """A sentence where plain decoding took another time in the texts than its passes did, and what that makes of the table."""
+    if file.drift is None:
+        return []
+    measured, expected = file.drift
+    where = "in the texts than in the passes between them" if file.passes_timed else "in the texts than when passes were timed"
+    unjudged = ", and rows over plain, equal cores, get no verdict" if any(row.against == PLAIN_SHARE for row in table.rows) else ""
+    return [f"The machine was {'slower' if measured > expected else 'faster'} {where}: plain decoding took {measured * 1e3:.0f} ms a "
+            f"token, by its passes {expected * 1e3:.0f} ms, so predictions are off by as much{unjudged}."]
 
 
 def timed_words(times: int) -> str:
@@ -389,7 +410,7 @@ def acceptance_words(table: PaperTable, file: CellFile | None) -> str:
     theirs = f"the paper's {table.acceptance:.2f} ({table.acceptance_from})"
     cost = "" if table.cost is None or file.cost is None else (
         f" What a draft pass costs next to a target pass, both over one token: the paper's at most {table.cost:.2f}, here "
-        f"{file.cost:.2f}{', more than twice as much, so speeds get no verdict' if costs_more(table, file) else ''}.")
+        f"{file.cost:.2f}{', more than a factor of two apart, so speeds get no verdict' if costs_otherwise(table, file) else ''}.")
     return "" if ours is None else f"Acceptance rate of SD: {theirs}, here {ours:.2f} (accepted / judged by the target).{cost}"
 
 
@@ -402,12 +423,12 @@ def runs_words(table: PaperTable, file: CellFile | None) -> str:
         return ""
     values = [run_lengths(alpha, table.pair.gamma) for alpha in (table.pair.alpha, ours)]
     return (f"With tokens of one chance each, MAT over SD's at γ {table.pair.gamma} is 1 / (1 − α^γ) where nothing cuts drafts short: "
-            f"{values[0]:.2f} at the paper's acceptance, {values[1]:.2f} at ours.")
+            f"{values[0]:.2f} at the paper's acceptance, {values[1]:.2f} at ours; where tokens are alike in runs, both are more.")
 
 
 def source_words(source: str) -> str:
     """Where prompts come from; that an artifact's training prompts are unknown is said once, for all tables."""
-    return "; ".join(part for part in source.split("; ") if not part.startswith(UNKNOWN))
+    return "; ".join(part for part in source.split("; ") if part != KNOWN_UNKNOWN)
 
 
 def closing(paper: Paper, cells: Mapping[str, CellFile]) -> str:

@@ -129,7 +129,7 @@ PAPER = Paper(
     ),
     headlines=(Headline("PSD_A over SD, qualifier drafts", f"PSD_A: fastest speed over SD{BY_QUALIFIER}"),
                Headline("PSD_F over SD, qualifier drafts", f"PSD_F: fastest speed over SD{BY_QUALIFIER}"),
-               Headline("that SD over plain decoding", f"SD{BY_QUALIFIER}: fastest speed over plain"),
+               Headline("SD, qualifier drafts, over plain decoding", f"SD{BY_QUALIFIER}: fastest speed over plain"),
                Headline("PSD_A over plain decoding", "PSD_A: fastest speed over plain"),
                Headline("PSD_F over plain decoding", "PSD_F: fastest speed over plain")),
     deviations=(

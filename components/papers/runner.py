@@ -15,12 +15,10 @@ import numpy as np
 import torch
 
 from components.bench.bench import run_bench
-from components.bench.metrics import REFERENCE
 from components.bench.runner import Progress, core_plan
-from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
 from components.calibrate.memory_rate import memory_rate
-from components.papers.cell_file import DRIFT, CellFile, Costs, read_cell
+from components.papers.cell_file import CellFile, Costs, read_cell
 from components.papers.cells import Cell
 from components.papers.certainty import certainty
 from components.papers.made_of import MadeOf, MadeOfCell, nothing
@@ -230,7 +228,7 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     chosen_by = Costs.of(passes.profile) if passes and timed else None
     return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, **extras,
                     seconds=time.monotonic() - start, costs=costs, passes_timed=timed, chosen_by=chosen_by,
-                    notes=notes_on(report, costs, timed), report=report,
+                    report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 
 
@@ -250,21 +248,3 @@ def trace_name(cell: Cell, planned: Planned) -> str:
     """Folder of a cell's trace: contenders may change, and the same texts are replayed."""
     digest = json_digest([planned.made.fingerprint, planned.chosen.digest, cell.max_tokens])
     return f"{cell.pair}-{cell.data}-{digest[:12]}"
-
-
-def notes_on(report: BenchReport, costs: Costs | None, timed: int = 0) -> tuple[str, ...]:
-    """Whether the machine was as fast in the texts of the cell as in its passes, by plain decoding behind its first token.
-
-    Args:
-        timed: how often passes were timed between the texts.
-    """
-    pace = report.strategies[REFERENCE].decode_tokens_per_second
-    if costs is None or not pace:
-        return ()
-    expected, measured = costs.t_verify[1] + costs.t_rest, 1 / pace
-    if abs(measured / expected - 1) <= DRIFT:
-        return ()
-    where = "in the cell's texts than in the passes between them" if timed else "while the cell was measured than while its passes were"
-    return (f"The machine was {'slower' if measured > expected else 'faster'} {where}: plain decoding "
-            f"took {measured * 1e3:.0f} ms a token, by its passes {expected * 1e3:.0f} ms; predictions, and rows over plain on equal "
-            "cores, are off by as much.",)

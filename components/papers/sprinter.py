@@ -139,7 +139,7 @@ PAPER = Paper(
         ("AUC of Figure 3", ".8 on LM1B and .9 on Wiki-Summary in section 3, the other way round in its caption"),
     ),
     headlines=(Headline("SPRINTER over SD, τ .5", "SPRINTER: speed over SD"),
-               Headline("SPRINTER over SD, τ .3, at which tokens are lost (its table)", f"{at(LOWER[0])}: speed over SD")),
+               Headline("SPRINTER over SD, τ .3 (first choices are lost: see its table)", f"{at(LOWER[0])}: speed over SD")),
     deviations=(
         "The prompts are beginnings of texts of WikiText-2, and ROUGE is against the article's next words; the paper's are 30 % of a text "
         "of Wiki-Summary, and ROUGE is against its summaries.",

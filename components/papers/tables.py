@@ -32,7 +32,8 @@ class Row:
             that it is compared with prompt by prompt, `wins`); None: the metric by itself.
         neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
         comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
-        flattered: whether ours is higher than it would be if measured as the paper's is, so that only falling short gets a verdict.
+        flattered: whether ours is higher than it would be if measured as the paper's is: only what is not reproduced even so gets a
+            verdict.
     """
 
     what: str
@@ -45,8 +46,8 @@ class Row:
     flattered: bool = False
 
 
-EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper's has the "
-               "target's GPUs alone. It is not run: a token takes what a pass over one token takes on that share, timed "
+EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper runs it on "
+               "the target's GPUs. It is not run: a token takes what a pass over one token takes on that share, timed "
                "with the pair's passes, and the time outside passes. How that timing varies is not in the interval, and no whole request "
                "can be given. Over measured plain decoding, with all cores, contenders stand in the table \"Every contender\".")
 """Under tables with such rows."""
@@ -56,7 +57,7 @@ def drafts_early(method: str, base: str) -> str:
     """Under tables with a strategy that drafts beside the target's reading of the prompt: what that does to its decoding alone."""
     return (f"{method} drafts while the target reads the prompt, so its decoding alone lacks the draft model's reading and the first "
             f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full, and rows of its "
-            "decoding get a verdict only where they fall short all the same.")
+            "decoding get a verdict only where they are not reproduced even so.")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ WIDEST = 0.5
 NO_EFFECT = 0.05
 """A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
 SMALLEST, LARGEST = 0.5, 2.0
-"""Share of the paper's effect, which is what its value is beyond "no effect", that ours must have to count as the paper's."""
+"""Shares of the paper's effect, which is what its value is beyond "no effect", between which ours must lie to count as the paper's."""
 UNIT = 0.2
 """What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
 RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within "
@@ -66,7 +66,8 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
     if not comparable:
         return Verdict.NOT_COMPARABLE
     found = compared(paper, ours, neutral)
-    return Verdict.NOT_COMPARABLE if flattered and found != Verdict.NOT_REPRODUCED else found
+    short = found == Verdict.NOT_REPRODUCED and ours.value < paper
+    return Verdict.NOT_COMPARABLE if flattered and not short else found
 
 
 def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:

@@ -47,6 +47,11 @@ def different(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(found.values())
 
 
+def unknown_words(names: Sequence[str]) -> str:
+    """That nobody knows which prompts some artifacts were made from, in a line."""
+    return f"warning: training prompts unknown: {', '.join(names)} ({WHY_UNKNOWN})"
+
+
 @dataclass(frozen=True)
 class TrainingPrompts:
     """The prompts that several things were made from.
@@ -102,5 +107,5 @@ class TrainingPrompts:
                                  code="no_untouched_prompts")
         lines = [f"{len(used)} prompts left out: they were used to make {self.users_of(used)}"] if used else []
         if self.unknown:
-            lines.append(f"warning: training prompts unknown: {', '.join(self.unknown)} ({WHY_UNKNOWN})")
+            lines.append(unknown_words(self.unknown))
         return left[:limit], lines

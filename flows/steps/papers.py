@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.papers.asides import curves
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import Cell, Scale, padding_name
-from components.papers.estimates import losses
 from components.papers.made_of import MadeOf
-from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, render, results
+from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, further, render, results
 from components.papers.plots import draw_confidence, draw_curves, draw_losses, draw_points, draw_ratios, draw_roc, draw_rounds, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.replays import SLOTS
-from components.papers.rounds import round_costs
 from components.papers.runner import Opened
 from components.papers.tables import Paper, PaperTable
 from components.prompts.overlap import TrainingPrompts
@@ -160,10 +157,9 @@ class Page:
         Args:
             draw: also those that are there already.
         """
-        shown: dict[str, tuple[Callable[..., Path | None], Any]] = {
-            "": (draw_table, results(table, file)), CURVES: (draw_curves, curves(file)), ROC: (draw_roc, file.roc),
-            RATIOS: (draw_ratios, file.rejections), ROUNDS: (draw_rounds, round_costs(file) if table.rounds else {}),
-            LOSSES: (draw_losses, losses(file.measured(), table.rows))}
+        drawers: dict[str, Callable[..., Path | None]] = {CURVES: draw_curves, ROC: draw_roc, RATIOS: draw_ratios, ROUNDS: draw_rounds,
+                                                          LOSSES: draw_losses}
+        shown = {"": (draw_table, results(table, file)), **{end: (drawers[end], data) for end, data in further(table, file).items()}}
         draw = draw or not self.picture(table.name).is_file()
         found = {}
         for end, (drawer, data) in shown.items():

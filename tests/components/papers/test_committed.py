@@ -14,23 +14,15 @@ from components.papers.asides import contention_words, curves, identity_words, m
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
-from components.papers.estimates import losses
-from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, render, results
+from components.papers.page import CONFIDENCE, POINTS, further, render, results
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
-from components.papers.rounds import round_costs
-from components.papers.tables import PaperTable, without_replayed
+from components.papers.tables import without_replayed
 from components.papers.verdicts import Verdict
 from tests.support.paths import REPO
 
 CELLS = {table.cell.name: table.cell for paper in PAPERS.values() for table in paper.tables(FULL)}
 KEPT = committed.committed_cells(list(CELLS.values()))
-
-
-def further(table: PaperTable, file: CellFile) -> dict[str, object]:
-    """End of a picture's key → what it shows; empty where there is nothing to show."""
-    return {ROC: file.roc, RATIOS: file.rejections, ROUNDS: round_costs(file) if table.rounds else {},
-            LOSSES: losses(file.measured(), table.rows)}
 
 
 @pytest.fixture
@@ -48,8 +40,6 @@ def test_the_page_is_what_the_command_makes_of_them() -> None:
     """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
     names = [table.name for paper in PAPERS.values() for table in paper.tables(FULL)
              if table.cell.name in KEPT and any("speed" in row.what and row.paper is not None for row in table.rows)]
-    names += [table.name + CURVES for paper in PAPERS.values() for table in paper.tables(FULL)
-              if table.cell.name in KEPT and curves(KEPT[table.cell.name])]
     names += [table.name + end for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT
               for end, data in further(table, KEPT[table.cell.name]).items() if data]
     names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
@@ -66,7 +56,6 @@ def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() ->
     found = committed.committed_cells(cells)
     assert sorted(found) == sorted(path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json"))
     shown = [table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found]
-    shown += [name + CURVES for name in shown if name.startswith("spide")]
     shown += [table.name + end for paper in papers for table in paper.tables(scale) if table.cell.name in found
               for end, data in further(table, found[table.cell.name]).items() if data]
     made = render(papers, scale, found, pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)})

@@ -149,8 +149,8 @@ def test_rouge_over_another_contenders_is_of_the_same_prompts() -> None:
         return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), seconds=1.0, tokens=8, rouge_l=one)
                                            for i, one in enumerate(points)))
 
-    found = rouge_ratio(entry(10.0, 30.0, None), entry(20.0, 20.0, None))
+    found = rouge_ratio(entry(10.0, 30.0, None, 5.0), entry(40.0, 20.0, None, None))
     assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((1.0, 0.5, 1.5))
+    assert (found.value, found.low, found.high) == pytest.approx((40 / 60, 10 / 40, 30 / 20))
     assert rouge_ratio(entry(None), entry(None)) is None
     assert rouge_ratio(entry(1.0), entry(0.0)) is None

@@ -7,35 +7,39 @@ from types import SimpleNamespace
 import pytest
 
 from components.bench.schema import BenchEntry, PromptRow
-from components.papers.flops import counts_of, equations, flops_table, in_full
+from components.papers.flops import counts_of, flops_table
 from components.papers.formulas import Flops
 
 FLOPS = Flops("two models", draft=1.0, target=10.0)
 
 
-def entry(strategy: str, tokens: int, calls: int, accepted: int, efficiency: float) -> BenchEntry:
-    rows = (PromptRow(prompt_id="a", seconds=1.0, tokens=tokens + 1, target_calls=calls, accepted=accepted),)
-    return BenchEntry(strategy=strategy, draft_efficiency=efficiency, per_prompt=rows)
+def entry(strategy: str, efficiency: float, *rows: tuple[int, int, int, int]) -> BenchEntry:
+    """Of texts of (tokens behind the first, target calls, accepted, judged)."""
+    made = [PromptRow(prompt_id=str(i), seconds=1.0, tokens=tokens + 1, target_calls=calls, accepted=accepted, judged=judged)
+            for i, (tokens, calls, accepted, judged) in enumerate(rows)]
+    return BenchEntry(strategy=strategy, draft_efficiency=efficiency, per_prompt=tuple(made))
+
+
+SD = entry("vanilla_sd", 12 / 32, (20, 8, 12, 24))
+SPRINTER = entry("sprinter", 0.8, (20, 2, 16, 18), (10, 0, 10, 10))
 
 
 def test_equation_5_charges_both_models_every_draft() -> None:
-    """20 tokens in 8 rounds of 4 drafts, of which 12 stay: the target reads the drafts, and one token more a round."""
-    counts = counts_of(entry("vanilla_sd", 20, 8, 12, 12 / 32), trusts=False)
-    assert counts == pytest.approx((32 / 20, 8 / 20, 40 / 20))
-    assert equations(counts, FLOPS, trusts=False) == pytest.approx(32 * 11 / 20)
-    assert in_full(counts, FLOPS) == pytest.approx((32 + 40 * 10) / 20)
+    """20 tokens in 8 rounds of 4 drafts, of which 12 stay: the target reads the drafts, judged or not, and one token more a round."""
+    assert counts_of(SD) == pytest.approx((32 / 20, 8 / 20, 32 / 20, 40 / 20))
 
 
-def test_equation_6_charges_the_target_a_token_a_call_though_it_reads_the_text() -> None:
-    counts = counts_of(entry("sprinter", 20, 2, 18, 0.9), trusts=True)
-    assert equations(counts, FLOPS, trusts=True) == pytest.approx((20 + 2 * 10) / 20)
-    assert in_full(counts, FLOPS) == pytest.approx((20 + 20 * 10) / 20), "every token of the text once"
+def test_equation_6_charges_a_token_a_call_though_the_target_reads_the_text_and_what_it_rejects() -> None:
+    """A text that it is never asked about it does not read at all."""
+    drafted = 26 / 0.8
+    assert counts_of(SPRINTER) == pytest.approx((drafted / 30, 2 / 30, 2 / 30, 22 / 30))
 
 
 def test_the_table_is_over_sd() -> None:
-    roles = {"SD": entry("vanilla_sd", 20, 8, 12, 12 / 32), "SPRINTER": entry("sprinter", 20, 2, 18, 0.9)}
+    roles = {"SD": SD, "SPRINTER": SPRINTER}
     measured = SimpleNamespace(cell=SimpleNamespace(contenders=roles), entry=roles.__getitem__)
     rows = [line.split("|")[1:-1] for line in flops_table(SimpleNamespace(measured=lambda: measured), FLOPS).splitlines()[2:]]
+    by_equation, in_full = (32.5 + 20) / 30 / 17.6, (32.5 + 220) / 30 / 21.6
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["SD", "1.60", "0.40", "2.00", "1.00", "1.00"],
-        ["SPRINTER", "1.00", "0.10", "1.00", f"{2.0 / 17.6:.2f}", f"{11.0 / 21.6:.2f}"]]
+        ["SPRINTER", "1.08", "0.07", "0.73", f"{by_equation:.2f}", f"{in_full:.2f}"]]

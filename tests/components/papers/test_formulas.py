@@ -158,3 +158,10 @@ def test_flops_of_the_papers_models_are_those_of_its_table() -> None:
     for theirs, ours in FIGURE_10.values():
         assert 20 * ours / 1e9 == pytest.approx(theirs, abs=0.01), "to a unit of the last digit that it prints"
     assert computation_saved("GPT-Neo-125M", "GPT-Neo-1.3B") == pytest.approx((8.01 + 64.66) / (8.01 + 64.66 / 20), rel=1e-3)
+
+
+def test_runs_that_nothing_cuts_short_are_longer_than_sds() -> None:
+    """Against sums: a run of any length over one of at most γ tokens."""
+    alpha, gamma = 0.8, 5
+    endless = sum(alpha ** i for i in range(1, 500))
+    assert formulas.run_lengths(alpha, gamma) == pytest.approx(endless / sum(alpha ** i for i in range(1, gamma + 1)))
