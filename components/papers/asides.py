@@ -25,6 +25,8 @@ OVERLAPPING = ("spide", "pearl", "duo_decoding")
 """Strategies in which both models compute at once."""
 CONTENTION_TOKENS = 8
 """Of the target pass that `contention_words` names."""
+BASES = ("SD", "SpS")
+"""Roles of vanilla SD, by what their paper calls it."""
 FEW = 4
 """Prompts that are named one by one; of more, the first and the last: the cell's file has all."""
 TRIED = ("role", "settings", "decoding over plain", "decoding over SD", "target calls over SD's", "MAT")
@@ -124,7 +126,7 @@ def contention_words(file: CellFile) -> str:
     gpu = file.report.machine.cuda
     alone, apart = ("without worker threads", "on a thread of its own") if gpu else ("with all cores", "on its share of them")
     drafting, judging = ([milliseconds(seconds) for seconds in three] for three in (drafts, passes))
-    return (f"What overlapping costs here: a draft pass takes {drafting[0]} ms {alone}, {drafting[1]} ms {apart} while the target is idle, "
+    return (f"Cost of contention: a draft pass takes {drafting[0]} ms {alone}, {drafting[1]} ms {apart} while the target is idle, "
             f"and {drafting[2]} ms while both compute; a target pass over {CONTENTION_TOKENS} tokens {judging[0]}, {judging[1]} and "
             f"{judging[2]} ms. The two models share one {'GPU' if gpu else 'memory and its bandwidth'}; the papers' run on several GPUs.")
 
@@ -158,7 +160,7 @@ def tried(file: CellFile) -> str:
     """Every contender's speed, target calls and MAT, as Markdown."""
     measured = file.measured()
     roles = list(measured.cell.contenders)
-    base = measured.entry("SD") if "SD" in measured.labels else None
+    base = next((measured.entry(role) for role in BASES if role in measured.labels), None)
     rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
             for role in roles for label in measured.labels[role]]
     drafts = " SD is the one that drafts with the draft model." if any("qualifier drafts" in role for role in roles) else ""

@@ -40,8 +40,8 @@ SUMMARY_PROMPTS = 16
 NAMES = {"code": "HumanEval", "maths": "GSM8K"}
 WHY = {
     "code": "The correction memory here comes from 2,000 prompts of nine kinds, a third as many as the paper's universal set, with a "
-            "weaker pair. What a rescue gains depends on how concentrated the draft's errors are, which the rows \"memory only\" and "
-            "\"gate only\" show.",
+            "weaker pair. What a rescue gains depends on how concentrated the draft's errors are (Figure 2(a), below); the rows \"memory "
+            "only\" and \"gate only\" show what each of its two conditions lets through by itself.",
     "maths": "SD accepts fewer tokens here than there (below), so there is more to rescue, and the rows of first choices say at what "
              "price. The correction memory comes from 2,000 prompts of nine kinds, a third as many as the paper's universal set."}
 MEMORY_ONLY = ("Rows \"memory only\" get no verdict: the paper's values are with a memory of the task itself (MBPP), those of CSD with the "
@@ -158,6 +158,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
 
 PAPER = Paper(
     "csd", "CSD: calibrated speculative decoding", tables,
+    citation="Calibrated Speculative Decoding: Frequency-Guided Candidate Selection for Efficient Inference (Zhou et al.)",
     untestable=(
         ("Accuracy on GSM8K, MATH500 and HumanEval (the tables have the share of the target's first choices in its place)",
          "SmolLM2 135M is rarely right on them: no interval would tell a loss from noise; ROUGE-L on CNN/DailyMail is tested"),

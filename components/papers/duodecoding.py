@@ -104,6 +104,7 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
 
 PAPER = Paper(
     "duodecoding", "DuoDecoding: heterogeneous devices, dynamic sequences", tables,
+    citation="DuoDecoding: Hardware-aware Heterogeneous Speculative Decoding with Dynamic Multi-Sequence Drafting (Lv et al.)",
     open=("The paper's setting, a draft on the CPU next to a target on a GPU", "Table 1, Llama-2 7B, the lower half",
           "Table 1, the other five tasks and the averages", "Table 1, REST (it needs a datastore)",
           "Tables 2 and 3, the other three tasks", "Figure 1 (eight draft passes next to a verification, by context)",

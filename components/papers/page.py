@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.bench.metrics import REFERENCE
 from components.papers.asides import asides, curves, device_words, slow_texts, tried
 from components.papers.cell_file import CellFile
-from components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
+from components.papers.cells import PADDED, PLAIN, PLAIN_SHARE, QUICK, Scale
 from components.papers.confidence import positions, row_words, share_kept
 from components.papers.estimates import Estimate, losses
 from components.papers.flops import flops_table, flops_words
@@ -36,7 +37,7 @@ COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "v
 OVERVIEW_WORDS = ("Values are counted, and items of the lists \"Not in the tables\" in the last two columns. A value that stands beside "
                   "two pairs of ours, or is judged in two rows, counts twice.")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "its γ", "plain decoding, tokens/s")
-HEADLINE_COLUMNS = ("paper", "headline", "tables", "the paper's", "here", "verdicts")
+HEADLINE_COLUMNS = ("paper", "headline", "the paper's", "here", "verdicts", "all tables here")
 CURVES, ROC, RATIOS, ROUNDS, LOSSES = "-by-tau", "-roc", "-ratios", "-rounds", "-losses"
 FURTHER = {CURVES: "By τ", ROC: "ROC of the verifier", RATIOS: "Ratios of rejected tokens", ROUNDS: "What a round takes",
            LOSSES: "Speed against first choices of the target"}
@@ -45,10 +46,11 @@ CONFIDENCE = "confidence"
 """Key of the picture of acceptance by confidence, of all pairs on one set of prompts."""
 POINTS = "operating-points"
 """Key of the picture of all pairs, which belongs to no table."""
-HEADLINE_WORDS = ("What each paper's main comparisons came to: how many times as fast, in decoding alone, lowest to highest over the "
-                  "tables with a verdict. SD is speculative decoding (DuoDecoding's paper calls it SpS), τ a threshold, equal cores mean "
-                  "that draft and target have a share of the cores each, and the strategies are those of each paper; the tables below "
-                  "have every value with its interval.")
+HEADLINE_WORDS = ("What each paper's main comparisons came to: how many times as fast, in decoding alone, lowest to highest. Values are "
+                  "of the tables with a verdict where there are any; the last column also has those that cannot be compared with the "
+                  "paper, for a draft that costs much more or less than there, or for a base that drifted. SD is vanilla speculative "
+                  "decoding (DuoDecoding's paper calls it SpS), τ a threshold, equal cores mean that draft and target have a share of the "
+                  "cores each. SPRINTER, CSD and PyramidSD are lossy: their tables say what they lose.")
 FORMULA_COLUMNS = ("engine", "acceptance", "γ", "c", "Leviathan's formula", "with measured passes", "measured", "share reached")
 FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all cores, unless the engine says otherwise. \"Leviathan's "
                  "formula\" takes the measured acceptance and c; on equal cores it is multiplied by what a target pass with all cores "
@@ -62,8 +64,8 @@ ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the promp
                "is all that is outside passes), with the tokens drafted in it and those that it added to the text:")
 KNOWN_UNKNOWN = unknown_words(["distilled_draft"])
 """Of the source of prompts: what `DATA_WORDS` says for all tables."""
-SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, the chance of a "
-               "token as in that text, and no draft beyond the text's end.")
+SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, a token's chance "
+               "of acceptance as in that text, and no draft beyond the text's end.")
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class Result:
     verdict: Verdict
     whole: float | None = None
     settings: str = ""
+    remark: str = ""
 
     def cells(self) -> list[str]:
         """As text, in `COLUMNS`."""
         ours = self.ours
         return [self.what, number(self.paper, ".2f"), "–" if ours is None else f"{ours.value:.2f}",
-                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", number(self.whole, ".2f"), self.settings, str(self.verdict)]
+                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", number(self.whole, ".2f"), self.settings,
+                f"{self.verdict} ({self.remark})" if self.remark else str(self.verdict)]
 
 
 def results(table: PaperTable, file: CellFile | None) -> list[Result]:
@@ -92,7 +96,7 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         ours = None if measured is None else measured.estimate(row)
         judged = verdict(row.paper, ours, row.neutral, comparable=is_comparable(table, row, file), flattered=row.flattered)
         whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
-        found.append(Result(row.what, row.paper, ours, judged, whole, settings))
+        found.append(Result(row.what, row.paper, ours, judged, whole, settings, remark_on(row, ours, judged, file)))
     for confidence_bin, paper in table.confidence.items():
         texts = file.confidence if file else ()
         ours = share_kept(texts, confidence_bin) if texts else None
@@ -103,6 +107,23 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
         found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
                             settings=f"λ {ratio}; 95 % interval"))
     return found
+
+
+def remark_on(row: Row, ours: Estimate | None, judged: Verdict, file: CellFile | None) -> str:
+    """What a reader of a verdict must know: that ours is larger where that is why it fails, and that slow memory may have made it."""
+    if file is None or ours is None or row.paper is None or judged == Verdict.NOT_COMPARABLE:
+        return ""
+    larger = judged == Verdict.NOT_REPRODUCED and row.neutral is not None and ours.low > row.paper >= row.neutral
+    slow = row.metric == "speed" and row.against in (PLAIN, PLAIN_SHARE) and mostly_slow(file)
+    return "; ".join(text for text, true in (("ours is larger", larger), ("provisional", slow)) if true)
+
+
+def mostly_slow(file: CellFile) -> bool:
+    """Whether a cell on a CPU was measured without waiting for fast memory, or most of its texts met slow memory all the same."""
+    if file.report.machine.cuda or file.cell.get("replay"):
+        return False
+    counts = slow_texts(file)
+    return counts is None or 2 * sum(counts.values()) > file.report.prompts * len(counts)
 
 
 def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:
@@ -132,11 +153,12 @@ def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile],
     if scale.pad_target != PADDED:
         return render_padded(papers, scale, cells, failed or {}, pictures or {})
     compared = {table.name: results(table, cells.get(table.cell.name)) for paper in papers for table in paper.tables(scale)}
-    parts = [opening(scale, cells), headlines(papers, scale, compared), how_to_read(cells)]
+    summaries = [f"{text}\n" for paper in papers if paper.summary and (text := paper.summary(cells))]
+    parts = [opening(scale, cells), headlines(papers, scale, compared), *summaries, how_it_is_made(scale, cells), how_to_read(cells)]
     parts += [overview(papers, scale, compared), operating_points(papers, scale, cells, (pictures or {}).get(POINTS)), DATA_WORDS]
     for paper in papers:
         parts.append(f"## {paper.title}\n")
-        parts.append(f"Made by `{command_of(paper, scale, cells)}`.\n")
+        parts.append(f"{paper.citation}{'. ' if paper.citation else ''}Made by `{command_of(paper, scale, cells)}`.\n")
         shared = shared_words(paper.tables(scale))
         parts += bullets(shared)
         for table in paper.tables(scale):
@@ -203,23 +225,27 @@ def command_of(paper: Paper, scale: Scale, cells: Mapping[str, CellFile], cell: 
 
 
 def opening(scale: Scale, cells: Mapping[str, CellFile]) -> str:
-    """What the page is, in what setting its verdicts hold, and how to run it."""
-    minutes = sum(file.seconds for file in cells.values()) / 60
+    """What the page is, and in what setting its verdicts hold."""
     counted = sum(1 for file in cells.values() if file.cell.get("replay"))
-    remarks = "".join(f"{text}\n" for text in remarks_on(scale, cells))
     return ("# The papers' tables, run here\n\n"
-            f"This page puts the values of five papers beside ours. {len(cells) - counted} cells are measured and {counted} are counted by "
-            f"replay, at the commits that stand under each table. A verdict is about this setting: a target of 135 M parameters that is "
-            f"padded to the cost of {scale.padded}, CPU cores that share one memory, a few prompts, and answers of at most "
-            f"{scale.max_tokens} tokens (SPRINTER's 20). \"Not reproduced\" does not say that a paper is wrong on its own hardware.\n\n"
-            "Made by `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses the "
-            "cell that it was in, up to an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
+            f"This page puts the values of five papers beside ours. A cell is one benchmark run: one pair of models, one set of prompts, "
+            f"several methods. {len(cells) - counted} cells are measured; {counted} are counted by replay of the methods on recorded "
+            "texts, which gives exact counts and no times. Each table names its commit. A verdict is about this setting: a target of 135 M "
+            f"parameters that is padded to the cost of {scale.padded}, CPU cores that share one memory, a few prompts, and answers of at "
+            f"most {scale.max_tokens} tokens (SPRINTER's 20). \"Not reproduced\" does not say that a paper is wrong on its own hardware. "
+            "Three tables were also measured [on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
+            + "".join(f"{text}\n" for text in remarks_on(scale, cells)))
+
+
+def how_it_is_made(scale: Scale, cells: Mapping[str, CellFile]) -> str:
+    """How to run it."""
+    minutes = sum(file.seconds for file in cells.values()) / 60
+    return ("**Made by** `make papers DATA=data`, sized for six hours on two cores and resumable cell by cell: what is interrupted loses "
+            "the cell that it was in, up to an hour. `make papers FLAGS=--quick` is sized for 20 minutes. `data` is a folder that holds "
             "the data sets below, at any depth. A full run on them writes this page; `draftwell papers` by itself writes into "
             "`$DRAFTWELL_HOME/papers` unless `--page` says otherwise. "
             f"These cells (a {scale.name} run) took {minutes:.0f} minutes. A fresh clone shows the cells that the project keeps "
-            "(`components/papers/measured`); a run of your own takes their place, cell by cell. Three tables were also measured "
-            "[on a GPU](https://github.com/draftwell/draftwell/blob/main/docs/papers-gpu.md).\n\n"
-            f"{remarks}")
+            "(`components/papers/measured`); a run of your own takes their place, cell by cell.\n")
 
 
 def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequence[Result]]) -> str:
@@ -233,8 +259,9 @@ def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequ
             theirs, ours = [one.paper for one in found if one.paper is not None], [one.ours.value for one in found if one.ours]
             verdicts = Counter(str(one.verdict) for one in found)
             if found:
-                rows.append([paper.name, headline.what, str(len(found)), span(theirs), span(ours),
-                             ", ".join(f"{name} {count}" for name, count in verdicts.items())])
+                every = span([one.ours.value for one in known if one.ours])
+                rows.append([paper.name, headline.what, span(theirs), span(ours),
+                             ", ".join(f"{name} {count}" for name, count in verdicts.items()), f"{every} ({len(known)})"])
     return f"{HEADLINE_WORDS}\n\n{markdown(HEADLINE_COLUMNS, rows)}\n" if rows else ""
 
 
@@ -254,25 +281,27 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
             "format). Zeros pad it (`--pad-target`) until its passes cost what those of a larger model do; padding changes no output. "
             "`smollm2-135m` drafts with a distilled model of 4 layers whose head covers 8,192 tokens. `near-copy-N` drafts with N of the "
             "target's own layers, `near-copy-int8` with its weights rounded to 8 bits: they stand in the place of large models of one "
-            "family. Each pair of ours stands beside the pair of the paper whose acceptance is nearest.\n\n"
+            "family. In SPIDE's tables each pair of ours stands beside the paper's of nearest acceptance. In the others it is the pair "
+            "that we have, and accepts much less where the paper's rate can be computed, which stands below each table.\n\n"
             "**Equal cores** (`@1+1`): each model has a share of the cores, in serial strategies too; measured plain decoding has all of "
             "them. Rows \"over plain, equal cores\" divide by plain decoding on the target's share, which is computed from timed passes "
-            f"and never run{plain_share_span(cells)}. **Values** are ratios unless a row says otherwise, and **intervals** bootstraps "
-            "over prompts, 5 % left out at each end. Where a paper prints no ratio, its value is computed from the values that it prints, "
-            "rounded to two digits. **MAT** is accepted draft tokens per token that is sampled from the target behind a draft: the mean "
-            "run between corrections, not tokens per target call. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
+            f"and never run{plain_share_span(cells)}. **Values** are ratios unless a row says otherwise, and **intervals** are 90 % "
+            "bootstrap intervals over prompts. Where a paper prints no ratio, its value is computed from the values that it prints, "
+            "rounded to two digits. **MAT**, as in SPIDE's paper, is accepted draft tokens divided by tokens that are sampled from the "
+            "target after a draft (corrections and bonus tokens), not tokens per target call. A **first choice** is the target's most "
+            "likely token. More terms: [glossary](https://github.com/draftwell/draftwell/blob/main/docs/glossary.md).\n\n"
             f"{memory_of_the_machine(cells)}"
-            f"**Speeds are of decoding alone**, from the first token on: the target's reading of the prompt{reading_share(cells)} weighs "
+            f"**Speeds are of decoding alone**, after the first token: the target's reading of the prompt{reading_share(cells)} weighs "
             "more in these short answers than in most papers', which have hundreds of tokens, on GPUs. The draft model reads its prompt "
-            "behind the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
+            "after the first token, so its reading counts, except with PEARL and DuoDecoding, which draft before it: their decoding "
             "lacks that reading and the first draft. The column \"whole request\" has all of it. CSD's paper calls its speeds "
             "end-to-end and SPIDE's walltime; none says whether the prompt is in them.\n\n"
             "**Settings** are those of the fastest contender of each role; what else was tried stands under each table.\n\n"
-            f"The rule of verdicts: {RULE} {OTHERS}\n")
+            f"**The rule of verdicts:**\n\n{RULE}{OTHERS}")
 
 
-PROVISIONAL = (" Of cells that did not wait, or most of whose texts met slow memory all the same, verdicts of rows over plain are "
-               "provisional; counts do not depend on memory, and ratios to SD depend on it less.")
+PROVISIONAL = (" Of cells that did not wait, or most of whose texts met slow memory all the same, verdicts of rows over plain are marked "
+               "\"provisional\"; counts do not depend on memory, and ratios to SD depend on it less.")
 
 
 def plain_share_span(cells: Mapping[str, CellFile]) -> str:
@@ -287,11 +316,14 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     waited = [(sum(counts.values()), file.report.prompts * len(counts)) for file in measured if (counts := slow_texts(file)) is not None]
     slow, texts = (sum(numbers) for numbers in zip((0, 0), *waited, strict=True))
     between = sum(1 for file in measured if file.passes_timed)
+    paces = [1e3 / pace for file in measured if (pace := file.report.strategies[REFERENCE].decode_tokens_per_second)]
+    spread = f", and plain decoding took {min(paces):.0f} to {max(paces):.0f} ms a token in these cells" if paces else ""
     return ("**Intervals do not cover the state of the machine.** On a shared machine the rate at which all cores together read memory "
-            "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On the two "
-            "cores of the kept cells a target pass over one token then takes 70 ms instead of 50, one over eight tokens 80 instead of 73, "
-            "so slow moments favour speculation over plain decoding (and count against it in rows over plain, equal cores, whose base is "
-            "a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two verdicts. "
+            "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On two cores "
+            "a target pass over one token takes 50 ms at best and 70 ms then, one over eight tokens 73 and 80"
+            f"{spread}: so slow moments favour speculation over plain decoding (and count against it in rows over plain, equal cores, "
+            "whose base is a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two "
+            "verdicts. "
             "Full runs on CPUs wait for fast memory before each text and before the passes that are timed between them, for at most five "
             "minutes a cell (and as long for the hardware profile of a pair), and each table says how many texts of which contender met "
             f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here waited so"
@@ -345,8 +377,8 @@ def section(table: PaperTable, compared: Sequence[Result], file: CellFile | None
     own = [text for text in (table.why, *table.notes) if text not in said]
     words = " ".join([*own, *filter(None, (acceptance_words(table, file), runs_words(table, file)))])
     words += f"\n\n{asides(file)}" if file else ""
-    text = (f"### {table.title}\n\nThere: {table.theirs}. Here: {table.ours}{source}.{missing} Alone: "
-            f"`{command}`.\n\n"
+    text = (f"### {table.title}\n\nPaper: {table.theirs}. Ours: {table.ours}{source}.{missing} To run only "
+            f"this table: `{command}`.\n\n"
             f"{markdown(COLUMNS, [result.cells() for result in compared])}\n{words}\n")
     steps = gain_steps(file, table.pair) if file and table.pair and table.formulas else []
     text += f"\n{GAIN_WORDS}\n\n{markdown(GAIN_COLUMNS, [[what, f'{value:.2f}'] for what, value in steps])}" if steps else ""
@@ -422,8 +454,9 @@ def runs_words(table: PaperTable, file: CellFile | None) -> str:
     if not ours or ours >= 1:
         return ""
     values = [run_lengths(alpha, table.pair.gamma) for alpha in (table.pair.alpha, ours)]
-    return (f"With tokens of one chance each, MAT over SD's at γ {table.pair.gamma} is 1 / (1 − α^γ) where nothing cuts drafts short: "
-            f"{values[0]:.2f} at the paper's acceptance, {values[1]:.2f} at ours; where tokens are alike in runs, both are more.")
+    return (f"With tokens that are accepted independently, MAT over SD's at γ {table.pair.gamma} is 1 / (1 − α^γ) where nothing cuts "
+            f"drafts short: {values[0]:.2f} at the paper's acceptance, {values[1]:.2f} at ours; where acceptance is correlated along the "
+            "text, both are more.")
 
 
 def source_words(source: str) -> str:

@@ -56,7 +56,10 @@ def agreement_words(rows: Sequence[Prediction]) -> str:
         if some:
             right = sum(abs(round(row.share, 2) - 1) <= CLOSE + 1e-9 for row in some)  # as it is printed
             said.append(f"{right} of {len(some)} of {name}")
-    return f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}." if said else ""
+    spread = [(min(values), max(values)) for values in zip(*((row.predicted, row.measured) for row in rows if row.over), strict=True)]
+    ranges = "" if not spread else (f" SPIDE over SD is predicted at {spread[0][0]:.2f} to {spread[0][1]:.2f} and measured at "
+                                    f"{spread[1][0]:.2f} to {spread[1][1]:.2f}.")
+    return f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}.{ranges}" if said else ""
 
 
 def predictions(file: CellFile) -> list[Prediction]:

@@ -161,6 +161,7 @@ class Paper:
 
     Args:
         name: as `--only` takes it.
+        citation: the paper's title and authors.
         tables: its tables in a run of a size.
         untestable: (what, reason) of what cannot be tested here.
         open: what could be run here and is not yet.
@@ -168,6 +169,7 @@ class Paper:
         elsewhere: (what, result) of what was measured or counted here by other means than this command.
         inconsistencies: (what, how) of values that differ within the paper, or follow from others of it by arithmetic.
         headlines: what the page begins with.
+        summary: makes a sentence that follows the headlines, of the measured cells (name → `CellFile`); empty where it has nothing to say.
         appendix: makes Markdown under its tables, of the measured cells (name → `CellFile`): what follows from the paper's own figures,
             and ours next to them.
     """
@@ -175,12 +177,14 @@ class Paper:
     name: str
     title: str
     tables: Callable[[Scale], tuple[PaperTable, ...]]
+    citation: str = ""
     untestable: tuple[tuple[str, str], ...] = ()
     open: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
     inconsistencies: tuple[tuple[str, str], ...] = ()
     headlines: tuple[Headline, ...] = ()
+    summary: Callable[[Mapping[str, Any]], str] | None = None
     appendix: Callable[[Mapping[str, Any]], str] | None = None
 
 

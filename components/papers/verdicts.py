@@ -16,20 +16,19 @@ SMALLEST, LARGEST = 0.5, 2.0
 """Shares of the paper's effect, which is what its value is beyond "no effect", between which ours must lie to count as the paper's."""
 UNIT = 0.2
 """What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
-RULE = ("**reproduced**: our whole interval is on the paper's side of \"no effect\", and our value is within "
-        f"{CLOSE:.0%} of the paper's, its distance from \"no effect\" between half and twice the paper's; **direction only**: the first of "
-        "these alone (also where ours is far beyond it); "
-        "**undecided**: our interval holds both \"no effect\" and the paper's value; **not reproduced**: none of these. "
-        f"An interval wider than {WIDEST:.0%} of our value that holds \"no effect\" or the paper's value decides nothing (**too few "
-        "prompts**). "
-        f"A paper's value within {NO_EFFECT:.0%} of \"no effect\" has no side: it is reproduced where ours is within {NO_EFFECT:.0%} of it "
-        f"and our whole interval within {CLOSE:.0%}, undecided where that fails and our interval holds it. A value that has no "
-        f"\"no effect\", such as an acceptance rate, is reproduced within {CLOSE:.0%}, undecided where that fails and our interval holds "
-        f"it. Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: "
-        f"{100 * CLOSE * UNIT:.0f}, {100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.")
-OTHERS = ("**no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. "
-          "**not testable here**: the models, the data or the judge are not available, with the reason. "
-          "**open**: it could be run here and has not been.")
+RULE = (f"- **reproduced**: our whole interval is on the paper's side of \"no effect\" (1 for ratios), our value is within {CLOSE:.0%} of "
+        "the paper's, and its distance from \"no effect\" is between half and twice the paper's. Of a paper's value within "
+        f"{NO_EFFECT:.0%} of \"no effect\", which has no side: ours is within {NO_EFFECT:.0%} of it, and our whole interval within "
+        f"{CLOSE:.0%}. Of a value without a \"no effect\", such as an acceptance rate: within {CLOSE:.0%}.\n"
+        "- **direction only**: our whole interval is on the paper's side, but the value is another (also where it is far beyond).\n"
+        "- **undecided**: our interval holds both \"no effect\" and the paper's value; or the paper's value alone, where it has no side.\n"
+        f"- **too few prompts**: our interval is wider than {WIDEST:.0%} of our value, and holds \"no effect\" or the paper's value.\n"
+        "- **not reproduced**: none of these.\n"
+        f"- Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: {100 * CLOSE * UNIT:.0f}, "
+        f"{100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.\n")
+OTHERS = ("- **no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. **not "
+          "testable here**: the models, the data or the judge are not available, with the reason. **open**: it could be run here and has "
+          "not been.\n")
 
 
 class Verdict(StrEnum):

@@ -33,7 +33,8 @@ def test_measured_over_predicted_leaves_the_prompts_reading_out() -> None:
     assert (row.cells()[-1], row.measured) == ("100%", pytest.approx(predicted))
     worse = row._replace(measured=0.8 * row.measured)
     assert agreement_words([row, worse]) == "Within 15% of what acceptance and passes predict: 1 of 2 of vanilla SD."
-    assert agreement_words([worse._replace(over="SD")]).endswith("predict: 0 of 1 of SPIDE over SD.")
+    assert agreement_words([worse._replace(over="SD", predicted=1.1, measured=0.8)]).endswith(
+        "predict: 0 of 1 of SPIDE over SD. SPIDE over SD is predicted at 1.10 to 1.10 and measured at 0.80 to 0.80.")
 
 
 def test_leviathans_formula_is_over_plain_decoding_with_all_cores() -> None:

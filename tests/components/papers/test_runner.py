@@ -20,8 +20,9 @@ from components.papers.asides import asides, over_by_seed, sequence_words
 from components.papers.cell_file import CellFile, Costs, cell_of, read_cell
 from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
+from components.papers.estimates import Estimate
 from components.papers.made_of import MadeOf
-from components.papers.page import POINTS, render, results
+from components.papers.page import POINTS, remark_on, render, results
 from components.papers.pass_times import PassTimes
 from components.papers.plots import draw_points, draw_table
 from components.papers.points import measured_points, published_points
@@ -136,6 +137,33 @@ def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(measured: tu
     assert compared(0.021, 0.1, 0.1) == compared(0.0049, 0.1, 0.1) == [False, False, True], "speeds alone"
     assert compared(0.021, 0.1, None) == [True, True, True]
     assert compared(0.01, 0.125, 0.1) == [False, True, True], "plain decoding was faster than its passes"
+
+
+def test_verdicts_that_slow_memory_may_have_made_are_provisional(measured: tuple[Path, CellFile]) -> None:
+    """Of a cell that did not wait, or most of whose texts met slow memory: rows over plain, and no others."""
+    _, file = measured
+    speed, calls = Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SPIDE: calls", 1.1, "calls", "SPIDE", "SD")
+
+    def marks(rates: list[float | None]) -> list[str]:
+        entries = {label: entry.model_copy(update={"per_prompt": tuple(row.model_copy(update={"memory_rate": rate})
+                                                                       for row, rate in zip(entry.per_prompt, rates, strict=True))})
+                   for label, entry in file.report.strategies.items()}
+        read = file.model_copy(update={"report": file.report.model_copy(update={"strategies": entries}), "best_memory_rate": None})
+        return [remark_on(row, Estimate(1.4, 1.3, 1.5), Verdict.REPRODUCED, read) for row in (speed, calls)]
+
+    assert marks([None, None, None]) == ["provisional", ""]
+    assert marks([50.0, 30.0, 30.0]) == ["provisional", ""]
+    assert marks([50.0, 49.0, 30.0]) == ["", ""]
+    assert remark_on(speed, Estimate(1.4, 1.3, 1.5), Verdict.NOT_COMPARABLE, file) == ""
+
+
+def test_a_value_that_fails_because_it_is_larger_says_so(measured: tuple[Path, CellFile]) -> None:
+    _, file = measured
+    row = Row("CSD: speed over SD", 1.03, "speed", "CSD", "SD")
+    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED, file) == "ours is larger"
+    assert remark_on(row, Estimate(0.9, 0.85, 0.95), Verdict.NOT_REPRODUCED, file) == ""
+    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.DIRECTION, file) == ""
+    assert remark_on(Row("a loss", 0.8, "speed", "CSD", "SD"), Estimate(1.2, 1.1, 1.3), Verdict.NOT_REPRODUCED, file) == "", "another side"
 
 
 def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(measured: tuple[Path, CellFile]) -> None:
@@ -393,7 +421,7 @@ def test_a_page_of_nothing_says_that_it_is_open() -> None:
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
-    assert "0 cells are measured and 0 are counted" in text
+    assert "0 cells are measured; 0 are counted" in text
     assert "(a tiny run) took 0 minutes" in text
 
 
