@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.bench.metrics import REFERENCE
 from components.papers.asides import asides, curves, device_words, slow_texts, tried
 from components.papers.cell_file import CellFile
-from components.papers.cells import PADDED, PLAIN, PLAIN_SHARE, QUICK, Scale
-from components.papers.confidence import positions, row_words, share_kept
-from components.papers.estimates import Estimate, losses
+from components.papers.cells import PADDED, PLAIN_SHARE, QUICK, Scale
+from components.papers.comparison import COLUMNS, Result, costs_otherwise, results
+from components.papers.estimates import losses
 from components.papers.flops import flops_table, flops_words
 from components.papers.formulas import run_lengths
 from components.papers.gain import COLUMNS as GAIN_COLUMNS
@@ -26,14 +25,11 @@ from components.papers.public import DATA_WORDS, STAND_IN
 from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
 from components.papers.rounds import round_costs, rounds_table
-from components.papers.tables import Paper, PaperTable, Row
-from components.papers.verdicts import OTHERS, RULE, Verdict, verdict
+from components.papers.tables import Paper, PaperTable
+from components.papers.verdicts import OTHERS, RULE, Verdict
 from components.prompts.overlap import unknown_words
-from components.report.tables import markdown, number
+from components.report.tables import markdown, number, span
 
-OTHER_COST = 2.0
-"""Times the paper's c, or its part, up to which speeds get a verdict."""
-COLUMNS = ("value", "paper", "here", "interval", "whole request", "settings", "verdict")
 OVERVIEW_WORDS = ("Values are counted, and items of the lists \"Not in the tables\" in the last two columns. A value that stands beside "
                   "two pairs of ours, or is judged in two rows, counts twice.")
 POINT_COLUMNS = ("cell", "pair", "c", "acceptance of SD", "fastest SD over plain, decoding", "its γ", "plain decoding, tokens/s")
@@ -66,79 +62,6 @@ KNOWN_UNKNOWN = unknown_words(["distilled_draft"])
 """Of the source of prompts: what `DATA_WORDS` says for all tables."""
 SPIDE_WORDS = ("SPIDE over SD is predicted text by text: Algorithm 1 and SD's rounds with passes as they were measured, a token's chance "
                "of acceptance as in that text, and no draft beyond the text's end.")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row, compared."""
-
-    what: str
-    paper: float | None
-    ours: Estimate | None
-    verdict: Verdict
-    whole: float | None = None
-    settings: str = ""
-    remark: str = ""
-
-    def cells(self) -> list[str]:
-        """As text, in `COLUMNS`."""
-        ours = self.ours
-        return [self.what, number(self.paper, ".2f"), "–" if ours is None else f"{ours.value:.2f}",
-                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", number(self.whole, ".2f"), self.settings,
-                f"{self.verdict} ({self.remark})" if self.remark else str(self.verdict)]
-
-
-def results(table: PaperTable, file: CellFile | None) -> list[Result]:
-    """The rows of a table; those of a cell that was not measured are open."""
-    measured = None if file is None else file.measured()
-    found = []
-    for row in table.rows:
-        ours = None if measured is None else measured.estimate(row)
-        judged = verdict(row.paper, ours, row.neutral, comparable=is_comparable(table, row, file), flattered=row.flattered)
-        whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
-        found.append(Result(row.what, row.paper, ours, judged, whole, settings, remark_on(row, ours, judged, file)))
-    for confidence_bin, paper in table.confidence.items():
-        texts = file.confidence if file else ()
-        ours = share_kept(texts, confidence_bin) if texts else None
-        found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None, comparable=False),
-                            settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
-    for ratio, paper in table.aucs.items():
-        auc = Estimate(*file.roc[ratio].auc) if file and ratio in file.roc else None
-        found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
-                            settings=f"λ {ratio}; 95 % interval"))
-    return found
-
-
-def remark_on(row: Row, ours: Estimate | None, judged: Verdict, file: CellFile | None) -> str:
-    """What a reader of a verdict must know: that ours is larger where that is why it fails, and that slow memory may have made it."""
-    if file is None or ours is None or row.paper is None or judged == Verdict.NOT_COMPARABLE:
-        return ""
-    larger = judged == Verdict.NOT_REPRODUCED and row.neutral is not None and ours.low > row.paper >= row.neutral
-    slow = row.metric == "speed" and row.against in (PLAIN, PLAIN_SHARE) and mostly_slow(file)
-    return "; ".join(text for text, true in (("ours is larger", larger), ("provisional", slow)) if true)
-
-
-def mostly_slow(file: CellFile) -> bool:
-    """Whether a cell on a CPU was measured without waiting for fast memory, or most of its texts met slow memory all the same."""
-    if file.report.machine.cuda or file.cell.get("replay"):
-        return False
-    counts = slow_texts(file)
-    return counts is None or 2 * sum(counts.values()) > file.report.prompts * len(counts)
-
-
-def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:
-    """Whether a row's value, as it was measured, may be compared with the paper's."""
-    if row.metric == "speed" and costs_otherwise(table, file):
-        return False
-    drifted = file is not None and file.drift is not None
-    return row.comparable and not (drifted and row.against == PLAIN_SHARE)
-
-
-def costs_otherwise(table: PaperTable, file: CellFile | None) -> bool:
-    """Whether a draft pass costs so much more or less here that speeds say nothing of the paper's."""
-    if table.cost is None or file is None or file.cost is None:
-        return False
-    return not 1 / OTHER_COST <= file.cost / table.cost <= OTHER_COST
 
 
 def render(papers: Sequence[Paper], scale: Scale, cells: Mapping[str, CellFile], failed: Mapping[str, str] | None = None,
@@ -263,16 +186,6 @@ def headlines(papers: Sequence[Paper], scale: Scale, compared: Mapping[str, Sequ
                 rows.append([paper.name, headline.what, span(theirs), span(ours),
                              ", ".join(f"{name} {count}" for name, count in verdicts.items()), f"{every} ({len(known)})"])
     return f"{HEADLINE_WORDS}\n\n{markdown(HEADLINE_COLUMNS, rows)}\n" if rows else ""
-
-
-def span(values: Sequence[float]) -> str:
-    """The lowest and the highest value.
-
-    >>> span([1.35, 1.812]), span([1.2]), span([])
-    ('1.35 to 1.81', '1.20', '–')
-    """
-    ends = list(dict.fromkeys(f"{end:.2f}" for end in (min(values), max(values)))) if values else ["–"]
-    return " to ".join(ends)
 
 
 def how_to_read(cells: Mapping[str, CellFile]) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from components.papers.asides import Curve
+from components.papers.comparison import Result
 from components.papers.confidence import ABOVE, FIGURE_4, FIGURE_4_PAIR, Counts
 from components.papers.estimates import Estimate, Loss
-from components.papers.page import Result
 from components.papers.points import Point
 from components.papers.rejections import RejectedPair
 from components.papers.roc import Roc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import mean
 
 from components.papers.cell_file import CellFile
@@ -13,7 +13,7 @@ from components.papers.formulas import leviathan_speedup, token_acceptance
 from components.papers.gain import by_papers_conditions, gain_steps, spides_formula
 from components.papers.predictions import CLOSE
 from components.papers.tables import EQUAL_PLAIN, Headline, Paper, PaperTable, PublishedPair, Row, drafts_early
-from components.report.tables import markdown
+from components.report.tables import markdown, span
 
 METHODS = ("SD", "SVIP", "D&V", "PEARL", "SPIDE")
 THEIR_PAIRS = ("Vicuna 68M & 13B", "Vicuna 160M & 33B", "Pythia 160M & 12B", "DeepSeek 1.3B & 33B", "TinyLlama 1.1B & CodeLlama 34B",
@@ -263,11 +263,11 @@ def best_settings(cells: Mapping[str, CellFile]) -> str:
                 measured = counts.measured()
                 costs = None if timed is None else timed.costs
                 ratio = "–" if costs is None or costs.busy is None else f"{min(costs.busy[1].values()) / costs.busy[0]:.1f}"
-                best = [nearly_best(measured, role, key) for role, key in (("SD", "num_speculative_tokens"), ("SPIDE", "tau"))]
+                best = nearly_best(measured, "SD", "num_speculative_tokens"), nearly_best(measured, "SPIDE", "tau")
                 papers = TABLE_17[theirs], TABLE_18_TAU[data][theirs]
                 inside = [count + (min(ours) <= one <= max(ours)) for count, one, ours in zip(inside, papers, best, strict=True)]
-                lines.append([f"{pair}, {name}", THEIR_PAIRS[theirs], str(papers[0]), span(*best[0]), str(papers[1]), span(*best[1]),
-                              str(TABLE_18[theirs]), ratio])
+                settings = [text for one, ours in zip(papers, best, strict=True) for text in (str(one), span(ours, "g"))]
+                lines.append([f"{pair}, {name}", THEIR_PAIRS[theirs], *settings, str(TABLE_18[theirs]), ratio])
     return "" if not lines else (
         "\n### Tables 17 and 18: the fastest settings\n\n"
         f"Ours are those whose speed, predicted from counts at the paper's s, is within {NEARLY:.0%} of the fastest; γ was tried from "
@@ -284,15 +284,6 @@ def nearly_best(measured: Measured, role: str, parameter: str) -> list[float]:
     return [float(entry.parameters[parameter]) for entry, one in zip(entries, paces, strict=True) if one <= (1 + NEARLY) * min(paces)]
 
 
-def span(*values: float) -> str:
-    """Lowest to highest.
-
-    >>> span(5.0, 7.0, 6.0), span(0.7)
-    ('5 to 7', '0.7')
-    """
-    return " to ".join(dict.fromkeys(f"{end:g}" for end in (min(values), max(values))))
-
-
 def summary(cells: Mapping[str, CellFile]) -> str:
     """What its formulas say of the paper's gain for the pairs that stand beside measured ones of ours, and of ours."""
     pairs, lost = [], []
@@ -304,21 +295,12 @@ def summary(cells: Mapping[str, CellFile]) -> str:
             lost.append(steps[2][1] / steps[1][1])
     if not pairs:
         return ""
-    ranges = [between(values) for values in ([by_papers_conditions(pair) for pair in pairs], [pair.gain for pair in pairs],
+    ranges = [span(values) for values in ([by_papers_conditions(pair) for pair in pairs], [pair.gain for pair in pairs],
                                              [pair.gain * pair.sd_share / by_papers_conditions(pair) for pair in pairs],
                                              [pair.sd_share for pair in pairs], lost)]
     return ("**SPIDE's gain.** With the paper's own acceptance, costs and settings the formulas give {} times SD for the pairs that stand "
             "beside ours; the paper reports {}. Its SPIDE reaches {} of what they say, its SD {}. Here the two models share one memory and "
             "slow each other, which takes a factor of {} from the gain.".format(*ranges))
-
-
-def between(values: Sequence[float]) -> str:
-    """Lowest to highest.
-
-    >>> between([1.31, 0.98])
-    '0.98 to 1.31'
-    """
-    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def appendix(cells: Mapping[str, CellFile]) -> str:

@@ -43,3 +43,12 @@ def first_turns(several: int) -> str:
     ('30 prompts (of 2 with several turns the first only)', '')
     """
     return f" (of {several} with several turns the first only)" if several else ""
+
+
+def span(values: Sequence[float], form: str = ".2f") -> str:
+    """The lowest and the highest value.
+
+    >>> span([1.35, 1.812]), span([1.2]), span([]), span([5.0, 7.0, 6.0], "g")
+    ('1.35 to 1.81', '1.20', '–', '5 to 7')
+    """
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values)))) if values else "–"

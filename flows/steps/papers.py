@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import Cell, Scale, padding_name
+from components.papers.comparison import results
 from components.papers.made_of import MadeOf
-from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, further, render, results
+from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, further, render
 from components.papers.plots import draw_confidence, draw_curves, draw_losses, draw_points, draw_ratios, draw_roc, draw_rounds, draw_table
 from components.papers.points import measured_points, published_points
 from components.papers.replays import SLOTS

@@ -14,7 +14,8 @@ from components.papers.asides import contention_words, curves, identity_words, m
 from components.papers.catalogue import PAPERS
 from components.papers.cell_file import CellFile, counted_texts
 from components.papers.cells import FULL, Cell
-from components.papers.page import CONFIDENCE, POINTS, further, render, results
+from components.papers.comparison import results
+from components.papers.page import CONFIDENCE, POINTS, further, render
 from components.papers.prompts import choose
 from components.papers.public import STAND_IN
 from components.papers.tables import without_replayed

@@ -15,7 +15,7 @@ from components.papers import runner
 from components.papers.cell_file import CellFile, read_cell
 from components.papers.cells import Cell, Scale, sized
 from components.papers.committed import compact
-from components.papers.page import results
+from components.papers.comparison import results
 from components.papers.prompts import choose
 from components.papers.rejections import RejectedPair
 from components.papers.replays import constant_costs

@@ -20,9 +20,10 @@ from components.papers.asides import asides, over_by_seed, sequence_words
 from components.papers.cell_file import CellFile, Costs, cell_of, read_cell
 from components.papers.cells import FULL, PLAIN, PLAIN_SHARE, QUICK, Cell, Scale, choice_of, sized
 from components.papers.committed import FOLDER
+from components.papers.comparison import remark_on, results
 from components.papers.estimates import Estimate
 from components.papers.made_of import MadeOf
-from components.papers.page import POINTS, remark_on, render, results
+from components.papers.page import POINTS, render
 from components.papers.pass_times import PassTimes
 from components.papers.plots import draw_points, draw_table
 from components.papers.points import measured_points, published_points
