@@ -21,6 +21,8 @@ FORMAT = 2
 """Of the files of cells; part of every key."""
 PADDED = 1.1e9
 """Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to it."""
+TRAINING_PROMPTS = 64
+"""Of a verifier that is trained for a cell, unless the cell sets its own."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
 PLAIN_SHARE = "plain, equal cores"
@@ -108,11 +110,16 @@ class Cell(Settings):
                                "at this ratio of costs, and none is run")
 
     rejections: bool = Field(False, description="of a cell that is replayed: keep how likely the target finds the draft's rejected tokens")
+    verifiers: dict[str, str] = Field({}, description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is trained on "
+                                      "these prompts before the bench; the first role's are of the kind that is measured")
+    training_prompts: int = Field(TRAINING_PROMPTS, ge=3, description="of each verifier")
 
     @model_validator(mode="after")
     def _possible(self) -> Cell:
         if self.rejections and self.replay is None:
             raise ValueError("rejections are kept of a cell that is replayed: set replay, or leave rejections out")
+        if both := sorted({*self.contenders} & {*self.verifiers}):
+            raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
         if self.seeds > 1 and not self.temperature:
             raise ValueError("greedy texts are the same with every seed: leave seeds out, or set a temperature")
         return self
@@ -125,7 +132,18 @@ class Cell(Settings):
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
         choices = self.choices()
         known = dict(zip(choices, labels_of(choices), strict=True))
-        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
+        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()},
+                **{role: [role] for role in self.verifiers}}
+
+    @property
+    def collects(self) -> bool:
+        """Whether texts are collected for it, several at once."""
+        return self.replay is not None or bool(self.verifiers)
+
+    @property
+    def roles(self) -> list[str]:
+        """All but plain decoding."""
+        return [*self.contenders, *self.verifiers]
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
@@ -138,7 +156,8 @@ class Cell(Settings):
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
-        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections}
+        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections,
+                 "verifiers": not self.verifiers, "training_prompts": not self.verifiers}
         return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:

@@ -26,6 +26,7 @@ from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
 from components.papers.rounds import round_costs, rounds_table
 from components.papers.tables import Paper, PaperTable
+from components.papers.trained import trained_table
 from components.papers.verdicts import OTHERS, RULE, Verdict
 from components.prompts.overlap import unknown_words
 from components.report.tables import markdown, number, span
@@ -54,6 +55,9 @@ FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all core
                  "same texts, so only costs are predicted.")
 ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
              "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
+TRAINED_WORDS = ("The verifiers' scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
+                 "the λ that a verifier was trained for and that says what is acceptable. Features and penalty are those that "
+                 "cross-validation chose for λ 1.2 on the training texts; 95 % intervals over prompts. The picture is of the first row's:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
                    "the target at temperature 1:")
 ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing (the rest "
@@ -336,7 +340,11 @@ def timed_words(times: int) -> str:
 
 def further_tables(table: PaperTable, file: CellFile) -> str:
     """What a cell has besides its rows: a verifier's ROC, rejected pairs, the parts of a round."""
-    text = f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file.roc else ""
+    text = ""
+    if file.aucs:
+        text += f"\n{TRAINED_WORDS}\n\n{trained_table(file.aucs, file.roc)}"
+    elif file.roc:
+        text += f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}"
     if file.rejections:
         text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
     if table.flops:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from components.papers.cells import QUICK, Scale, sized
+from dataclasses import dataclass
+
+from components.papers.cells import QUICK, TRAINING_PROMPTS, Scale, sized
 from components.papers.formulas import Flops, forward_flops, sd_flops, sprinter_flops
-from components.papers.tables import Headline, Paper, PaperTable, Row, overlap_rows, quality_rows
+from components.papers.tables import Headline, Paper, PaperTable, Row, overlap_rows, quality_rows, wins_row
 
 TOKENS = 20
 """Of every answer, as in the paper."""
@@ -20,6 +22,33 @@ WIN_TIE = 0.452
 """Table 1, Wiki-Summary with the same pair: share of answers that GPT-4 finds as good as SD's, or better."""
 AUCS = {"1.2": 0.9}
 """Figure 3, Wiki-Summary by section 3 of the paper; λ by Table 5."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A row of Table 4: one data set, decoded with a verifier that was trained on it and with one that was trained on the other.
+
+    Args:
+        title: of the paper's data set.
+        figure: the paper's of ROC curves by λ.
+        own, other: milliseconds a token, and share of answers that GPT-4 finds as good as SD's, or better.
+        over_sd: speed over SD of the verifier that was trained on it (Table 2).
+        auc: Figure 3, by section 3 of the paper.
+        data, where: name of `prompts.SETS` that stands for it here, and in words.
+    """
+
+    title: str
+    figure: int
+    own: tuple[float, float]
+    other: tuple[float, float]
+    over_sd: float
+    auc: float
+    data: str
+    where: str
+
+
+TABLE_4 = (Transfer("Wiki-Summary", 12, (0.56, 0.452), (0.57, 0.476), 1.64, 0.9, "continuation", "WikiText-2"),
+           Transfer("LM1B", 13, (0.46, 0.396), (0.51, 0.382), 1.83, 0.8, "maths", "GSM8K"))
 VOCAB = 50257
 FIGURE_10 = {
     "GPT-Neo-125M": (8.01, forward_flops(12, 768, 12, VOCAB, 2048)), "GPT-Neo-1.3B": (64.66, forward_flops(24, 2048, 16, VOCAB, 2048)),
@@ -37,6 +66,8 @@ OTHER_SPLIT = ("The row of the AUC gets no verdict: the published code takes its
                "the epoch by them (how much that adds is among what was measured by other means); ours is of prompts that the verifier has "
                "never seen. The paper is inconsistent: by its section 3 the AUC is .8 on LM1B and .9 on Wiki-Summary, by the caption "
                "of Figure 3 the other way round.")
+QUICK_TRAINING = 6
+"""Training prompts of a verifier in a quick run."""
 PROMPTS = 32
 """Of a full run: answers are short, and what is counted on them scatters."""
 
@@ -47,7 +78,12 @@ def at(tau: float) -> str:
 
 
 def tables(scale: Scale) -> tuple[PaperTable, ...]:
-    """Table 2."""
+    """Tables 2 and 4."""
+    return table_2(scale), *(table_4(scale, one, TABLE_4[1 - i]) for i, one in enumerate(TABLE_4))
+
+
+def table_2(scale: Scale) -> PaperTable:
+    """Wiki-Summary: speed, tokens per run and quality of the methods."""
     cell = sized(scale, name="sprinter-continuation", pair="smollm2-135m", pad_target=scale.pad_target, data="continuation",
                  temperature=1.0, max_tokens=TOKENS, prompts=scale.prompts if scale.name == QUICK.name else PROMPTS, contenders={
                      "SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT),
@@ -71,10 +107,33 @@ def tables(scale: Scale) -> tuple[PaperTable, ...]:
            "of them as SPRINTER at τ .3. Of the paper's own measures ROUGE is below (its Figure 7 has no values in the text), against the "
            "article's next words; GPT-4 as a judge (Table 1) is not available, and in its place is how often ROUGE-L is SD's or more.")
     theirs = "GPT-Neo 125M & 1.3B, Wiki-Summary, 20 tokens, sampled (the paper names no temperature)"
-    return (PaperTable("sprinter-2", "Tables 2 and 3, Figure 3 (Wiki-Summary), on continuations of WikiText-2", theirs,
-                       f"smollm2-135m, target padded to {scale.padded}, T = 1, {TOKENS} tokens", cell, tuple(rows), why,
-                       notes=(OTHER_TAUS, OTHER_RUNS, OTHER_SPLIT), aucs=AUCS, flops=GPT_NEO, acceptance=at_least(TABLE_2["SD"][0]),
-                       acceptance_from="at least: its 2.17 accepted tokens a run with drafts of any length; it does not name its γ"),)
+    return PaperTable("sprinter-2", "Tables 2 and 3, Figure 3 (Wiki-Summary), on continuations of WikiText-2", theirs,
+                      f"smollm2-135m, target padded to {scale.padded}, T = 1, {TOKENS} tokens", cell, tuple(rows), why,
+                      notes=(OTHER_TAUS, OTHER_RUNS, OTHER_SPLIT), aucs=AUCS, flops=GPT_NEO, acceptance=at_least(TABLE_2["SD"][0]),
+                      acceptance_from="at least: its 2.17 accepted tokens a run with drafts of any length; it does not name its γ")
+
+
+def table_4(scale: Scale, decoded: Transfer, other: Transfer) -> PaperTable:
+    """One data set, with a verifier that was trained on it and with one that was trained on the other."""
+    quick = scale.name == QUICK.name
+    own, elsewhere = (f"SPRINTER, trained on {one.where}" for one in (decoded, other))
+    cell = sized(scale, name=f"sprinter-transfer-{decoded.data}", pair="smollm2-135m", pad_target=scale.pad_target, data=decoded.data,
+                 temperature=1.0, max_tokens=TOKENS, prompts=scale.prompts if quick else PROMPTS,
+                 contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT)},
+                 verifiers={own: f"{decoded.data}-train", elsewhere: f"{other.data}-train"},
+                 training_prompts=QUICK_TRAINING if quick else TRAINING_PROMPTS)
+    rows = [Row(f"SPRINTER, trained on other texts: speed over trained on such texts ({decoded.where})", decoded.own[0] / decoded.other[0],
+                "speed", elsewhere, own),
+            Row(f"{own}: speed over SD", decoded.over_sd, "speed", own, "SD"),
+            Row(f"{elsewhere}: speed over SD", decoded.over_sd * decoded.own[0] / decoded.other[0], "speed", elsewhere, "SD"),
+            *quality_rows(own, elsewhere), wins_row(own, "SD", decoded.own[1]), wins_row(elsewhere, "SD", decoded.other[1])]
+    why = ("A verifier passes on what the draft's states tell of its own certainty, which is much the same on both kinds of text; how "
+           "many tokens pass at τ .5 depends on how many the target found acceptable where it was trained.")
+    return PaperTable(f"sprinter-4-{decoded.data}", f"Table 4 and Figure {decoded.figure}: {decoded.title}, on {decoded.where}",
+                      f"GPT-Neo 125M & 1.3B, decoded {decoded.title}, verifiers trained on {decoded.title} and {other.title}",
+                      f"smollm2-135m, target padded to {scale.padded}, T = 1, {TOKENS} tokens, decoded {decoded.where}, verifiers trained "
+                      f"on {decoded.where} and {other.where}, {cell.training_prompts} prompts each", cell, tuple(rows), why,
+                      notes=(OTHER_SPLIT,), aucs={"1.2": decoded.auc})
 
 
 def at_least(accepted: float) -> float:
@@ -134,8 +193,7 @@ PAPER = Paper(
          "the continuations of Table 2, drawn at T = 1, see the table of its ROC"),
     ),
     open=("Table 2, GPT2-Small & GPT2-XL", "Table 2, LM1B",
-          "Table 3, SD, Medusa and Eagle 2 on Spec-Bench",
-          "Table 4, latency after training on another data set", "Figures 12 and 13 (a verifier trained for each λ)"),
+          "Table 3, SD, Medusa and Eagle 2 on Spec-Bench"),
     inconsistencies=(
         ("Win-tie rate on LM1B, the verifier trained there", "39.6 in Table 4, 35.4 in Table 1"),
         ("λ of GPT-2 on Wiki-Summary", "1 in section A.5, 1.2 in Figure 12 and Table 5"),
