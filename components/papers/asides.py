@@ -63,7 +63,7 @@ def seed_words(file: CellFile) -> str:
     if seeds == 1:
         return ""
     base = measured.entry(PLAIN)
-    shown = {role: over_by_seed(measured.entry(role), base, seeds) for role in measured.cell.contenders}
+    shown = {role: over_by_seed(measured.entry(role), base, seeds) for role in measured.cell.roles}
     values = ", ".join(f"{role} {mean(ratios):.2f} ± {stdev(ratios):.2f}" for role, ratios in shown.items())
     return (f"Each prompt was decoded with {seeds} seeds; an interval's bootstrap draws prompts, with all of them. Mean and standard "
             f"deviation over seeds of the decoding speed over plain: {values}.")
@@ -159,7 +159,7 @@ def sequence_words(file: CellFile) -> str:
 def tried(file: CellFile) -> str:
     """Every contender's speed, target calls and MAT, as Markdown."""
     measured = file.measured()
-    roles = list(measured.cell.contenders)
+    roles = measured.cell.roles
     base = next((measured.entry(role) for role in BASES if role in measured.labels), None)
     rows = [tried_row(role, measured.entries[label], measured.entry(PLAIN), None if role in SD_ROLES[:2] else base)
             for role in roles for label in measured.labels[role]]

@@ -62,7 +62,11 @@ class CellFile(Frozen):
                                            "and how many of the draft's first choices were kept")
     certainty: dict[str, tuple[Certainty, ...]] = Field({}, description="of a cell whose contenders have three models: role → how certain "
                                                         "each is over the positions of each text that the target writes")
-    roc: dict[str, Roc] = Field({}, description="of a cell with SPRINTER: λ → how well its verifier ranks the draft's tokens")
+    roc: dict[str, Roc] = Field({}, description="of a cell with SPRINTER: λ → how well its verifier, or the first one that is "
+                                 "trained for it, ranks the draft's tokens")
+    aucs: dict[str, dict[str, tuple[float, float, float]]] = Field({}, description="of a cell that trains verifiers: role → λ → AUC of the "
+                                                                   "verifier that was trained for it, with the ends of its 95 % interval, "
+                                                                   "on the cell's prompts")
     rejections: tuple[RejectedPair, ...] = Field((), description="of a cell that is replayed for them: the draft's most frequent rejected "
                                                  "tokens, and how likely the target finds them")
     report: BenchReport

@@ -39,6 +39,7 @@ class Scale:
         gammas_all: the same where vanilla SD has all cores, which no other row of a table rests on.
         taus: SPIDE's thresholds, of which the fastest counts.
         replayed: prompts of cells that are replayed.
+        training: prompts of a verifier that is trained for a cell.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
         patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
@@ -53,6 +54,7 @@ class Scale:
     gammas_all: tuple[int, ...]
     taus: tuple[float, ...]
     replayed: int = 4
+    training: int = 6
     remark: str = ""
     pad_target: float = PADDED
     patience: float = 0.0
@@ -77,12 +79,12 @@ class Scale:
         return "" if self.pad_target == PADDED else f" --pad-target {self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
 
 
-QUICK = Scale("quick", prompts=2, max_tokens=16, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
-    "This is a quick run: 2 prompts of 16 tokens a cell (SPRINTER: 20), one draft length and one threshold. A bootstrap over 2 prompts "
+QUICK = Scale("quick", prompts=2, max_tokens=12, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
+    "This is a quick run: 2 prompts of 12 tokens a cell (SPRINTER: 20), one draft length and one threshold. A bootstrap over 2 prompts "
     "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
     "roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
-             replayed=32, patience=300.0, times=4)
+             replayed=32, training=64, patience=300.0, times=4)
 
 
 class Cell(Settings):
@@ -108,11 +110,18 @@ class Cell(Settings):
                                "at this ratio of costs, and none is run")
 
     rejections: bool = Field(False, description="of a cell that is replayed: keep how likely the target finds the draft's rejected tokens")
+    verifiers: dict[str, str] = Field({}, description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is trained on "
+                                      "these prompts before the bench; the first role's are of the kind that is measured")
+    training_prompts: int = Field(FULL.training, ge=3, description="of each verifier")
 
     @model_validator(mode="after")
     def _possible(self) -> Cell:
         if self.rejections and self.replay is None:
             raise ValueError("rejections are kept of a cell that is replayed: set replay, or leave rejections out")
+        if both := sorted({*self.contenders} & {*self.verifiers}):
+            raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
+        if self.verifiers and self.replay is not None:
+            raise ValueError("a replay trains no verifiers: leave replay or verifiers out")
         if self.seeds > 1 and not self.temperature:
             raise ValueError("greedy texts are the same with every seed: leave seeds out, or set a temperature")
         return self
@@ -125,7 +134,18 @@ class Cell(Settings):
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
         choices = self.choices()
         known = dict(zip(choices, labels_of(choices), strict=True))
-        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()}}
+        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()},
+                **{role: [role] for role in self.verifiers}}
+
+    @property
+    def collects(self) -> bool:
+        """Whether texts are collected for it, several at once: its pair has a slot for each of them."""
+        return self.replay is not None or bool(self.verifiers)
+
+    @property
+    def roles(self) -> list[str]:
+        """All but plain decoding."""
+        return [*self.contenders, *self.verifiers]
 
     def label_of(self, spec: str) -> str:
         """The label of one contender."""
@@ -138,7 +158,8 @@ class Cell(Settings):
 
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
-        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections}
+        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections,
+                 "verifiers": not self.verifiers, "training_prompts": not self.verifiers}
         return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:

@@ -54,7 +54,8 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
                             settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
     for ratio, paper in table.aucs.items():
         auc = Estimate(*file.roc[ratio].auc) if file and ratio in file.roc else None
-        found.append(Result(f"AUC of the verifier, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
+        whose = next(iter(file.aucs), "the verifier") if file else "the verifier"
+        found.append(Result(f"AUC of {whose}, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
                             settings=f"λ {ratio}; 95 % interval"))
     return found
 

@@ -26,6 +26,7 @@ from components.papers.rejections import decades_words, rejections_table
 from components.papers.roc import roc_table
 from components.papers.rounds import round_costs, rounds_table
 from components.papers.tables import Paper, PaperTable
+from components.papers.trained import trained_table
 from components.papers.verdicts import OTHERS, RULE, Verdict
 from components.prompts.overlap import unknown_words
 from components.report.tables import markdown, number, span
@@ -54,6 +55,10 @@ FORMULA_WORDS = ("Predicted and measured speed over plain decoding with all core
                  "same texts, so only costs are predicted.")
 ROC_WORDS = ("The verifier's scores of the draft's tokens along texts of 64 tokens that the target draws at the cell's temperature, by "
              "what counts as acceptable; one verifier, trained for λ 1.2 (the paper trains one for each λ); 95 % intervals over prompts:")
+TRAINED_WORDS = ("Verifiers that were trained for each λ, on two kinds of text, rank the draft's tokens along texts of 64 tokens that the "
+                 "target draws from this table's prompts at the cell's temperature; what counts as acceptable is by the same λ. Features "
+                 "and penalty are those that cross-validation chose for λ 1.2. The picture below shows the first row's curves. 95 % "
+                 "intervals over prompts:")
 REJECTION_WORDS = ("The ten most frequent pairs of a rejected token and the one in its place, with p(draft's token) / p(target's token) by "
                    "the target at temperature 1:")
 ROUND_WORDS = ("Here, the milliseconds of a round (a target pass after the prompt was read), split by which model was computing (the rest "
@@ -133,7 +138,7 @@ def bullets(shared: Mapping[str, Sequence[str]]) -> list[str]:
 
 def remarks_on(scale: Scale, cells: Mapping[str, CellFile]) -> list[str]:
     """Paragraphs that qualify a whole page: on the size of the run, and on shipped prompts."""
-    stand_in = any(file.source.startswith(SHIPPED) for file in cells.values())
+    stand_in = any(SHIPPED in file.source for file in cells.values())
     return [f"{text}\n" for text in (scale.remark, STAND_IN if stand_in else "") if text]
 
 
@@ -214,7 +219,8 @@ def how_to_read(cells: Mapping[str, CellFile]) -> str:
 
 
 PROVISIONAL = (" Of cells that did not wait, or most of whose texts met slow memory all the same, verdicts of rows over plain are marked "
-               "\"provisional\"; counts do not depend on memory, and ratios to SD depend on it less.")
+               "\"provisional\"; counts do not depend on memory (but DuoDecoding's do, whose draft length follows the times of passes), "
+               "and ratios to SD depend on it less: `pyramidsd-choice`, measured again, moved by up to 20 % there, and by 31 % over plain.")
 
 
 def plain_share_span(cells: Mapping[str, CellFile]) -> str:
@@ -233,13 +239,13 @@ def memory_of_the_machine(cells: Mapping[str, CellFile]) -> str:
     spread = f", and plain decoding took {min(paces):.0f} to {max(paces):.0f} ms a token in these cells" if paces else ""
     return ("**Intervals do not cover the state of the machine.** On a shared machine the rate at which all cores together read memory "
             "drops to little more than half for seconds at a time, probably because of other guests; computing stays as fast. On two cores "
-            "a target pass over one token takes 50 ms at best and 70 ms then, one over eight tokens 73 and 80"
+            "a target pass over one token takes some 45 ms at best and 70 ms then, one over eight tokens 73 and 80"
             f"{spread}: so slow moments favour speculation over plain decoding (and count against it in rows over plain, equal cores, "
             "whose base is a constant). `csd-maths`, measured twice without waiting, differed by 11 to 27 % in rows over plain, and in two "
             "verdicts. "
             "Full runs on CPUs wait for fast memory before each text and before the passes that are timed between them, for at most five "
-            "minutes a cell (and as long for the hardware profile of a pair), and each table says how many texts of which contender met "
-            f"slow memory all the same. {len(waited)} of the {len(measured)} measured cells here waited so"
+            "minutes a cell (and as long for the hardware profile of a pair), and each table of such a cell says how many texts of which "
+            f"contender met slow memory all the same. {len(waited)} of the {len(measured)} measured cells here waited so"
             f"{f' ({slow} of their {texts} texts met slow memory)' if waited else ''}, and in {between} passes were timed between texts."
             f"{PROVISIONAL} Where a role has several settings, the fastest may be another one in "
             "the next run.\n\n")
@@ -336,7 +342,11 @@ def timed_words(times: int) -> str:
 
 def further_tables(table: PaperTable, file: CellFile) -> str:
     """What a cell has besides its rows: a verifier's ROC, rejected pairs, the parts of a round."""
-    text = f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}" if file.roc else ""
+    text = ""
+    if file.aucs:
+        text += f"\n{TRAINED_WORDS}\n\n{trained_table(file.aucs, file.roc)}"
+    elif file.roc:
+        text += f"\n{ROC_WORDS}\n\n{roc_table(file.roc)}"
     if file.rejections:
         text += f"\n{REJECTION_WORDS}\n\n{rejections_table(file.rejections)}\n{decades_words(file.rejections)}\n"
     if table.flops:

@@ -62,8 +62,8 @@ def draw_curves(table: PaperTable, found: Mapping[str, Curve], path: Path) -> Pa
 
 
 def draw_roc(table: PaperTable, found: Mapping[str, Roc], path: Path) -> Path | None:
-    """One verifier's ROC curves by what counts as acceptable, the draft confidence's of the table's λ beside it (SPRINTER's Figure 3; for
-    Figure 12 it trained one for each λ); None without any."""
+    """ROC curves of one verifier by what counts as acceptable (SPRINTER's Figure 3), or of one for each λ (Figures 12 and 13), the draft
+    confidence's of the table's λ beside them; None without any."""
     if not found:
         return None
     with drawing(path, f"{table.title}: ROC of the verifier", "false positive rate", "true positive rate") as axes:

@@ -1,4 +1,4 @@
-"""How well a verifier tells the draft's tokens apart on the prompts of a cell: SPRINTER's Figures 3, 12 and 13."""
+"""How well a verifier tells the draft's tokens apart on the prompts of a cell: SPRINTER's Figure 3."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from components.report.tables import markdown
 from components.train.examples import VerifierLabel, read_examples
 from components.train.logistic import sigmoid
 from components.train.metrics import ranking, roc_points
+from components.train.reports import Ranking, RocCurve
 from components.train.verifier import RATIOS
 from serving.artifacts.verifier import Verifier
 from serving.runtime.pair import LoadedPair
 
 TOKENS = 64
-"""Of each text: the more positions, the narrower the intervals."""
+"""Of each text that is scored or learnt from: the more positions, the narrower the intervals."""
 COLUMNS = ("acceptable where q/p ≤", "tokens", "acceptable", "AUC of the verifier", "AUC of the draft's confidence")
 
 
@@ -59,18 +60,33 @@ def measured_roc(pair: LoadedPair, verifier: Verifier, prompts: Sequence[Prompt]
     for ratio in RATIOS:
         label = VerifierLabel(ratio=ratio)
         ranked = ranking(examples, scores, label)
-        if ranked.auc is None or ranked.baseline_auc is None or ranked.intervals is None:
-            continue
-        curve, other = (roc_points(label.targets(examples), values) for values in (scores, examples.confidence))
-        found[f"{ratio:g}"] = Roc(ranked.test_rows, ranked.prevalence, (ranked.auc, *ranked.intervals["auc"]),
-                                  (ranked.baseline_auc, *ranked.intervals["baseline_auc"]), tuple(curve.fpr), tuple(curve.tpr),
-                                  tuple(other.fpr), tuple(other.tpr))
+        if ranked.auc is not None and ranked.intervals is not None:
+            curve, other = (roc_points(label.targets(examples), values) for values in (scores, examples.confidence))
+            found[f"{ratio:g}"] = roc_of(ranked, curve, other)
     return found
+
+
+def roc_of(ranked: Ranking, curve: RocCurve, confidence: RocCurve) -> Roc:
+    """A ranking that is defined, with the curves of the score and of the draft's confidence."""
+    assert ranked.auc is not None
+    assert ranked.baseline_auc is not None
+    assert ranked.intervals is not None
+    return Roc(ranked.test_rows, ranked.prevalence, (ranked.auc, *ranked.intervals["auc"]),
+               (ranked.baseline_auc, *ranked.intervals["baseline_auc"]), tuple(curve.fpr), tuple(curve.tpr),
+               tuple(confidence.fpr), tuple(confidence.tpr))
 
 
 def roc_table(found: Mapping[str, Roc]) -> str:
     """A row for each λ, as Markdown; empty without any."""
-    rows = [[ratio, str(roc.tokens), f"{roc.acceptable:.0%}", *("{:.3f} [{:.3f}, {:.3f}]".format(*auc)
-                                                                  for auc in (roc.auc, roc.confidence_auc))]
+    rows = [[ratio, str(roc.tokens), f"{roc.acceptable:.0%}", *map(auc_words, (roc.auc, roc.confidence_auc))]
             for ratio, roc in found.items()]
     return markdown(COLUMNS, rows) if rows else ""
+
+
+def auc_words(auc: tuple[float, float, float]) -> str:
+    """With the ends of its interval.
+
+    >>> auc_words((0.7, 0.65, 0.75))
+    '0.700 [0.650, 0.750]'
+    """
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*auc)

@@ -26,6 +26,8 @@ from components.papers.pass_times import PassTimes
 from components.papers.prompts import Chosen, choose
 from components.papers.replays import replayed
 from components.papers.roc import measured_roc
+from components.papers.trained import HOW_TRAINED, Trained, contender, trained_verifiers
+from components.prompts.overlap import hash_of
 from components.prompts.prompt import Prompt
 from components.report.machine import cpu_model
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -75,16 +77,25 @@ class Run:
 
     def _plan(self, cell: Cell) -> Planned:
         made = self.made_of(cell)
-        chosen = choose(cell.data, cell.prompts, self.data, made.prompts)
-        return Planned(self.folder / f"{cell.name}-{cell.key(chosen.digest, self.where, made.digests)}.json", chosen, made)
+        training = {role: choose(name, cell.training_prompts, self.data, made.prompts) for role, name in cell.verifiers.items()}
+        taken = {hash_of(prompt) for one in training.values() for prompt in one.prompts}
+        chosen = choose(cell.data, cell.prompts, self.data, made.prompts, taken)
+        digest = json_digest([HOW_TRAINED, chosen.digest, *(one.digest for one in training.values())]) if training else chosen.digest
+        return Planned(self.folder / f"{cell.name}-{cell.key(digest, self.where, made.digests)}.json", chosen, made, training)
 
 
 class Planned(NamedTuple):
-    """A cell's file, prompts and artifacts."""
+    """A cell's file, prompts and artifacts, and role → prompts of the verifiers that it trains."""
 
     path: Path
     chosen: Chosen
     made: MadeOf
+    training: Mapping[str, Chosen]
+
+    @property
+    def source(self) -> str:
+        """All prompts in words."""
+        return "; ".join([self.chosen.source, *(f"{role}: {one.source}" for role, one in self.training.items())])
 
 
 def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
@@ -175,12 +186,14 @@ class Pace:
 
     def __init__(self, name: str, say: Say, every: float = 60.0):
         self.name, self.say, self.every = name, say, every
-        self.start = self.last = time.monotonic()
+        self.last = time.monotonic()
+        self.first: tuple[float, int] | None = None
 
     def __call__(self, done: int, total: int, label: str) -> None:
         now = time.monotonic()
-        if done and now - self.last >= self.every:
-            self.last, left = now, (now - self.start) / done * (total - done)
+        start, before = self.first = self.first or (now, done)  # what a cell does before its texts says nothing of their pace
+        if done > before and now - self.last >= self.every:
+            self.last, left = now, (now - start) / (done - before) * (total - done)
             self.say(f"{self.name}: {done} of {total} texts, about {max(1, round(left / 60))} min left")
 
 
@@ -199,7 +212,7 @@ def reason_of(error: Exception) -> str:
 def needs(cell: Cell) -> tuple[Any, ...]:
     """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the strategies that prefer one stay apart."""
     onnx = any(find_strategy(core_plan(choice.name)[0]).prefers_onnx for choice in cell.choices())
-    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None
+    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None, bool(cell.verifiers)
 
 
 def has_qualifier(cell: Cell) -> bool:
@@ -215,7 +228,9 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
         return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
                         report=found.report, confidence=found.confidence, rejections=found.rejections)
-    extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources)  # before it: what fails here loses no measured text
+    trained = trained_verifiers(cell, pair, {role: one.prompts for role, one in planned.training.items()}, planned.chosen.prompts,
+                                planned.path.parent / "traces")  # before the bench: what fails here loses no measured text
+    extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources, trained)
     profile = resources.artifacts.get("hardware_profile")
     passes = (PassTimes(pair, profile, times, progress, SHARE * patience)
               if isinstance(profile, HardwareProfile) and profile.t_draft else None)
@@ -223,20 +238,25 @@ def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyR
     settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
                              memory_patience=patience - apart)
     # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
-    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress)
+    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress,
+                       extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()])
     costs, timed = (passes.costs(), len(passes.timed)) if passes else (None, 0)
     chosen_by = Costs.of(passes.profile) if passes and timed else None
-    return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, **extras,
+    return CellFile(cell=cell.settings(), source=planned.source, made_of=planned.made.digests, **extras,
                     seconds=time.monotonic() - start, costs=costs, passes_timed=timed, chosen_by=chosen_by,
                     report=report,
                     best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
 
 
-def beside_the_bench(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources) -> dict[str, Any]:
-    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifier, how certain each of three models is."""
+def beside_the_bench(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources,
+                     trained: Mapping[str, Trained]) -> dict[str, Any]:
+    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers, how certain each of three models is."""
     found: dict[str, Any] = {}
+    if trained:
+        found["roc"] = next(iter(trained.values())).rocs
+        found["aucs"] = {role: {ratio: roc.auc for ratio, roc in one.rocs.items()} for role, one in trained.items()}
     verifier = resources.artifacts.get("verifier")
-    if isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
+    if not trained and isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
         with TemporaryDirectory() as folder:
             found["roc"] = measured_roc(pair, verifier, prompts, Path(folder) / "trace", temperature=cell.temperature, seed=cell.seed)
     if has_qualifier(cell):

@@ -90,8 +90,13 @@ def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tup
     """
     less = [Row(f"{role}: {name} minus {against}'s, points, 0 to 100 (ours only)", None, metric, role, against, neutral=0.0)
             for name, metric in ROUGE.items()]
-    share = f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)"
-    return (*less, Row(share, judged, "wins", role, against, neutral=None, comparable=False))
+    return (*less, wins_row(role, against, judged))
+
+
+def wins_row(role: str, against: str, judged: float | None = None) -> Row:
+    """How often its answer has as many words in common with the reference as the other's, or more; `judged` as in `overlap_rows`."""
+    return Row(f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)", judged, "wins", role, against, neutral=None,
+               comparable=False)
 
 
 @dataclass(frozen=True)

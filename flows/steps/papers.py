@@ -46,7 +46,7 @@ def open_cells(cells: Sequence[Cell], dtype: str, device: str, say: Say, patienc
     choices = [StrategyChoice(core_plan(choice.name)[0], choice.parameters) for cell in cells for choice in cell.choices()]
     cell = cells[0]
     workspace = Workspace(cell.pair, dtype, say, device)
-    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=choices, slots=1 if cell.replay is None else SLOTS)
+    pair = workspace.load(device=device, pad_target=cell.pad_target, strategies=choices, slots=SLOTS if cell.collects else 1)
     kinds = kinds_of(cells)
     found: dict[str, Artifact | None] = {kind: find_kind(kind).load_class().load(folder, fingerprint=pair.fingerprint)
                                          for kind, folder in shipped_folders(workspace, kinds).items()}

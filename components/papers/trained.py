@@ -1,0 +1,96 @@
+"""Verifiers that are trained for a cell, one on each of several sets of prompts: SPRINTER's Table 4 and its Figures 12 and 13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from components.bench.runner import StrategyContender
+from components.collect.collect import collect_traces
+from components.collect.settings import CollectionSettings
+from components.papers.cells import Cell
+from components.papers.roc import TOKENS, Roc, auc_words, roc_of
+from components.prompts.prompt import Prompt
+from components.report.provenance import provenance
+from components.report.tables import markdown
+from components.train.examples import VerifierLabel, read_examples
+from components.train.metrics import roc_points
+from components.train.settings import VerifierSettings
+from components.train.verifier import train_verifier
+from serving.artifacts.verifier import Verifier
+from serving.files import json_digest
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import StrategyChoice, StrategyResources
+
+TRAINING_KINDS = ("draft", "mixed", "target")
+"""Of the texts that a verifier learns from, of each as many (section 3.2). The paper's fourth kind, a prompt alone, is nothing that a chat
+pair drafts in."""
+TAU = 0.5
+"""The paper's threshold (Table 5)."""
+SETTINGS = VerifierSettings(eta_fp=None)
+"""λ 1.2, as the paper's (Table 5); the threshold that the artifact holds is not read here."""
+HOW_TRAINED = [TRAINING_KINDS, TOKENS, TAU, SETTINGS.model_dump(mode="json")]
+"""All that is the same for every cell that trains verifiers; part of its key."""
+
+
+class Trained(NamedTuple):
+    """A verifier for λ 1.2.
+
+    Args:
+        rocs: λ → how well one that was trained for it, on the same texts, ranks the draft's tokens on untouched prompts.
+    """
+
+    verifier: Verifier
+    rocs: dict[str, Roc]
+
+
+def trained_verifiers(cell: Cell, pair: LoadedPair, training: Mapping[str, Sequence[Prompt]], prompts: Sequence[Prompt],
+                      folder: Path) -> dict[str, Trained]:
+    """Role → verifier of each set of training prompts.
+
+    Args:
+        training: role → prompts that its verifier is trained on.
+        prompts: that all are tested on.
+        folder: for the traces that are learnt from, which other cells may need as well.
+    Raises:
+        DraftwellError: as `collect_traces` and `train_verifier`.
+    """
+    if not training:
+        return {}
+    settings = CollectionSettings(max_tokens=TOKENS, temperature=cell.temperature, seed=cell.seed, rollout=1, prefix_kinds=TRAINING_KINDS)
+    with TemporaryDirectory() as place:
+        tested = collect_traces(pair, prompts, Path(place) / "trace", settings.model_copy(update={"prefix_kinds": ("target",)}))
+        test = read_examples(tested)
+        found = {}
+        for role, own in training.items():
+            trace = collect_traces(pair, own, folder / f"verifier-{trace_digest(pair, own, settings)}", settings)
+            verifier, report = train_verifier(trace, provenance(pair), SETTINGS, test=tested)
+            rocs = {ratio: roc_of(ranked, ranked.roc, roc_points(VerifierLabel(ratio=float(ratio)).targets(test), test.confidence))
+                    for ratio, ranked in report.lambda_grid.items() if ranked is not None and ranked.intervals is not None}
+            found[role] = Trained(verifier, rocs)
+    return found
+
+
+def trace_digest(pair: LoadedPair, prompts: Sequence[Prompt], settings: CollectionSettings) -> str:
+    """Of all that a trace depends on: another one of the same name would be refused. Padding changes no text."""
+    rows = [[prompt.id, prompt.task, prompt.turns, prompt.messages, prompt.answers] for prompt in prompts]
+    return json_digest([pair.fingerprint, pair.device, rows, settings.model_dump(mode="json")])[:12]
+
+
+def contender(pair: LoadedPair, resources: StrategyResources, role: str, verifier: Verifier) -> StrategyContender:
+    """SPRINTER with this verifier, under its role's name."""
+    used = replace(resources, artifacts={**resources.artifacts, "verifier": verifier})
+    return StrategyContender(pair, used, StrategyChoice("sprinter", {"tau": TAU}), role)
+
+
+def trained_table(aucs: Mapping[str, Mapping[str, tuple[float, float, float]]], roc: Mapping[str, Roc]) -> str:
+    """A row for each set of training prompts, a column for each λ, as Markdown."""
+    ratios = list(dict.fromkeys(ratio for own in (roc, *aucs.values()) for ratio in own))
+    rows = [[role, *(auc_words(own[ratio]) if ratio in own else "–" for ratio in ratios)] for role, own in aucs.items()]
+    known = [roc.get(ratio) for ratio in ratios]
+    rows.append(["the draft's confidence", *("–" if one is None else auc_words(one.confidence_auc) for one in known)])
+    rows.append(["(acceptable tokens)", *("–" if one is None else f"{one.acceptable:.0%} of {one.tokens}" for one in known)])
+    return markdown(("AUC of", *(f"λ {ratio}" for ratio in ratios)), rows)
