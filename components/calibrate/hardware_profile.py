@@ -32,6 +32,8 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
 """Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that the target overtook."""
+SIZES = (1, 2, 3, 4, 6, 8, 16, 32)
+"""Tokens of target passes."""
 PROMPT_SIZES = (64, 128, 256, 512)
 HEAD_STEPS = 3
 DEEP_CONTEXT = 512
@@ -42,7 +44,7 @@ SHORT_RUNS: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {},
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
-def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32), repeats: int = 15,
+def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = SIZES, repeats: int = 15,
                     context: int = 128, head: Eagle3Head | None = None, before_round: Callable[[], object] | None = None,
                     requests: bool = True) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.

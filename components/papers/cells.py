@@ -40,6 +40,7 @@ class Scale:
         taus: SPIDE's thresholds, of which the fastest counts.
         replayed: prompts of cells that are replayed.
         training: prompts of a verifier that is trained for a cell.
+        training_tokens: of each text that it learns from.
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
         patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
@@ -55,6 +56,7 @@ class Scale:
     taus: tuple[float, ...]
     replayed: int = 4
     training: int = 6
+    training_tokens: int = 16
     remark: str = ""
     pad_target: float = PADDED
     patience: float = 0.0
@@ -84,7 +86,7 @@ QUICK = Scale("quick", prompts=2, max_tokens=12, repeats=3, gammas=(5,), gammas_
     "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
     "roughly where."))
 FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
-             replayed=32, training=64, patience=300.0, times=4)
+             replayed=32, training=64, training_tokens=64, patience=300.0, times=4)
 
 
 class Cell(Settings):
@@ -113,6 +115,7 @@ class Cell(Settings):
     verifiers: dict[str, str] = Field({}, description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is trained on "
                                       "these prompts before the bench; the first role's are of the kind that is measured")
     training_prompts: int = Field(FULL.training, ge=3, description="of each verifier")
+    training_tokens: int = Field(FULL.training_tokens, ge=1, description="of each text that it learns from")
 
     @model_validator(mode="after")
     def _possible(self) -> Cell:
@@ -159,7 +162,8 @@ class Cell(Settings):
     def settings(self) -> dict[str, Any]:
         """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
         later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections,
-                 "verifiers": not self.verifiers, "training_prompts": not self.verifiers}
+                 "verifiers": not self.verifiers, "training_prompts": not self.verifiers,
+                 "training_tokens": not self.verifiers or self.training_tokens == FULL.training_tokens}
         return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from serving.artifacts.verifier import Verifier
 from serving.runtime.pair import LoadedPair
 
 TOKENS = 64
-"""Of each text that is scored or learnt from: the more positions, the narrower the intervals."""
+"""Of each text that is scored: the more positions, the narrower the intervals."""
 COLUMNS = ("acceptable where q/p ≤", "tokens", "acceptable", "AUC of the verifier", "AUC of the draft's confidence")
 
 

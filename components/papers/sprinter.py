@@ -134,7 +134,7 @@ def table_4(scale: Scale, decoded: Transfer, other: Transfer) -> PaperTable:
                  temperature=1.0, max_tokens=TOKENS, prompts=scale.prompts if quick else PROMPTS,
                  contenders={"SD": tuple(f"vanilla_sd:num_speculative_tokens={gamma}" for gamma in scale.gammas if gamma <= LONGEST_DRAFT)},
                  verifiers={own: f"{decoded.data}-train", elsewhere: f"{other.data}-train"},
-                 training_prompts=scale.training)
+                 training_prompts=scale.training, training_tokens=scale.training_tokens)
     ratio = decoded.own[0] / decoded.other[0]
     rows = [Row(f"{elsewhere}: speed over {own}", ratio, "speed", elsewhere, own, neutral=None),
             Row(f"{own}: speed over SD", decoded.over_sd, "speed", own, "SD", comparable=False),

@@ -60,9 +60,11 @@ def trained_verifiers(cell: Cell, pair: LoadedPair, training: Mapping[str, Seque
     """
     if not training:
         return {}
-    settings = CollectionSettings(max_tokens=TOKENS, temperature=cell.temperature, seed=cell.seed, rollout=1, prefix_kinds=TRAINING_KINDS)
+    settings = CollectionSettings(max_tokens=cell.training_tokens, temperature=cell.temperature, seed=cell.seed, rollout=1,
+                                  prefix_kinds=TRAINING_KINDS)
+    of_test = settings.model_copy(update={"max_tokens": TOKENS, "prefix_kinds": ("target",)})
     with TemporaryDirectory() as place:
-        tested = collect_traces(pair, prompts, Path(place) / "trace", settings.model_copy(update={"prefix_kinds": ("target",)}))
+        tested = collect_traces(pair, prompts, Path(place) / "trace", of_test)
         test = read_examples(tested)
         found = {}
         for role, own in training.items():

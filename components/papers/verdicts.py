@@ -22,7 +22,8 @@ RULE = (f"- **reproduced**: our whole interval is on the paper's side of \"no ef
         f"{CLOSE:.0%}. Of a value without a \"no effect\", such as an acceptance rate: within {CLOSE:.0%}.\n"
         "- **direction only**: our whole interval is on the paper's side, but the value is another (also where it is far beyond).\n"
         "- **undecided**: our interval holds both \"no effect\" and the paper's value; or the paper's value alone, where it has no side.\n"
-        f"- **too few prompts**: our interval is wider than {WIDEST:.0%} of our value, and holds \"no effect\" or the paper's value.\n"
+        f"- **too few prompts**, which comes first: our interval is wider than {WIDEST:.0%} of our value, and holds \"no effect\" or the "
+        "paper's value. (Verdicts are by unrounded values.)\n"
         "- **not reproduced**: none of these.\n"
         f"- Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: {100 * CLOSE * UNIT:.0f}, "
         f"{100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.\n")

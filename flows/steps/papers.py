@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.papers.cell_file import CellFile, counted_texts
-from components.papers.cells import Cell, Scale, padding_name
+from components.papers.cells import FULL, Cell, Scale, padding_name
 from components.papers.comparison import results
 from components.papers.made_of import MadeOf
 from components.papers.page import CONFIDENCE, CURVES, LOSSES, POINTS, RATIOS, ROC, ROUNDS, further, render
@@ -28,6 +28,10 @@ from serving.files import write_atomically
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
+
+
+FEW_SIZES = (1, 2, 4, 8, 32)
+"""Tokens of the target passes that the profile of a quick run times; passes between them are interpolated."""
 
 
 def own_format(device: str) -> str:
@@ -96,15 +100,17 @@ def measured_profile(pair: LoadedPair, repeats: int, say: Say, patience: float =
     Args:
         patience: seconds that may go into waiting for fast memory, on CPUs.
     """
-    from components.calibrate.hardware_profile import measure_profile
+    from components.calibrate.hardware_profile import SIZES, measure_profile
     from components.calibrate.memory_rate import Patience
     from components.report.provenance import provenance
 
     if "draft" not in pair.models:
         return None
+    sizes = FEW_SIZES if repeats < FULL.repeats else SIZES
     waits = Patience(patience, 2 * repeats).wait if patience and pair.device == "cpu" else None
     say("measuring a hardware profile")
-    return measure_profile(pair, provenance(pair), repeats=repeats, before_round=waits, requests=False)  # no table predicts a whole request
+    return measure_profile(pair, provenance(pair), sizes=sizes, repeats=repeats, before_round=waits,
+                           requests=False)  # no table predicts a whole request
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from tests.support.models.tiny import llama_pair
 TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))
 CELL = sized(TINY, name="tiny-transfer", pair="tiny", data="maths", temperature=1.0,
              contenders={"SD": ("vanilla_sd:num_speculative_tokens=1",)},
-             verifiers={"here": "maths-train", "elsewhere": "continuation-train"}, training_prompts=4)
+             verifiers={"here": "maths-train", "elsewhere": "continuation-train"}, training_prompts=4, training_tokens=48)
 TEXTS = {"gsm8k_test.jsonl.gz": ("the man in the inn", "ten men", "no one else", "an onion", "the end"),
          "gsm8k_train_2000.jsonl.gz": ("ten men", "one man", "ten onions", "an inn", "no one"),
          "wikitext2_train_continuation.jsonl.gz": ("in the end", "then a man", "the tin man", "no one else")}
@@ -109,6 +109,7 @@ def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(run: 
                                       planned.chosen.prompts, tmp_path)
     assert [texts[0] for texts, _ in collected] == ["the man in the inn", "ten men", "in the end"]
     assert [settings.prefix_kinds for _, settings in collected] == [("target",), *2 * [("draft", "mixed", "target")]]
+    assert [settings.max_tokens for _, settings in collected] == [64, 48, 48]
     assert {settings.temperature for _, settings in collected} == {1.0}
     assert tested == 2 * [sorted(prompt.id for prompt in planned.chosen.prompts)]
     assert found["here"].verifier.bias != found["elsewhere"].verifier.bias
@@ -193,7 +194,9 @@ def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
     with pytest.raises(ValidationError, match="a replay trains no verifiers"):
         Cell.model_validate({**CELL.model_dump(), "replay": 20})
     settings = Cell.model_validate({**CELL.model_dump(), "verifiers": {}}).settings()
-    assert not {"verifiers", "training_prompts"} & set(settings)
+    assert not {"verifiers", "training_prompts", "training_tokens"} & set(settings)
+    full = Cell.model_validate({**CELL.model_dump(), "training_tokens": 64}).settings()
+    assert "training_tokens" not in full, "the kept cells are from before it could be set"
 
 
 def test_a_ratio_that_one_verifier_lacks_is_a_dash(file: CellFile) -> None:

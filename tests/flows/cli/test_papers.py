@@ -272,7 +272,10 @@ def test_a_cells_profile_leaves_out_what_only_whole_requests_need(monkeypatch: p
     seen: dict[str, Any] = {}
     monkeypatch.setattr(hardware_profile, "measure_profile", lambda pair, made, **given: seen.update(given))
     steps.measured_profile(table_pair(), 3, lambda line: None)
-    assert (seen["requests"], seen["repeats"]) == (False, 3)
+    assert (seen["requests"], seen["repeats"], seen["sizes"]) == (False, 3, steps.FEW_SIZES)
+    steps.measured_profile(table_pair(), 9, lambda line: None)
+    assert (seen["repeats"], seen["sizes"]) == (9, hardware_profile.SIZES), "a full run times all passes"
+    assert set(steps.FEW_SIZES) < set(hardware_profile.SIZES)
 
 
 def test_a_replay_needs_no_profile(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
