@@ -57,9 +57,9 @@ TABLE_4 = (
              "too: both rank these tokens alike. A verifier's scores are scaled to the share of tokens that were acceptable where it "
              "learnt, 24 % on WikiText-2 and 37 % on GSM8K, so the one of GSM8K lets more tokens pass at τ .5, and is a little faster."),
     Transfer("LM1B", 13, (0.46, 0.396), (0.51, 0.382), 1.83, 0.8, "maths", "GSM8K",
-             "The verifier of WikiText-2 ranks these tokens worse than the draft's own confidence does, and lets fewer pass, because "
-             "fewer were acceptable where it learnt (24 %, on GSM8K 37 %): it asks the target for a ninth more often. So a verifier "
-             "transfers as in the paper by latency, and loses by AUC, which the paper does not report for it."))
+             "The verifier of WikiText-2 ranks these tokens worse than the draft's own confidence does, and lets fewer pass, probably "
+             "because fewer were acceptable where it learnt (24 %, on GSM8K 37 %): it asks the target for a ninth more often. So a "
+             "verifier transfers as in the paper by latency, and loses by AUC, which the paper does not report for it."))
 TRANSFER = ("In Table 4 speeds over SD get no verdict: Table 2 judges its own, and LM1B is not what is decoded here. The ratio of the two "
             "verifiers has no side, because the paper calls its latencies comparable: it is judged by its distance alone. Win-tie rates "
             "are GPT-4's there; here ROUGE-L of 20 tokens is compared, with the article's next words or the worked solution as reference.")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from components.bench.runner import StrategyContender
 from components.collect.collect import collect_traces
 from components.collect.settings import CollectionSettings
+from components.collect.work import work_of
 from components.papers.cells import Cell
 from components.papers.roc import TOKENS, Roc, auc_words, roc_of
 from components.prompts.prompt import Prompt
@@ -21,7 +22,6 @@ from components.train.metrics import roc_points
 from components.train.settings import VerifierSettings
 from components.train.verifier import train_verifier
 from serving.artifacts.verifier import Verifier
-from serving.files import json_digest
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
@@ -68,18 +68,12 @@ def trained_verifiers(cell: Cell, pair: LoadedPair, training: Mapping[str, Seque
         test = read_examples(tested)
         found = {}
         for role, own in training.items():
-            trace = collect_traces(pair, own, folder / f"verifier-{trace_digest(pair, own, settings)}", settings)
+            trace = collect_traces(pair, own, folder / f"verifier-{work_of(pair, own, settings).plan.inputs[:12]}", settings)
             verifier, report = train_verifier(trace, provenance(pair), SETTINGS, test=tested)
             rocs = {ratio: roc_of(ranked, ranked.roc, roc_points(VerifierLabel(ratio=float(ratio)).targets(test), test.confidence))
                     for ratio, ranked in report.lambda_grid.items() if ranked is not None and ranked.intervals is not None}
             found[role] = Trained(verifier, rocs)
     return found
-
-
-def trace_digest(pair: LoadedPair, prompts: Sequence[Prompt], settings: CollectionSettings) -> str:
-    """Of all that a trace depends on: another one of the same name would be refused. Padding changes no text."""
-    rows = [[prompt.id, prompt.task, prompt.turns, prompt.messages, prompt.answers] for prompt in prompts]
-    return json_digest([pair.fingerprint, pair.device, rows, settings.model_dump(mode="json")])[:12]
 
 
 def contender(pair: LoadedPair, resources: StrategyResources, role: str, verifier: Verifier) -> StrategyContender:
