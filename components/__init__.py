@@ -1,1 +1,2 @@
-"""Plain functions of the loop: collect, train, calibrate, tune, judge. They know neither Prefect nor MLflow."""
+"""Plain functions of the loop: collect, train, calibrate, tune, judge. They know neither Prefect
+nor MLflow."""

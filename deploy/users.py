@@ -1,7 +1,9 @@
-"""Make MLflow's user for the worker, with the password that deploy/.env gives it; run by compose as MLflow's admin, at every start.
+"""Make MLflow's user for the worker, with the password that deploy/.env gives it; run by compose as
+MLflow's admin, at every start.
 
-The user is no admin. Who publishes a pair first owns its models and its experiment; what somebody else published (an admin before this user
-was made, say) is named in EDIT_PAIRS, separated by commas, and the user may edit it from then on.
+The user is no admin. Who publishes a pair first owns its models and its experiment; what somebody
+else published (an admin before this user was made, say) is named in EDIT_PAIRS, separated by
+commas, and the user may edit it from then on.
 """
 
 from __future__ import annotations
@@ -16,15 +18,24 @@ def main() -> int:
 
     name, password = os.environ["WORKER_USERNAME"], os.environ["WORKER_PASSWORD"]
     if name == os.environ["MLFLOW_TRACKING_USERNAME"]:
-        print("users: the worker must not be MLflow's admin: give MLFLOW_TRACKING_USERNAME another name than MLFLOW_ADMIN_USERNAME",
-              file=sys.stderr)
+        print(
+            (
+                "users: the worker must not be MLflow's admin: give MLFLOW_TRACKING_USERNAME "
+                "another name than MLFLOW_ADMIN_USERNAME"
+            ),
+            file=sys.stderr,
+        )
         return 2
     try:
         grant(name, password)
     except (MlflowException, OSError) as error:  # what `requests` raises is an OSError
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        print(f"users: MLflow at {os.environ['MLFLOW_TRACKING_URI']} did not do it ({reason}): see that it runs, and "
-              "MLFLOW_ADMIN_USERNAME and MLFLOW_ADMIN_PASSWORD", file=sys.stderr)
+        print(
+            f"users: MLflow at {os.environ['MLFLOW_TRACKING_URI']} did not do it "
+            f"({reason}): see that it runs, and "
+            "MLFLOW_ADMIN_USERNAME and MLFLOW_ADMIN_PASSWORD",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -36,7 +36,11 @@ class StepContext:
 
     def report(self, name: str, value: Any, *, per_device: bool = False) -> Path:
         """Write a JSON report into the workspace; `per_device`: among those of this device."""
-        return write_json((self.workspace.device_reports if per_device else self.workspace.reports) / f"{name}.json", value)
+        return write_json(
+            (self.workspace.device_reports if per_device else self.workspace.reports)
+            / f"{name}.json",
+            value,
+        )
 
     def stamp(self, kind: str) -> None:
         """Note in an artifact's pictures, freshly drawn, which one they are of."""
@@ -57,56 +61,104 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
     from components.collect.plan import is_complete
     from serving.recording.trace import TraceSet
 
-    traces = TraceSet(folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint)
+    traces = TraceSet(
+        folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint
+    )
     if not traces.shards:
         sampled = f" --temperature {temperature:g}" if temperature else ""
-        raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair {step.workspace.spec.name}{sampled}` first",
-                             code="no_traces")
+        raise DraftwellError(
+            (
+                f"no traces in {traces.folder}: run `draftwell collect --pair "
+                f"{step.workspace.spec.name}{sampled}` first"
+            ),
+            code="no_traces",
+        )
     if not is_complete(traces.folder):
-        raise DraftwellError(f"the collection in {traces.folder} is unfinished: run the same `draftwell collect` again, it resumes "
-                             "where it stopped", code="collection_unfinished")
+        raise DraftwellError(
+            f"the collection in {traces.folder} is unfinished: run the same `draftwell "
+            "collect` again, it resumes "
+            "where it stopped",
+            code="collection_unfinished",
+        )
     return traces
 
 
-def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterable[str] = (),
-                     pair: LoadedPair | None = None) -> TrainingPrompts:
-    """The prompts that a workspace's traces, artifacts and distilled draft were made from, so that nothing is measured on them.
+def training_prompts(
+    space: Workspace,
+    traces: Path | None = None,
+    kinds: Iterable[str] = (),
+    pair: LoadedPair | None = None,
+) -> TrainingPrompts:
+    """The prompts that a workspace's traces, artifacts and distilled draft were made from, so that
+    nothing is measured on them.
 
     Args:
         traces: trace folder; None takes the workspace's.
-        kinds: of the artifacts, in the workspace or shipped with the pair, whichever strategies would get.
+        kinds: of the artifacts, in the workspace or shipped with the pair, whichever strategies
+            would get.
         pair: as in `prompts_behind`.
     """
     from components.prompts.overlap import TrainingPrompts
     from serving.recording.trace import TraceSet
 
-    found, recorded, lacking = TraceSet(traces or space.traces), dict[str, Iterable[str] | None](), dict[str, Sequence[str]]()
+    found, recorded, lacking = (
+        TraceSet(traces or space.traces),
+        dict[str, Iterable[str] | None](),
+        dict[str, Sequence[str]](),
+    )
     if found.shards:
         recorded["traces"], lacking["traces"] = prompts_behind(found, pair)
-    folders = {kind: next((place / kind for place in (space.artifacts, space.shipped) if (place / kind / MANIFEST).is_file()), None)
-               for kind in kinds if kind not in MADE_OF_NO_PROMPTS}
+    folders = {
+        kind: next(
+            (
+                place / kind
+                for place in (space.artifacts, space.shipped)
+                if (place / kind / MANIFEST).is_file()
+            ),
+            None,
+        )
+        for kind in kinds
+        if kind not in MADE_OF_NO_PROMPTS
+    }
     made = made_from_prompts({**folders, "distilled_draft": distilled_draft(space)})
     recorded |= {kind: one.training_prompts for kind, one in made.items()}
-    return TrainingPrompts.of(recorded, lacking | {kind: one.unknown_prompts for kind, one in made.items()})
+    return TrainingPrompts.of(
+        recorded, lacking | {kind: one.unknown_prompts for kind, one in made.items()}
+    )
 
 
 def distilled_draft(space: Workspace) -> Path | None:
     """Folder of the pair's draft where that is distilled; nothing is fetched for this question."""
     source = space.spec.draft
-    return None if source is None or source.artifact is None else space.spec.folder / Path(source.artifact).expanduser()
+    return (
+        None
+        if source is None or source.artifact is None
+        else space.spec.folder / Path(source.artifact).expanduser()
+    )
 
 
 def made_from_prompts(folders: Mapping[str, Path | None]) -> dict[str, Provenance]:
     """kind → where the artifact of a folder comes from, of those that are there."""
-    present = {kind: folder for kind, folder in folders.items() if folder is not None and (folder / MANIFEST).is_file()}
-    return {kind: Provenance.model_validate(read_manifest(folder)["provenance"]) for kind, folder in present.items()}
+    present = {
+        kind: folder
+        for kind, folder in folders.items()
+        if folder is not None and (folder / MANIFEST).is_file()
+    }
+    return {
+        kind: Provenance.model_validate(read_manifest(folder)["provenance"])
+        for kind, folder in present.items()
+    }
 
 
-def prompts_behind(traces: TraceSet, pair: LoadedPair | None = None) -> tuple[list[str] | None, tuple[str, ...]]:
-    """Hashes of the prompts of traces, for the provenance of what is made from them, and what of the traces has others.
+def prompts_behind(
+    traces: TraceSet, pair: LoadedPair | None = None
+) -> tuple[list[str] | None, tuple[str, ...]]:
+    """Hashes of the prompts of traces, for the provenance of what is made from them, and what of
+    the traces has others.
 
     Args:
-        pair: that the traces are of; it decodes the prompts of requests that a server recorded without a body.
+        pair: that the traces are of; it decodes the prompts of requests that a server recorded
+            without a body.
     Returns:
         None in place of the hashes where no prompt is known.
     """
@@ -117,8 +169,11 @@ def prompts_behind(traces: TraceSet, pair: LoadedPair | None = None) -> tuple[li
     return recorded_prompts(traces, pair) if hashes is None else (sorted(set(hashes.values())), ())
 
 
-def take_untouched(step: StepContext, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None) -> list[Prompt]:
-    """At most `limit` prompts that nothing in `used` was made from; a person reads how many others were left out.
+def take_untouched(
+    step: StepContext, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None
+) -> list[Prompt]:
+    """At most `limit` prompts that nothing in `used` was made from; a person reads how many others
+    were left out.
 
     Raises:
         DraftwellError: none is left (`no_untouched_prompts`).
@@ -129,7 +184,9 @@ def take_untouched(step: StepContext, used: TrainingPrompts, prompts: Sequence[P
     return left
 
 
-def artifact_prompts(artifacts: Mapping[str, Artifact], draft: Path | None = None) -> TrainingPrompts:
+def artifact_prompts(
+    artifacts: Mapping[str, Artifact], draft: Path | None = None
+) -> TrainingPrompts:
     """The prompts that artifacts were made from.
 
     Args:
@@ -138,10 +195,16 @@ def artifact_prompts(artifacts: Mapping[str, Artifact], draft: Path | None = Non
     """
     from components.prompts.overlap import TrainingPrompts
 
-    made = {kind: artifact.provenance for kind, artifact in artifacts.items() if kind not in MADE_OF_NO_PROMPTS}
+    made = {
+        kind: artifact.provenance
+        for kind, artifact in artifacts.items()
+        if kind not in MADE_OF_NO_PROMPTS
+    }
     made |= made_from_prompts({"distilled_draft": draft})
-    return TrainingPrompts.of({kind: one.training_prompts for kind, one in made.items()},
-                              {kind: one.unknown_prompts for kind, one in made.items()})
+    return TrainingPrompts.of(
+        {kind: one.training_prompts for kind, one in made.items()},
+        {kind: one.unknown_prompts for kind, one in made.items()},
+    )
 
 
 def pictures_of(space: Workspace, kind: str) -> list[Path]:

@@ -1,4 +1,5 @@
-"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person can fix."""
+"""What became of a step that failed: worth another try, a full disk, or a mistake that only a
+person can fix."""
 
 from __future__ import annotations
 
@@ -13,12 +14,23 @@ from serving.errors import DraftwellError
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 WORDS_OF_FULL = ("no space left on device", "disk quota exceeded", "file too large", "disk is full")
 """How safetensors, SQLite and others say it, who hide the number."""
-MISTAKES = (DraftwellError, ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, TypeError, ValueError)
+MISTAKES = (
+    DraftwellError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    TypeError,
+    ValueError,
+)
 """What would happen again in the same way."""
 
 
 class DiskFull(DraftwellError):
-    """There was no room for a file; whatever was finished before is kept, and nothing half-written is read."""
+    """There was no room for a file; whatever was finished before is kept, and nothing half-written
+    is read."""
 
     code = "disk_full"
 
@@ -28,7 +40,8 @@ def disk_full_as_error() -> Iterator[None]:
     """Turn what any library raises for lack of room into one line that says where and what to do.
 
     Raises:
-        DiskFull: a write found no room. Other errors pass as they are, including those that are one line already.
+        DiskFull: a write found no room. Other errors pass as they are, including those that are one
+            line already.
     """
     try:
         yield
@@ -37,8 +50,11 @@ def disk_full_as_error() -> Iterator[None]:
     except Exception as error:
         if not is_full(error):
             raise
-        raise DiskFull(f"no room left to write ({where(error)}): free some space or raise the quota, then run the same again; what was "
-                       "finished is kept, and it resumes there") from error
+        raise DiskFull(
+            f"no room left to write ({where(error)}): free some space or raise the quota, "
+            "then run the same again; what was "
+            "finished is kept, and it resumes there"
+        ) from error
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -50,9 +66,13 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, says that a disk, a quota or a limit on files is full."""
-    return any((isinstance(each, OSError) and each.errno in FULL) or any(words in str(each).lower() for words in WORDS_OF_FULL)
-               for each in chain(error))
+    """Whether an error, or one that it came from, says that a disk, a quota or a limit on files is
+    full."""
+    return any(
+        (isinstance(each, OSError) and each.errno in FULL)
+        or any(words in str(each).lower() for words in WORDS_OF_FULL)
+        for each in chain(error)
+    )
 
 
 def where(error: BaseException) -> str:
@@ -71,21 +91,23 @@ def where(error: BaseException) -> str:
 def worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
     """Whether Prefect may retry a failed task: not where a person must fix something first.
 
-    A server or database that does not answer is worth waiting for, however its library words the error. (A plain function: Prefect
-    takes any other callable for "never".)
+    A server or database that does not answer is worth waiting for, however its library words the
+    error. (A plain function: Prefect takes any other callable for "never".)
     """
     from prefect.task_engine import TaskRunTimeoutError
 
     error = state.data
     if not isinstance(error, BaseException):
         return True
-    if is_full(error) or isinstance(error, TaskRunTimeoutError):  # what hung for hours would hang again
+    # what hung for hours would hang again
+    if is_full(error) or isinstance(error, TaskRunTimeoutError):
         return False
     return will_pass(error) or not isinstance(error, MISTAKES)
 
 
 def will_pass(error: BaseException) -> bool:
-    """Whether an error came from what may be well again in a minute: a connection, or a database that is locked or away."""
+    """Whether an error came from what may be well again in a minute: a connection, or a database
+    that is locked or away."""
     from httpx import TransportError
     from requests import RequestException
     from sqlalchemy.exc import OperationalError
@@ -96,7 +118,8 @@ def will_pass(error: BaseException) -> bool:
 
 @contextmanager
 def reaching_prefect() -> Iterator[None]:
-    """Turn a Prefect server that does not answer, or refuses the request, into one line that names it."""
+    """Turn a Prefect server that does not answer, or refuses the request, into one line that names
+    it."""
     import httpx
 
     try:
@@ -109,5 +132,9 @@ def reaching_prefect() -> Iterator[None]:
         from registry.access import hidden
 
         place = hidden(PREFECT_API_URL.value() or "this machine's own address")
-        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
-                             "or unset PREFECT_API_URL to run without a server of your own", code="no_prefect_server") from error
+        raise DraftwellError(
+            f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL "
+            "and PREFECT_API_AUTH_STRING, "
+            "or unset PREFECT_API_URL to run without a server of your own",
+            code="no_prefect_server",
+        ) from error

@@ -23,34 +23,74 @@ _kept: dict[Any, StepContext] = {}
 
 
 def _loaded(*asked: Any) -> StepContext:
-    """The kept pair, or another one instead; the old one is released before the next is loaded, as both may not fit into memory."""
+    """The kept pair, or another one instead; the old one is released before the next is loaded, as
+    both may not fit into memory."""
     if asked not in _kept:
         _kept.clear()
         _kept[asked] = _load(*asked)
     return _kept[asked]
 
 
-def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
-          pad_target: float | None, say: Say, *places: Path) -> StepContext:
+def _load(
+    name: str,
+    dtype: str | None,
+    device: str,
+    slots: int,
+    max_context: int | None,
+    any_strategy: bool,
+    pad_target: float | None,
+    say: Say,
+    *places: Path,
+) -> StepContext:
     workspace = Workspace(name, dtype, say, device)
     from serving.runtime.strategies import STRATEGIES, StrategyChoice
 
     strategies = [StrategyChoice(strategy) for strategy in STRATEGIES] if any_strategy else []
-    return StepContext(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
-                                             strategies=strategies))
+    return StepContext(
+        workspace,
+        workspace.load(
+            slots=slots,
+            device=device,
+            max_context=max_context,
+            pad_target=pad_target,
+            strategies=strategies,
+        ),
+    )
 
 
-def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,  # noqa: PLR0913
-                 say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
-                 pad_target: float | None = None) -> StepContext:
-    """A pair's workspace with its models; the last one loaded is kept. One parameter for each thing that decides whether it can be kept.
+def open_pair(  # noqa: PLR0913
+    name: str,
+    dtype: str | None = None,
+    *,
+    device: str = "cpu",
+    slots: int = 4,
+    max_context: int | None = None,
+    say: Say = announce,
+    bar: Bar | None = None,
+    any_strategy: bool = True,
+    pad_target: float | None = None,
+) -> StepContext:
+    """A pair's workspace with its models; the last one loaded is kept. One parameter for each thing
+    that decides whether it can be kept.
 
     Args:
         max_context: positions of a slot; None takes the models' own limit, at most 4096.
-        any_strategy: also load what only some strategies need, such as the draft in ONNX Runtime; for tuning and profiles.
+        any_strategy: also load what only some strategies need, such as the draft in ONNX Runtime;
+            for tuning and profiles.
         pad_target: as in `load_pair`.
     """
-    step = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
+    step = _loaded(
+        name,
+        dtype,
+        device,
+        slots,
+        max_context,
+        any_strategy,
+        pad_target,
+        say,
+        draftwell_home().absolute(),
+        Path.cwd(),
+    )
     return StepContext(step.workspace, step.pair, bar)
 
 
@@ -59,14 +99,19 @@ def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: 
     from serving.device import set_threads
 
     set_threads(settings.threads)
-    return open_pair(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
+    return open_pair(
+        settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load
+    )
 
 
 def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
-    """How a pipeline's settings spread shards and replays over workers; None where one worker does all."""
+    """How a pipeline's settings spread shards and replays over workers; None where one worker does
+    all."""
     from flows.workers.task_runners import worker_pool_for
 
-    return worker_pool_for(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
+    return worker_pool_for(
+        settings.runner, settings.workers, threads=settings.threads, device=settings.device
+    )
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
@@ -81,11 +126,19 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     from components.prompts.prompt import demo_prompts, read_prompts
 
     rows = different(read_prompts(settings.prompts) if settings.prompts else demo_prompts())
-    wanted = {"bench": settings.bench_prompts, "collect": settings.collect_prompts, "calibrate": settings.calibrate_prompts,
-              "tune": settings.tune_prompts}
+    wanted = {
+        "bench": settings.bench_prompts,
+        "collect": settings.collect_prompts,
+        "calibrate": settings.calibrate_prompts,
+        "tune": settings.tune_prompts,
+    }
     if len(rows) < len(wanted):
-        raise DraftwellError(f"{settings.prompts} holds {len(rows)} different prompts, and each of {', '.join(wanted)} needs some of its "
-                             "own: name a file of more", code="too_few_prompts")
+        raise DraftwellError(
+            f"{settings.prompts} holds {len(rows)} different prompts, and each of "
+            f"{', '.join(wanted)} needs some of its "
+            "own: name a file of more",
+            code="too_few_prompts",
+        )
     cut, start = {}, 0
     for step, count in shares(wanted, len(rows)).items():
         cut[step] = rows[start : start + count]
@@ -96,7 +149,10 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
 def shares(wanted: Mapping[str, int], total: int) -> dict[str, int]:
     """How many of `total` each gets: what it wants, or less, taken from those that want most.
 
-    >>> shares({"bench": 16, "collect": 24, "tune": 8}, 100), shares({"bench": 16, "collect": 24, "tune": 8}, 28)
+    >>> (
+    ...     shares({"bench": 16, "collect": 24, "tune": 8}, 100),
+    ...     shares({"bench": 16, "collect": 24, "tune": 8}, 28),
+    ... )
     ({'bench': 16, 'collect': 24, 'tune': 8}, {'bench': 10, 'collect': 10, 'tune': 8})
     """
     given = dict(wanted)

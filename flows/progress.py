@@ -1,4 +1,5 @@
-"""Telling a person how far the loop is: lines on stderr or in the log of a flow's run, not too many."""
+"""Telling a person how far the loop is: lines on stderr or in the log of a flow's run, not too
+many."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def announce(line: str) -> None:
-    """One line, in the log of the run that says it, where Prefect keeps that, else on stderr: the demo hides Prefect's log."""
+    """One line, in the log of the run that says it, where Prefect keeps that, else on stderr: the
+    demo hides Prefect's log."""
     if (log := run_log()) is not None:
         log.info(line)
         return
@@ -24,7 +26,8 @@ def announce(line: str) -> None:
 
 
 def run_log() -> Logger | LoggerAdapter[Any] | None:
-    """The log of the flow or task that runs here; None outside of one, and where lines like these are not kept."""
+    """The log of the flow or task that runs here; None outside of one, and where lines like these
+    are not kept."""
     if "prefect" not in sys.modules:
         return None
     from prefect.exceptions import MissingContextError
@@ -38,19 +41,22 @@ def run_log() -> Logger | LoggerAdapter[Any] | None:
 
 
 def settle_prefect() -> None:
-    """For commands that run flows, before Prefect is imported: it says only what went wrong, keeps its state in the home, where `make
-    prefect-server` has it too, and not in `~/.prefect`, and the server that it starts for a command has time to come up on a busy machine
-    (Prefect gives it 20 seconds)."""
+    """For commands that run flows, before Prefect is imported: it says only what went wrong, keeps
+    its state in the home, where `make prefect-server` has it too, and not in `~/.prefect`, and the
+    server that it starts for a command has time to come up on a busy machine (Prefect gives it 20
+    seconds)."""
     if "PREFECT_HOME" not in os.environ:
         home = draftwell_home() / "prefect"
-        home.mkdir(parents=True, exist_ok=True)  # Prefect's server opens a database there, and makes no folder for it
+        # Prefect's server opens a database there, and makes no folder for it
+        home.mkdir(parents=True, exist_ok=True)
         os.environ["PREFECT_HOME"] = str(home)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 
 
 def counting(title: str, clock: Callable[[], float] = time.monotonic) -> Callable[..., None]:
-    """A progress callback (done, total, words) that announces the last step, and others at most every five seconds."""
+    """A progress callback (done, total, words) that announces the last step, and others at most
+    every five seconds."""
     shown = clock()
 
     def show(done: int, total: int, words: str = "") -> None:

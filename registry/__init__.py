@@ -1,4 +1,5 @@
-"""Registry: the catalogue of pairs, published artifacts with their lineage, releases, gates and bundles.
+"""Registry: the catalogue of pairs, published artifacts with their lineage, releases, gates and
+bundles.
 
 Only this package knows MLflow. It imports `serving.runtime` and nothing else of the project.
 """

@@ -1,4 +1,5 @@
-"""Composing a release from versions that a person picked, for example in MLflow's UI: which version of each other kind joins them."""
+"""Composing a release from versions that a person picked, for example in MLflow's UI: which version
+of each other kind joins them."""
 
 from __future__ import annotations
 
@@ -45,70 +46,132 @@ def parse_pins(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         kind, equals, version = (part.strip() for part in word.partition("="))
         if not equals or not kind or not version:
-            raise DraftwellError(f"--pin {word!r} is not kind=version, for example --pin verifier=3", code="bad_pin")
+            raise DraftwellError(
+                f"--pin {word!r} is not kind=version, for example --pin verifier=3", code="bad_pin"
+            )
         if kind not in KINDS:
-            raise DraftwellError(f"--pin {word}: there are no artifacts of kind {kind}: choose one of {', '.join(KINDS)}",
-                                 code="unknown_artifact_kind")
+            raise DraftwellError(
+                (
+                    f"--pin {word}: there are no artifacts of kind {kind}: choose one of "
+                    f"{', '.join(KINDS)}"
+                ),
+                code="unknown_artifact_kind",
+            )
         if kind in pins:
-            raise DraftwellError(f"--pin names {kind} twice ({pins[kind]} and {version}): name one version", code="bad_pin")
+            raise DraftwellError(
+                f"--pin names {kind} twice ({pins[kind]} and {version}): name one version",
+                code="bad_pin",
+            )
         pins[kind] = version
     if not pins:
-        raise DraftwellError("name at least one version to release, for example --pin verifier=3", code="nothing_picked")
+        raise DraftwellError(
+            "name at least one version to release, for example --pin verifier=3",
+            code="nothing_picked",
+        )
     return pins
 
 
 def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Composition:
-    """The versions of a release with these pins; every other kind comes from the champion, else it is the newest that fits.
+    """The versions of a release with these pins; every other kind comes from the champion, else it
+    is the newest that fits.
 
     Raises:
-        DraftwellError: there is no such version, it was made for other models or another dtype than the rest, it is a draft that the rest
-            was not made with, or no tuned config is among them.
+        DraftwellError: there is no such version, it was made for other models or another dtype than
+            the rest, it is a draft that the rest was not made with, or no tuned config is among
+            them.
     """
-    picked = {kind: store.resolve(kind, pair, _alias_here(store, kind, pair, device, version)) for kind, version in pins.items()}
+    picked = {
+        kind: store.resolve(kind, pair, _alias_here(store, kind, pair, device, version))
+        for kind, version in pins.items()
+    }
     number = store.get_aliases("release", f"{pair}.{device}").get("champion")
     champion = None if number is None else find_release(store, pair, device, number)
     if champion is not None:
-        others = {kind: store.resolve(kind, pair, version) for kind, version in champion.pins.items() if kind not in picked}
+        others = {
+            kind: store.resolve(kind, pair, version)
+            for kind, version in champion.pins.items()
+            if kind not in picked
+        }
     else:
         others = _newest(store, pair, device, picked)
     versions = dict(sorted({**others, **picked}.items()))
     _check_fingerprints(picked, others, champion)
     if "decoding_config" not in versions:
-        raise DraftwellError(f"no tuned config of {pair} on {device} fits these versions: run `draftwell tune --pair {pair} --device "
-                             f"{device}` first, or pin one with --pin decoding_config=N", code="nothing_to_release")
+        raise DraftwellError(
+            f"no tuned config of {pair} on {device} fits these versions: run `draftwell "
+            f"tune --pair {pair} --device "
+            f"{device}` first, or pin one with --pin decoding_config=N",
+            code="nothing_to_release",
+        )
     return Composition(versions, tuple(picked), champion)
 
 
 def _alias_here(store: Store, kind: str, pair: str, device: str, version: str) -> str:
-    """The alias of what a release for this device pins: `champion` is `champion-cpu` there; other aliases and numbers as they are."""
+    """The alias of what a release for this device pins: `champion` is `champion-cpu` there; other
+    aliases and numbers as they are."""
     own = f"{version}-{device}"
     return own if own in store.get_aliases(kind, pair) else version
 
 
-def _newest(store: Store, pair: str, device: str, picked: Mapping[str, Published]) -> dict[str, Published]:
-    """The newest version of each kind that was not picked, among those of the same models and, where it was measured, of the device."""
+def _newest(
+    store: Store, pair: str, device: str, picked: Mapping[str, Published]
+) -> dict[str, Published]:
+    """The newest version of each kind that was not picked, among those of the same models and,
+    where it was measured, of the device."""
     bound = {version.fingerprint for kind, version in picked.items() if KINDS[kind].fingerprinted}
     found: dict[str, Published] = {}
-    for kind in ("decoding_config", *(kind for kind in KINDS if kind not in ("decoding_config", "distilled_draft"))):
+    for kind in (
+        "decoding_config",
+        *(kind for kind in KINDS if kind not in ("decoding_config", "distilled_draft")),
+    ):
         if kind in picked:
             continue
-        fitting = [version for version in store.versions(kind, pair) if not bound or version.fingerprint in bound]
-        fitting = [version for version in fitting if (version.tags.get("device_class") or device).startswith(device)]
+        fitting = [
+            version
+            for version in store.versions(kind, pair)
+            if not bound or version.fingerprint in bound
+        ]
+        fitting = [
+            version
+            for version in fitting
+            if (version.tags.get("device_class") or device).startswith(device)
+        ]
         if fitting:
             found[kind] = fitting[-1]
             bound = bound or {fitting[-1].fingerprint}
     return found
 
 
-def _check_fingerprints(picked: Mapping[str, Published], others: Mapping[str, Published], champion: ReleaseVersion | None) -> None:
-    """Refuse picked versions that do not belong to the same models and dtype as the rest, and a draft that was exchanged alone."""
+def _check_fingerprints(
+    picked: Mapping[str, Published],
+    others: Mapping[str, Published],
+    champion: ReleaseVersion | None,
+) -> None:
+    """Refuse picked versions that do not belong to the same models and dtype as the rest, and a
+    draft that was exchanged alone."""
     draft = picked.get("distilled_draft")
-    if draft is not None and (champion is None or champion.contents.pins.get("distilled_draft") is None
-                              or champion.contents.pins["distilled_draft"].digest != draft.digest):
-        raise DraftwellError(f"{draft.name} version {draft.version} cannot be exchanged alone, others are made with the draft: "
-                             "name it in the pair's YAML file, then collect, calibrate, tune and publish", code="draft_is_part_of_the_pair")
-    bound = {kind: version for kind, version in {**others, **picked}.items() if KINDS[kind].fingerprinted}
+    if draft is not None and (
+        champion is None
+        or champion.contents.pins.get("distilled_draft") is None
+        or champion.contents.pins["distilled_draft"].digest != draft.digest
+    ):
+        raise DraftwellError(
+            f"{draft.name} version {draft.version} cannot be exchanged alone, others are "
+            "made with the draft: "
+            "name it in the pair's YAML file, then collect, calibrate, tune and publish",
+            code="draft_is_part_of_the_pair",
+        )
+    bound = {
+        kind: version for kind, version in {**others, **picked}.items() if KINDS[kind].fingerprinted
+    }
     if len({version.fingerprint for version in bound.values()}) > 1:
-        each = ", ".join(f"{kind} version {version.version} {version.fingerprint[:12]}" for kind, version in sorted(bound.items()))
-        raise DraftwellError(f"these versions belong to different models or dtypes ({each}): pick versions with one fingerprint, which "
-                             "MLflow shows as a tag", code="mixed_fingerprints")
+        each = ", ".join(
+            f"{kind} version {version.version} {version.fingerprint[:12]}"
+            for kind, version in sorted(bound.items())
+        )
+        raise DraftwellError(
+            f"these versions belong to different models or dtypes ({each}): pick versions "
+            "with one fingerprint, which "
+            "MLflow shows as a tag",
+            code="mixed_fingerprints",
+        )

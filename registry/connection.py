@@ -1,7 +1,8 @@
 """Reaching MLflow: where it is, how it is opened, and what its errors become.
 
-A server that does not answer is tried again with growing pauses, by MLflow's own client. MLflow is imported inside the
-functions: importing it takes a second, and `draftwell --help` must not pay for that.
+A server that does not answer is tried again with growing pauses, by MLflow's own client. MLflow is
+imported inside the functions: importing it takes a second, and `draftwell --help` must not pay for
+that.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 SQLITE = "sqlite:///"
 SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Pauses of 0, 4, 8, 16, 32 and 64 seconds: an outage of a minute is waited for, a dead server is reported after two.
+    # Pauses of 0, 4, 8, 16, 32 and 64 seconds: an outage of a minute is waited for, a dead server
+    # is reported after two.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6",
 }
 """MLflow's own settings, where the environment does not have others."""
@@ -33,22 +36,32 @@ SETTINGS = {
 
 def default_uri() -> str:
     """`$MLFLOW_TRACKING_URI`, else a SQLite file in the home."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{draftwell_home() / 'mlflow' / 'mlflow.db'}"
+    return (
+        os.environ.get("MLFLOW_TRACKING_URI")
+        or f"{SQLITE}{draftwell_home() / 'mlflow' / 'mlflow.db'}"
+    )
 
 
 def registry_exists() -> bool:
-    """Whether there is a registry to ask; a SQLite file that is not there is none, and asking would make it (seconds)."""
+    """Whether there is a registry to ask; a SQLite file that is not there is none, and asking would
+    make it (seconds)."""
     uri = default_uri()
     return not uri.startswith(SQLITE) or Path(uri.removeprefix(SQLITE)).is_file()
 
 
 def artifact_folder(uri: str) -> str | None:
-    """Where a SQLite registry keeps files: next to the database. A server decides that itself (None)."""
-    return str(Path(uri.removeprefix(SQLITE)).absolute().parent / "artifacts") if uri.startswith(SQLITE) else None
+    """Where a SQLite registry keeps files: next to the database. A server decides that itself
+    (None)."""
+    return (
+        str(Path(uri.removeprefix(SQLITE)).absolute().parent / "artifacts")
+        if uri.startswith(SQLITE)
+        else None
+    )
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client for the registry at `uri`; a SQLite database is created by the first, the others wait for it."""
+    """A client for the registry at `uri`; a SQLite database is created by the first, the others
+    wait for it."""
     check_address(uri)
     registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
     check_address(registry_uri, "MLFLOW_REGISTRY_URI")
@@ -57,7 +70,10 @@ def connect(uri: str) -> MlflowClient:
     try:
         from mlflow import MlflowClient
     except ImportError as error:
-        raise DraftwellError("the registry needs the package mlflow: pip install 'draftwell[pipeline]'", code="mlflow_missing") from error
+        raise DraftwellError(
+            "the registry needs the package mlflow: pip install 'draftwell[pipeline]'",
+            code="mlflow_missing",
+        ) from error
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _say_once_that_we_wait(uri)
@@ -79,7 +95,10 @@ class _Waiting(logging.Filter):
         if not str(record.msg).startswith("Retrying"):
             return True
         first, self.shown = not self.shown, True
-        record.msg, record.args = f"the registry at {self.place} does not answer: trying again for up to two minutes", ()
+        record.msg, record.args = (
+            f"the registry at {self.place} does not answer: trying again for up to two minutes",
+            (),
+        )
         return first
 
 
@@ -93,7 +112,8 @@ def _say_once_that_we_wait(uri: str) -> None:
 
 @contextmanager
 def one_at_a_time(uri: str) -> Iterator[None]:
-    """A lock over the creation of a SQLite database, whose migrations must not run twice at once."""
+    """A lock over the creation of a SQLite database, whose migrations must not run twice at
+    once."""
     if not uri.startswith(SQLITE):
         yield
         return
@@ -102,14 +122,19 @@ def one_at_a_time(uri: str) -> Iterator[None]:
         try:
             stack.enter_context(file_lock(database.with_name(f".{database.name}.lock")))
         except OSError as error:
-            raise DraftwellError(f"cannot write the registry's folder {database.parent} ({error.strerror}): set MLFLOW_TRACKING_URI or "
-                                 "DRAFTWELL_HOME", code="registry_folder_unwritable") from error
+            raise DraftwellError(
+                f"cannot write the registry's folder {database.parent} ({error.strerror}): "
+                "set MLFLOW_TRACKING_URI or "
+                "DRAFTWELL_HOME",
+                code="registry_folder_unwritable",
+            ) from error
         yield
 
 
 @contextmanager
 def registry_errors(uri: str) -> Iterator[None]:
-    """Turn what MLflow, its database or its files raise into one line that names the registry, without its password."""
+    """Turn what MLflow, its database or its files raise into one line that names the registry,
+    without its password."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -120,11 +145,16 @@ def registry_errors(uri: str) -> Iterator[None]:
         if (why := refusal(error, place)) is not None:
             raise DraftwellError(hidden(why), code="registry_refused") from error
         if "Max retries exceeded" in text:
-            raise DraftwellError(f"the registry at {place} did not answer, nor when it was tried again: start it, or check "
-                                 "MLFLOW_TRACKING_URI, and run the same command again (nothing is left half promoted)",
-                                 code="registry_unreachable") from error
+            raise DraftwellError(
+                f"the registry at {place} did not answer, nor when it was tried again: "
+                "start it, or check "
+                "MLFLOW_TRACKING_URI, and run the same command again (nothing is left half "
+                "promoted)",
+                code="registry_unreachable",
+            ) from error
         reason = (text.splitlines() or [type(error).__name__])[0][:200]
         raise DraftwellError(
             f"the registry at {place} failed ({reason}): check that it answers and has room, and "
-            f"MLFLOW_TRACKING_URI", code="registry_failed"
+            f"MLFLOW_TRACKING_URI",
+            code="registry_failed",
         ) from error

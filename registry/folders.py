@@ -1,4 +1,5 @@
-"""Names and folders of what is published: the registered model's name, and an artifact's own files."""
+"""Names and folders of what is published: the registered model's name, and an artifact's own
+files."""
 
 from __future__ import annotations
 
@@ -24,17 +25,26 @@ def model_name(kind: str, pair: str) -> str:
     'verifier.smollm2-135m'
     """
     if not re.fullmatch(r"[a-z0-9_]+\.[A-Za-z0-9._-]+", f"{kind}.{pair}"):
-        raise DraftwellError(f"{kind}.{pair} cannot be registered: name the pair with letters, digits, dots and "
-                             f"dashes", code="bad_pair_name")
+        raise DraftwellError(
+            f"{kind}.{pair} cannot be registered: name the pair with letters, digits, dots and "
+            f"dashes",
+            code="bad_pair_name",
+        )
     return f"{kind}.{pair}"
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Refuse an artifact folder whose files are not those of its manifest."""
     for name, expected in manifest["files"].items():
-        if Path(name).name != name or not (folder / name).is_file() or sha256_file(folder / name) != expected:
-            raise DraftwellError(f"{folder / name} is missing or was changed since it was made: make it again",
-                                 code="artifact_files_changed")
+        if (
+            Path(name).name != name
+            or not (folder / name).is_file()
+            or sha256_file(folder / name) != expected
+        ):
+            raise DraftwellError(
+                f"{folder / name} is missing or was changed since it was made: make it again",
+                code="artifact_files_changed",
+            )
 
 
 def copy_artifact(folder: Path, into: Path) -> Path:

@@ -1,7 +1,8 @@
 """Which release serves: promotion to champion, and rollback.
 
-Promotion is one change of one alias, the release's. The aliases of what it pins follow for people to see; a process that is killed
-between the two leaves a complete promotion, and the next promotion, rollback or deployment moves the others.
+Promotion is one change of one alias, the release's. The aliases of what it pins follow for people
+to see; a process that is killed between the two leaves a complete promotion, and the next
+promotion, rollback or deployment moves the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from registry.gates import GateRecord
-from registry.releases import ReleaseVersion, find_release, follow_alias, gate_record, is_champion, move_alias, objection, record_gate
+from registry.releases import (
+    ReleaseVersion,
+    find_release,
+    follow_alias,
+    gate_record,
+    is_champion,
+    move_alias,
+    objection,
+    record_gate,
+)
 from registry.store import Store
 from registry.strict import Strict
 from serving.errors import DraftwellError
@@ -45,30 +55,49 @@ def withdrawal(release: ReleaseVersion) -> str | None:
     return f"it was rolled back on {note.at[:10]} ({note.reason})"
 
 
-def promote(store: Store, pair: str, device: str, version: int | str, record: GateRecord | None = None, *,
-            reason: str | None = None) -> ReleaseVersion:
+def promote(
+    store: Store,
+    pair: str,
+    device: str,
+    version: int | str,
+    record: GateRecord | None = None,
+    *,
+    reason: str | None = None,
+) -> ReleaseVersion:
     """Make a release whose gate passed the champion.
 
     Args:
         record: the verdict; None takes the one that is kept with the release.
-        reason: kept with the release; required for one that was rolled back, and for one whose gate compared it with another champion
-            than today's.
+        reason: kept with the release; required for one that was rolled back, and for one whose gate
+            compared it with another champion than today's.
     Raises:
-        DraftwellError: there is no passed verdict that names exactly these versions and today's champion, or it was rolled back; nothing
-            was changed.
+        DraftwellError: there is no passed verdict that names exactly these versions and today's
+            champion, or it was rolled back; nothing was changed.
     """
     release = find_release(store, pair, device, version)
     judged = record or gate_record(release)
     if why := objection(release, judged):
-        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --device {device} --release "
-                             f"{release.version}`", code="not_gated")
+        raise DraftwellError(
+            f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
+            f"--device {device} --release "
+            f"{release.version}`",
+            code="not_gated",
+        )
     if (why := _outdated(store, release, judged)) and not reason:
-        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --device {device} --release "
-                             f"{release.version}`, or give a --reason to promote it all the same", code="gated_against_another_champion")
+        raise DraftwellError(
+            f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} "
+            f"--device {device} --release "
+            f"{release.version}`, or give a --reason to promote it all the same",
+            code="gated_against_another_champion",
+        )
     if (why := withdrawal(release)) and not reason:
-        raise DraftwellError(f"{release.name} is not promoted, {why}: publish another release, or promote this one again with "
-                             f"a reason: `draftwell promote --pair {pair} --device {device} --release {release.version} --reason …`",
-                             code="was_rolled_back")
+        raise DraftwellError(
+            f"{release.name} is not promoted, {why}: publish another release, or promote "
+            "this one again with "
+            f"a reason: `draftwell promote --pair {pair} --device {device} --release "
+            f"{release.version} --reason …`",
+            code="was_rolled_back",
+        )
     if record is not None:
         record_gate(store, record)
     if reason:
@@ -79,7 +108,8 @@ def promote(store: Store, pair: str, device: str, version: int | str, record: Ga
 
 
 def _outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -> str | None:
-    """What is wrong with a verdict that compares the release with another champion than today's, or None.
+    """What is wrong with a verdict that compares the release with another champion than today's, or
+    None.
 
     The champion itself may be promoted again: that finishes a promotion that was cut off.
     """
@@ -87,43 +117,62 @@ def _outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) 
     beside = record.baseline_version if record else None
     if champion is None or champion in (release.version, beside):
         return None
-    return f"its gate compared it with {f'version {beside}' if beside else 'no champion'}, and version {champion} is the champion now"
+    return (
+        f"its gate compared it with {f'version {beside}' if beside else 'no champion'}, and "
+        f"version {champion} is the champion now"
+    )
 
 
-def rollback(store: Store, pair: str, device: str, reason: str, to: int | None = None) -> tuple[ReleaseVersion, ReleaseVersion]:
+def rollback(
+    store: Store, pair: str, device: str, reason: str, to: int | None = None
+) -> tuple[ReleaseVersion, ReleaseVersion]:
     """Make the previous champion the champion again.
 
-    The release that is rolled back keeps the reason; it is not deployed, nor promoted again without another reason. A rollback that was
-    killed is finished when it is run again, and rolls nothing else back.
+    The release that is rolled back keeps the reason; it is not deployed, nor promoted again without
+    another reason. A rollback that was killed is finished when it is run again, and rolls nothing
+    else back.
 
     Args:
-        to: number of the release to make champion; None takes the previous champion, leaving out all that were rolled back.
+        to: number of the release to make champion; None takes the previous champion, leaving out
+            all that were rolled back.
 
     Returns:
         the release that was rolled back, and the champion now.
     Raises:
-        DraftwellError: no reason, no champion, none before it, or no passed gate record of that; nothing was changed.
+        DraftwellError: no reason, no champion, none before it, or no passed gate record of that;
+            nothing was changed.
     """
     if not reason.strip():
-        raise DraftwellError("a rollback needs a reason, which is kept with the release: give one with --reason", code="no_reason")
+        raise DraftwellError(
+            "a rollback needs a reason, which is kept with the release: give one with --reason",
+            code="no_reason",
+        )
     bad = find_release(store, pair, device, "champion")
     if (cut_off := _cut_off_rollback(store, bad)) is not None and to in (None, bad.version):
         _crown(store, bad)
         return cut_off, bad
     good = find_release(store, pair, device, to if to is not None else _champion_before(store, bad))
     if good.version == bad.version:
-        raise DraftwellError(f"{good.name} is the champion already: name another release with --to", code="already_champion")
+        raise DraftwellError(
+            f"{good.name} is the champion already: name another release with --to",
+            code="already_champion",
+        )
     if why := objection(good, gate_record(good)) or withdrawal(good):
-        raise DraftwellError(f"{good.name} cannot be made champion again, {why}: name another release with --to", code="no_way_back")
+        raise DraftwellError(
+            f"{good.name} cannot be made champion again, {why}: name another release with --to",
+            code="no_way_back",
+        )
     note = Withdrawal(reason=reason.strip(), to=good.version, at=_now())
-    store.set_tag(bad.published, ROLLED_BACK, note.model_dump_json())  # first: killed after this, the bad one is still not deployed
+    # first: killed after this, the bad one is still not deployed
+    store.set_tag(bad.published, ROLLED_BACK, note.model_dump_json())
     _keep_note(store, bad, "rollbacks", note.model_dump())
     _crown(store, good)
     return bad, good
 
 
 def _cut_off_rollback(store: Store, champion: ReleaseVersion) -> ReleaseVersion | None:
-    """The release whose rollback made this one champion and was killed before its last change, the date; None where there is none."""
+    """The release whose rollback made this one champion and was killed before its last change, the
+    date; None where there is none."""
     since = champion.published.tags.get(CHAMPION_SINCE, "")
     for published in store.versions("release", f"{champion.pair}.{champion.device}"):
         try:
@@ -136,21 +185,32 @@ def _cut_off_rollback(store: Store, champion: ReleaseVersion) -> ReleaseVersion 
 
 
 def _champion_before(store: Store, champion: ReleaseVersion) -> int:
-    """Number of the release that was champion last among those whose gate record stands and that were not rolled back."""
-    others = [(p.tags[CHAMPION_SINCE], p.version) for p in store.versions("release", f"{champion.pair}.{champion.device}")
-              if p.version != champion.version and p.tags.get(CHAMPION_SINCE) and not p.tags.get(ROLLED_BACK)]
+    """Number of the release that was champion last among those whose gate record stands and that
+    were not rolled back."""
+    others = [
+        (p.tags[CHAMPION_SINCE], p.version)
+        for p in store.versions("release", f"{champion.pair}.{champion.device}")
+        if p.version != champion.version
+        and p.tags.get(CHAMPION_SINCE)
+        and not p.tags.get(ROLLED_BACK)
+    ]
     for _, version in sorted(others, reverse=True):
         release = find_release(store, champion.pair, champion.device, version)
         if objection(release, gate_record(release)) is None:
             return version
-    raise DraftwellError(f"{champion.name} has no previous champion: name a release that passed its gate with "
-                         f"--to", code="no_previous_champion")
+    raise DraftwellError(
+        f"{champion.name} has no previous champion: name a release that passed its gate with --to",
+        code="no_previous_champion",
+    )
 
 
 def adopt(store: Store, release: ReleaseVersion) -> None:
-    """Treat a champion that was named by hand as if it had been promoted; nothing changes for one that was promoted, or that is no
-    longer the champion."""
-    dated = [p.tags.get(CHAMPION_SINCE, "") for p in store.versions("release", f"{release.pair}.{release.device}")]
+    """Treat a champion that was named by hand as if it had been promoted; nothing changes for one
+    that was promoted, or that is no longer the champion."""
+    dated = [
+        p.tags.get(CHAMPION_SINCE, "")
+        for p in store.versions("release", f"{release.pair}.{release.device}")
+    ]
     since = release.published.tags.get(CHAMPION_SINCE)
     follow_alias(store, release, "champion")
     if is_champion(store, release) and (not since or since < max(dated)):
@@ -165,7 +225,11 @@ def _crown(store: Store, release: ReleaseVersion) -> None:
 def _keep_note(store: Store, release: ReleaseVersion, folder: str, note: Mapping[str, Any]) -> None:
     """Keep what a person decided with the release's run; tags hold only the last word."""
     at = _now()
-    store.log_text(release.published, json.dumps({"at": at, **note}, indent=2) + "\n", f"{folder}/{at.replace(':', '')}.json")
+    store.log_text(
+        release.published,
+        json.dumps({"at": at, **note}, indent=2) + "\n",
+        f"{folder}/{at.replace(':', '')}.json",
+    )
 
 
 def _now() -> str:

@@ -22,7 +22,8 @@ class Published:
         run_id: the run that logged it.
         digest: `digest_of` its folder.
         source: where its files are stored.
-        tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what was added later.
+        tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what
+            was added later.
     """
 
     kind: str
@@ -45,13 +46,15 @@ class Published:
 
 
 def insert_or_change(write: Callable[[], object]) -> None:
-    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes finds the row taken."""
+    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes
+    finds the row taken."""
     from mlflow.exceptions import MlflowException
 
     try:
         write()
     except MlflowException as error:
-        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):  # of SQLite and MySQL, of PostgreSQL
+        # of SQLite and MySQL, of PostgreSQL
+        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):
             raise
         write()
 
@@ -59,5 +62,12 @@ def insert_or_change(write: Callable[[], object]) -> None:
 def published_of(version: ModelVersion) -> Published:
     """MLflow's version as ours."""
     kind = version.tags.get("kind") or version.name.split(".", 1)[0]
-    return Published(kind, version.name, int(version.version), version.run_id or "", version.tags.get("digest", ""),
-                     version.source or "", dict(version.tags))
+    return Published(
+        kind,
+        version.name,
+        int(version.version),
+        version.run_id or "",
+        version.tags.get("digest", ""),
+        version.source or "",
+        dict(version.tags),
+    )

@@ -1,8 +1,9 @@
-"""MLflow's `python_function` flavour of verifiers, acceptance tables and acceptance heads: `predict` runs installed code.
+"""MLflow's `python_function` flavour of verifiers, acceptance tables and acceptance heads:
+`predict` runs installed code.
 
-`MLmodel` names this module (`loader_module`) and the artifact's folder. There is no pickle in it and no code: MLflow imports the installed
-package and calls `_load_pyfunc`, which checks every file like any other reader of an artifact. The module keeps its name, because
-published versions hold it.
+`MLmodel` names this module (`loader_module`) and the artifact's folder. There is no pickle in it
+and no code: MLflow imports the installed package and calls `_load_pyfunc`, which checks every file
+like any other reader of an artifact. The module keeps its name, because published versions hold it.
 
     model = mlflow.pyfunc.load_model("models:/acceptance_table.smollm2-135m@champion-cpu")
     model.predict({"confidence": np.array([0.5, 0.95])})["acceptance"]
@@ -47,22 +48,28 @@ def _load_pyfunc(path: str) -> PyfuncModel:
     """What MLflow calls with the artifact's folder; every file is checked.
 
     Raises:
-        DraftwellError: the artifact is damaged, newer than this version, or of a kind that predicts nothing.
+        DraftwellError: the artifact is damaged, newer than this version, or of a kind that predicts
+            nothing.
     """
     folder = Path(path)
     kind = read_manifest(folder)["kind"]
     if kind not in MODELS:
-        raise DraftwellError(f"a {kind} predicts nothing by itself: {', '.join(MODELS)} do", code="no_pyfunc")
-    with tempfile.TemporaryDirectory() as place:  # beside the artifact are MLflow's own files, which no artifact may have
+        raise DraftwellError(
+            f"a {kind} predicts nothing by itself: {', '.join(MODELS)} do", code="no_pyfunc"
+        )
+    # beside the artifact are MLflow's own files, which no artifact may have
+    with tempfile.TemporaryDirectory() as place:
         artifact = KINDS[kind].load_class().load(copy_artifact(folder, Path(place) / kind))
     function, example = MODELS[kind](artifact)
     return PyfuncModel(kind, function, example)
 
 
 def _verifier(verifier: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
-    """`features` `[batch, features]` float32 → `score` `[batch]` float32, the probability that the target keeps the token.
+    """`features` `[batch, features]` float32 → `score` `[batch]` float32, the probability that the
+    target keeps the token.
 
-    The example is a token with q̄(x) = .7 of three candidates, and, where the verifier reads states, states of zeros.
+    The example is a token with q̄(x) = .7 of three candidates, and, where the verifier reads
+    states, states of zeros.
     """
     import numpy as np
     import torch
@@ -70,33 +77,47 @@ def _verifier(verifier: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
     from serving.artifacts.verifier import SCALARS, scalar_features
 
     def score(inputs: Any) -> Arrays:
-        return {"score": torch.sigmoid(_rows(inputs, "features") @ verifier.weight + verifier.bias).numpy()}
+        return {
+            "score": torch.sigmoid(
+                _rows(inputs, "features") @ verifier.weight + verifier.bias
+            ).numpy()
+        }
 
     features = np.zeros((1, verifier.weight.numel()), np.float32)
     if "scalars" in verifier.features:
-        features[0, -len(SCALARS):] = scalar_features(torch.tensor([0.7, 0.2, 0.1]), 0).numpy()
+        features[0, -len(SCALARS) :] = scalar_features(torch.tensor([0.7, 0.2, 0.1]), 0).numpy()
     return score, {"features": features}
 
 
 def _acceptance_head(head: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
-    """`hidden_state` `[batch, hidden]` float32 → `acceptance` `[batch]` float32; the example is the mean state that the head was trained
-    on, and one standard deviation above it."""
+    """`hidden_state` `[batch, hidden]` float32 → `acceptance` `[batch]` float32; the example is the
+    mean state that the head was trained on, and one standard deviation above it."""
     import torch
 
     def acceptance(inputs: Any) -> Arrays:
-        return {"acceptance": torch.sigmoid(head.logit(_rows(inputs, "hidden_state"))).detach().numpy()}
+        return {
+            "acceptance": torch.sigmoid(head.logit(_rows(inputs, "hidden_state"))).detach().numpy()
+        }
 
     return acceptance, {"hidden_state": torch.stack([head.mean, head.mean + head.scale]).numpy()}
 
 
 def _acceptance_table(table: Any) -> tuple[Callable[[Any], Arrays], Arrays]:
-    """`confidence` `[batch]` float64 in 0..1 → `acceptance` `[batch]` float64, α of its bin; the example is the middle of each bin."""
+    """`confidence` `[batch]` float64 in 0..1 → `acceptance` `[batch]` float64, α of its bin; the
+    example is the middle of each bin."""
     import numpy as np
 
     from serving.artifacts.acceptance_table import MIDPOINTS
 
     def acceptance(inputs: Any) -> Arrays:
-        return {"acceptance": np.array([table.alpha(float(confidence)) for confidence in np.asarray(inputs["confidence"]).ravel()])}
+        return {
+            "acceptance": np.array(
+                [
+                    table.alpha(float(confidence))
+                    for confidence in np.asarray(inputs["confidence"]).ravel()
+                ]
+            )
+        }
 
     return acceptance, {"confidence": np.array(MIDPOINTS)}
 
@@ -110,5 +131,8 @@ def _rows(inputs: Any, name: str) -> Any:
 
 
 MODELS: dict[str, Callable[[Any], tuple[Callable[[Any], Arrays], Arrays]]] = {
-    "verifier": _verifier, "acceptance_head": _acceptance_head, "acceptance_table": _acceptance_table}
+    "verifier": _verifier,
+    "acceptance_head": _acceptance_head,
+    "acceptance_table": _acceptance_table,
+}
 """kind → what makes its function and example."""

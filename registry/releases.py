@@ -1,9 +1,11 @@
 """Releases: exact versions that are served together, and the verdicts of their gates.
 
-A release `release.<pair>.<device>` is a small artifact that pins a version and digest per kind and names the weights.
-Aliases: `candidate` when created, `challenger` once its gate passed, `champion` when promoted (`registry.promotion`). An alias
-moved by hand is only a request: promotion and deployment ask for the gate record, which names exact versions. What a release pins follows
-it under aliases that name the device too, such as `champion-cuda`: releases for several devices share verifiers and tables.
+A release `release.<pair>.<device>` is a small artifact that pins a version and digest per kind and
+names the weights. Aliases: `candidate` when created, `challenger` once its gate passed, `champion`
+when promoted (`registry.promotion`). An alias moved by hand is only a request: promotion and
+deployment ask for the gate record, which names exact versions. What a release pins follows it under
+aliases that name the device too, such as `champion-cuda`: releases for several devices share
+verifiers and tables.
 """
 
 from __future__ import annotations
@@ -28,11 +30,22 @@ from serving.device import DEVICES
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 
-__all__ = ["GateCheck", "GateRecord", "ReleaseVersion", "create_release", "find_release", "gate_record", "is_champion", "objection",
-           "record_gate"]
+__all__ = [
+    "GateCheck",
+    "GateRecord",
+    "ReleaseVersion",
+    "create_release",
+    "find_release",
+    "gate_record",
+    "is_champion",
+    "objection",
+    "record_gate",
+]
 
 GATE_HEADING = "## Last gate"
 """Ends a release's own description; after it comes the last verdict."""
+
+
 class Pin(Strict):
     """An exact version of an artifact."""
 
@@ -57,7 +70,9 @@ class Release(Artifact):
         self.contents, self.provenance = contents, provenance
 
     def write_files(self, folder: Path) -> None:
-        (folder / "release.json").write_text(json.dumps(self.contents.model_dump(), indent=2, sort_keys=True) + "\n")
+        (folder / "release.json").write_text(
+            json.dumps(self.contents.model_dump(), indent=2, sort_keys=True) + "\n"
+        )
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
@@ -92,54 +107,95 @@ class ReleaseVersion:
         return f"{self.published.name} version {self.version}"
 
 
-def create_release(store: Store, pair: str, device: str, pins: Mapping[str, int], models: Mapping[str, ModelRecord],
-                   evidence: Mapping[str, Any], *, settings: Mapping[str, Any] | None = None) -> ReleaseVersion:
+def create_release(
+    store: Store,
+    pair: str,
+    device: str,
+    pins: Mapping[str, int],
+    models: Mapping[str, ModelRecord],
+    evidence: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> ReleaseVersion:
     """Register a release of published artifacts; it becomes `candidate`.
 
     Args:
         pins: kind → version of `<kind>.<pair>`; all of one fingerprint.
         models: role → where the weights come from (`registry.pairs.model_records`).
-        evidence: what it is based on, kept as JSON with the run; numbers at its top level are compared by MLflow, and so are the
-            metrics of everything that is pinned, as `<kind>.<metric>`.
+        evidence: what it is based on, kept as JSON with the run; numbers at its top level are
+            compared by MLflow, and so are the metrics of everything that is pinned, as
+            `<kind>.<metric>`.
         settings: what MLflow shows as parameters next to the pinned versions, such as the strategy.
     Raises:
-        DraftwellError: nothing to pin, artifacts of different models, or a config or profile that was made on another device.
+        DraftwellError: nothing to pin, artifacts of different models, or a config or profile that
+            was made on another device.
     """
     found = {kind: store.resolve(kind, pair, version) for kind, version in sorted(pins.items())}
     for kind, published in found.items():
-        refuse_other_device(kind, published.tags.get("device_class"), device, f"{published.name} version {published.version}")
-    contents = ReleaseFile(device=device, models=dict(models),
-                           pins={kind: Pin(version=p.version, digest=p.digest) for kind, p in found.items()})
-    made = Provenance(pair=pair, fingerprint=_common_fingerprint(found), device_class=device,
-                      parents={kind: p.digest for kind, p in found.items()})
-    figures = {key: float(value) for key, value in evidence.items()
-               if isinstance(value, int | float) and not isinstance(value, bool)}
+        refuse_other_device(
+            kind,
+            published.tags.get("device_class"),
+            device,
+            f"{published.name} version {published.version}",
+        )
+    contents = ReleaseFile(
+        device=device,
+        models=dict(models),
+        pins={kind: Pin(version=p.version, digest=p.digest) for kind, p in found.items()},
+    )
+    made = Provenance(
+        pair=pair,
+        fingerprint=_common_fingerprint(found),
+        device_class=device,
+        parents={kind: p.digest for kind, p in found.items()},
+    )
+    figures = {
+        key: float(value)
+        for key, value in evidence.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     for kind, published in found.items():
         figures |= {f"{kind}.{name}": value for name, value in store.metrics(published).items()}
     with tempfile.TemporaryDirectory() as place:
         Release(contents, made).save(Path(place) / "release")
         report = Path(place) / "evidence.json"
         report.write_text(json.dumps(evidence, indent=2, sort_keys=True) + "\n")
-        published = store.publish(Path(place) / "release", pair=f"{pair}.{device}", metrics=figures,
-                                  parameters={**pins, **(settings or {})}, plots=[report])
+        published = store.publish(
+            Path(place) / "release",
+            pair=f"{pair}.{device}",
+            metrics=figures,
+            parameters={**pins, **(settings or {})},
+            plots=[report],
+        )
     release = ReleaseVersion(pair, device, published, contents)
     move_alias(store, release, "candidate")
     return release
 
 
 def _common_fingerprint(found: Mapping[str, Published]) -> str:
-    bound = {kind: published.fingerprint for kind, published in found.items() if find_kind(kind).fingerprinted}
+    bound = {
+        kind: published.fingerprint
+        for kind, published in found.items()
+        if find_kind(kind).fingerprinted
+    }
     if not bound:
-        raise DraftwellError("a release needs at least one artifact besides the draft: run `draftwell tune` "
-                             "first", code="nothing_to_release")
+        raise DraftwellError(
+            "a release needs at least one artifact besides the draft: run `draftwell tune` first",
+            code="nothing_to_release",
+        )
     if len(set(bound.values())) > 1:
         each = ", ".join(f"{kind} {value[:12]}" for kind, value in bound.items())
-        raise DraftwellError(f"these artifacts belong to different models or dtypes ({each}): calibrate them all "
-                             f"again", code="mixed_fingerprints")
+        raise DraftwellError(
+            f"these artifacts belong to different models or dtypes ({each}): calibrate them all "
+            f"again",
+            code="mixed_fingerprints",
+        )
     return next(iter(bound.values()))
 
 
-def find_release(store: Store, pair: str, device: str, version_or_alias: int | str) -> ReleaseVersion:
+def find_release(
+    store: Store, pair: str, device: str, version_or_alias: int | str
+) -> ReleaseVersion:
     """A release by number or alias, its contents read from the registry."""
     published = resolve_release(store, pair, device, version_or_alias)
     with tempfile.TemporaryDirectory() as place:
@@ -154,43 +210,64 @@ def resolve_release(store: Store, pair: str, device: str, version_or_alias: int 
     except DraftwellError as error:
         if error.code != "not_registered":
             raise
-        others = {name: known for name, known in aliases_by_device(store, pair).items() if name != device}
+        others = {
+            name: known for name, known in aliases_by_device(store, pair).items() if name != device
+        }
         raise DraftwellError(f"{error}{no_release_hint(others, device)}", code=error.code) from None
 
 
 def aliases_by_device(store: Store, pair: str) -> dict[str, dict[str, int]]:
     """device → alias → number, of the devices that a pair has releases for."""
-    return {device: store.get_aliases("release", f"{pair}.{device}") for device in DEVICES if store.versions("release", f"{pair}.{device}")}
+    return {
+        device: store.get_aliases("release", f"{pair}.{device}")
+        for device in DEVICES
+        if store.versions("release", f"{pair}.{device}")
+    }
 
 
 def no_release_hint(known: Mapping[str, Mapping[str, int]], device: str) -> str:
-    """What a pair has instead of a release that was looked for: on this device first, then on others; nothing where it has none.
+    """What a pair has instead of a release that was looked for: on this device first, then on
+    others; nothing where it has none.
 
     >>> no_release_hint({"cpu": {"candidate": 3}}, "cuda")
     '; for cpu it has candidate = 3 (--device cpu)'
     """
     words = []
     for name, aliases in known.items():
-        have = ", ".join(f"{alias} = {number}" for alias, number in aliases.items()) or "releases without an alias"
+        have = (
+            ", ".join(f"{alias} = {number}" for alias, number in aliases.items())
+            or "releases without an alias"
+        )
         option = "--release" if name == device else f"--device {name}"
         words.append(f"; for {name} it has {have} ({option})")
     return "".join(words)
 
 
-def record_gate(store: Store, record: GateRecord, *, words: str = "", figures: Mapping[str, float] | None = None,
-                files: Iterable[Path] = ()) -> None:
-    """Keep a verdict with its release; a passed one makes the release `challenger`. The record itself is written last.
+def record_gate(
+    store: Store,
+    record: GateRecord,
+    *,
+    words: str = "",
+    figures: Mapping[str, float] | None = None,
+    files: Iterable[Path] = (),
+) -> None:
+    """Keep a verdict with its release; a passed one makes the release `challenger`. The record
+    itself is written last.
 
     Args:
         words: the verdict in Markdown; it becomes the end of the release's description.
-        figures: further metrics of the bench for MLflow to compare, in addition to every check as `gate.<name>`.
+        figures: further metrics of the bench for MLflow to compare, in addition to every check as
+            `gate.<name>`.
         files: reports and plots, kept with the release's run.
     """
     release = find_release(store, record.pair, record.device, record.release_version)
     folder = f"gates/{record.created.replace(':', '')}"
     store.log_text(release.published, record.model_dump_json(indent=2), f"{folder}.json")
     store.log_files(release.published, files, folder)
-    store.log_metrics(release.published, {**(figures or {}), **{metric_name(c.name): c.value for c in record.checks}})
+    store.log_metrics(
+        release.published,
+        {**(figures or {}), **{metric_name(c.name): c.value for c in record.checks}},
+    )
     if words:
         store.log_text(release.published, words, f"{folder}.md")
         about = store.description(release.published).partition(GATE_HEADING)[0].rstrip()
@@ -218,9 +295,12 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
     try:
         return GateRecord.model_validate_json(text)
     except ValidationError as error:
-        raise DraftwellError(f"the gate record of {release.name} cannot be read: "
-                             f"run `draftwell gate --pair {release.pair} --device {release.device} --release {release.version}`",
-                             code="gate_record_unreadable") from error
+        raise DraftwellError(
+            f"the gate record of {release.name} cannot be read: "
+            f"run `draftwell gate --pair {release.pair} --device {release.device} "
+            f"--release {release.version}`",
+            code="gate_record_unreadable",
+        ) from error
 
 
 def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:
@@ -234,7 +314,10 @@ def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:
 
 def is_champion(store: Store, release: ReleaseVersion) -> bool:
     """Whether a release is its pair's champion on its device at this moment."""
-    return store.get_aliases("release", f"{release.pair}.{release.device}").get("champion") == release.version
+    return (
+        store.get_aliases("release", f"{release.pair}.{release.device}").get("champion")
+        == release.version
+    )
 
 
 def move_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
@@ -246,8 +329,9 @@ def move_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
 def follow_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
     """Let an alias, with the device's name, name all that a release pins.
 
-    Where another process moves the release's alias meanwhile, its pins are followed instead: whoever moved it last looks
-    again after everybody else's changes, so that the end is one release and its pins.
+    Where another process moves the release's alias meanwhile, its pins are followed instead:
+    whoever moved it last looks again after everybody else's changes, so that the end is one release
+    and its pins.
     """
     while True:
         for kind, version in release.pins.items():

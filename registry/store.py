@@ -1,8 +1,9 @@
 """The store: artifacts as versions of MLflow models, with their lineage.
 
-One experiment per pair (`draftwell/<pair>`), one registered model per `<kind>.<pair>`, one run per version. A version
-appears last, when all its files are there: whoever can see it can load it. Runs are always named by id (MLflow's active
-run belongs to a thread), and files are read back as plain data: this project never calls `load_model`.
+One experiment per pair (`draftwell/<pair>`), one registered model per `<kind>.<pair>`, one run per
+version. A version appears last, when all its files are there: whoever can see it can load it. Runs
+are always named by id (MLflow's active run belongs to a thread), and files are read back as plain
+data: this project never calls `load_model`.
 """
 
 from __future__ import annotations
@@ -48,16 +49,25 @@ class Store:
         self.uri = tracking_uri or default_uri()
         self.client = connect(self.uri)
 
-    def publish(self, folder: Path, *, pair: str, metrics: Mapping[str, float | Curve] | None = None,
-                parameters: Mapping[str, Any] | None = None, plots: Iterable[Path] = (), description: str = "",
-                parents: Mapping[str, str] | None = None) -> Published:
+    def publish(
+        self,
+        folder: Path,
+        *,
+        pair: str,
+        metrics: Mapping[str, float | Curve] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        plots: Iterable[Path] = (),
+        description: str = "",
+        parents: Mapping[str, str] | None = None,
+    ) -> Published:
         """Register an artifact folder as the next version of `<kind>.<pair>`.
 
-        The same data for the same pair is registered once: a second call returns the version that exists, whose description and tags
-        are those of the last time it was made (`renewal.renew`).
+        The same data for the same pair is registered once: a second call returns the version that
+        exists, whose description and tags are those of the last time it was made (`renewal.renew`).
 
         Args:
-            metrics: numbers that MLflow compares, or curves of which it draws the steps; the numbers of the artifact itself are added.
+            metrics: numbers that MLflow compares, or curves of which it draws the steps; the
+                numbers of the artifact itself are added.
             parameters: settings that MLflow compares; those of the artifact itself are added.
             plots: pictures and reports, kept with the run.
             description: Markdown for a person; made from the figures where it is empty.
@@ -65,47 +75,92 @@ class Store:
         """
         manifest, digest = read_manifest(folder), digest_of(folder)
         check_files(folder, manifest)
-        kind, made = manifest["kind"], validate(Provenance, manifest["provenance"], str(folder)).model_dump()
+        kind, made = (
+            manifest["kind"],
+            validate(Provenance, manifest["provenance"], str(folder)).model_dump(),
+        )
         manifest = {**manifest, "provenance": made}
         name = model_name(kind, pair)
-        tags = {"kind": kind, "pair": base_pair(kind, pair), "digest": digest, "fingerprint": made["fingerprint"],
-                "trace_digest": made["trace_digest"] or "", "git_commit": made["git_commit"] or "",
-                "device_class": made["device_class"] or "", "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
+        tags = {
+            "kind": kind,
+            "pair": base_pair(kind, pair),
+            "digest": digest,
+            "fingerprint": made["fingerprint"],
+            "trace_digest": made["trace_digest"] or "",
+            "git_commit": made["git_commit"] or "",
+            "device_class": made["device_class"] or "",
+            "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True),
+        }
         with registry_errors(self.uri):
             figures, settings = figures_of(folder, manifest)
-            curves = {key: value for key, value in (metrics or {}).items() if not isinstance(value, int | float)}
-            numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+            curves = {
+                key: value
+                for key, value in (metrics or {}).items()
+                if not isinstance(value, int | float)
+            }
+            numbers = {
+                key: value
+                for key, value in (metrics or {}).items()
+                if isinstance(value, int | float)
+            }
             figures, settings = {**figures, **numbers}, {**settings, **(parameters or {})}
             words = fitting(description or describe(manifest, figures, settings))
             if "strategy" in settings:
                 tags["strategy"] = str(settings["strategy"])
             if existing := self._find(name, digest, made["fingerprint"]):
                 return renew(self.client, existing, tags, words, figures)
-            run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), {**figures, **curves}, settings, plots, words)
+            run_id, model_id, source = self._log(
+                folder,
+                manifest,
+                base_pair(kind, pair),
+                {**figures, **curves},
+                settings,
+                plots,
+                words,
+            )
             published = self._register(name, source, run_id, model_id, tags, words)
-            if kind == "decoding_config" and published.run_id == run_id:  # killed in between, the version lacks nothing but this view
+            # killed in between, the version lacks nothing but this view
+            if kind == "decoding_config" and published.run_id == run_id:
                 config = json.loads((folder / "config.json").read_text())
-                log_trials(self.client, self._experiment(base_pair(kind, pair)), run_id, trials_of(config))
+                log_trials(
+                    self.client, self._experiment(base_pair(kind, pair)), run_id, trials_of(config)
+                )
             return published
 
     def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:
         query = f"name = '{name}' and tag.digest = '{digest}' and tag.fingerprint = '{fingerprint}'"
-        found = self.client.search_model_versions(query, order_by=["version_number ASC"], max_results=1)
+        found = self.client.search_model_versions(
+            query, order_by=["version_number ASC"], max_results=1
+        )
         return published_of(found[0]) if found else None
 
-    def _log(self, folder: Path, manifest: dict[str, Any], pair: str, metrics: Mapping[str, float | Curve],
-             parameters: Mapping[str, Any], plots: Iterable[Path], words: str) -> tuple[str, str, str]:
+    def _log(
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        pair: str,
+        metrics: Mapping[str, float | Curve],
+        parameters: Mapping[str, Any],
+        plots: Iterable[Path],
+        words: str,
+    ) -> tuple[str, str, str]:
         """One run with a logged model: (run id, model id, address of the files)."""
         from mlflow.entities import LoggedModelOutput, Metric, Param
 
         kind, client = manifest["kind"], self.client
         settings = {key: str(value) for key, value in parameters.items()}
-        commit = {"mlflow.source.git.commit": c} if (c := manifest["provenance"]["git_commit"]) else {}
+        commit = (
+            {"mlflow.source.git.commit": c} if (c := manifest["provenance"]["git_commit"]) else {}
+        )
         experiment = self._experiment(pair)
-        run = client.create_run(experiment, run_name=kind, tags={"mlflow.note.content": words, **commit})
+        run = client.create_run(
+            experiment, run_name=kind, tags={"mlflow.note.content": words, **commit}
+        )
         run_id = run.info.run_id
         try:
-            model = client.create_logged_model(experiment, kind, run_id, params=settings, model_type=kind)
+            model = client.create_logged_model(
+                experiment, kind, run_id, params=settings, model_type=kind
+            )
             with tempfile.TemporaryDirectory() as place:
                 copy = copy_artifact(folder, Path(place) / "model")
                 write_mlmodel(copy, manifest, model.artifact_location, run_id, model.model_id)
@@ -115,8 +170,11 @@ class Store:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
             now = int(time.time() * 1000)
             client.log_batch(run_id, params=[Param(k, v) for k, v in settings.items()])
-            points = [Metric(k, float(value), now, step, model_id=model.model_id, run_id=run_id)
-                      for k, v in metrics.items() for step, value in ([(0, v)] if isinstance(v, int | float) else v)]
+            points = [
+                Metric(k, float(value), now, step, model_id=model.model_id, run_id=run_id)
+                for k, v in metrics.items()
+                for step, value in ([(0, v)] if isinstance(v, int | float) else v)
+            ]
             for start in range(0, len(points), MOST_AT_ONCE):
                 client.log_batch(run_id, points[start : start + MOST_AT_ONCE])
             for plot in plots:
@@ -128,29 +186,37 @@ class Store:
         client.set_terminated(run_id)
         return run_id, model.model_id, model.artifact_location
 
-    def _register(self, name: str, source: str, run_id: str, model_id: str, tags: dict[str, str],
-                  words: str) -> Published:
-        """The new version; where another process registered the same data meanwhile, its version, and this one goes."""
+    def _register(
+        self, name: str, source: str, run_id: str, model_id: str, tags: dict[str, str], words: str
+    ) -> Published:
+        """The new version; where another process registered the same data meanwhile, its version,
+        and this one goes."""
         from mlflow.exceptions import MlflowException
 
         try:
             known = {key: tags[key] for key in ("kind", "pair")}
-            self.client.create_registered_model(name, known, description=describe_model(tags["kind"]))
+            self.client.create_registered_model(
+                name, known, description=describe_model(tags["kind"])
+            )
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        version = self.client.create_model_version(name, source, run_id, tags, description=words, model_id=model_id)
+        version = self.client.create_model_version(
+            name, source, run_id, tags, description=words, model_id=model_id
+        )
         first = self._find(name, tags["digest"], tags["fingerprint"])
         if first is not None and first.version < int(version.version):
             self.client.delete_model_version(name, version.version)  # nobody can have pinned it yet
             if first.run_id != run_id:
                 self.client.delete_run(run_id)
                 return first
-            # A request that was sent again after a lost answer: both versions are of this run, which stays.
+            # A request that was sent again after a lost answer: both versions are of this run,
+            # which stays.
             version = self.client.get_model_version(name, str(first.version))
         self.client.update_run(run_id, name=f"{name} version {version.version}")
         link = json.dumps([{"name": name, "version": version.version}])
-        self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the UI's link from model to version
+        # the UI's link from model to version
+        self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
         return published_of(version)
 
     def _experiment(self, pair: str) -> str:
@@ -160,7 +226,11 @@ class Store:
         if (known := self.client.get_experiment_by_name(name)) is not None:
             return str(known.experiment_id)
         try:
-            return str(self.client.create_experiment(name, artifact_location=f"{root}/{pair}" if root else None))
+            return str(
+                self.client.create_experiment(
+                    name, artifact_location=f"{root}/{pair}" if root else None
+                )
+            )
         except MlflowException:  # another process was faster
             if (known := self.client.get_experiment_by_name(name)) is None:
                 raise
@@ -181,22 +251,36 @@ class Store:
                     raise
         known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
         what = f"version {wanted}" if wanted.isdigit() else f"alias {wanted}"
-        have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate this pair first"
-        raise DraftwellError(f"the registry holds no {what} of {name}: {have}", code="not_registered")
+        have = (
+            f"it has {known}"
+            if known
+            else "run `draftwell demo`, or train, calibrate and gate this pair first"
+        )
+        raise DraftwellError(
+            f"the registry holds no {what} of {name}: {have}", code="not_registered"
+        )
 
     def download(self, published: Published, into: Path) -> Path:
-        """The version's artifact files in the folder `into`, which is replaced; digests are checked first."""
+        """The version's artifact files in the folder `into`, which is replaced; digests are checked
+        first."""
         from mlflow.artifacts import download_artifacts
 
         into.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as place:
             with registry_errors(self.uri):
-                raw = Path(download_artifacts(artifact_uri=published.source, dst_path=place, tracking_uri=self.uri))
+                raw = Path(
+                    download_artifacts(
+                        artifact_uri=published.source, dst_path=place, tracking_uri=self.uri
+                    )
+                )
             manifest = read_manifest(raw)
             check_files(raw, manifest)
             if digest_of(raw) != published.digest:
-                raise DraftwellError(f"the files of {published.name} version {published.version} are not those that "
-                                     "were published (digest differs): publish it again", code="published_files_changed")
+                raise DraftwellError(
+                    f"the files of {published.name} version {published.version} are not those that "
+                    "were published (digest differs): publish it again",
+                    code="published_files_changed",
+                )
             clean = copy_artifact(raw, Path(place) / "clean")
             shutil.rmtree(into, ignore_errors=True)
             os.replace(clean, into)
@@ -205,7 +289,11 @@ class Store:
     def set_alias(self, published: Published, alias: str) -> None:
         """Let an alias name this version; it leaves the version that had it."""
         with registry_errors(self.uri):
-            insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
+            insert_or_change(
+                lambda: self.client.set_registered_model_alias(
+                    published.name, alias, str(published.version)
+                )
+            )
 
     def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
         """alias → version (a search for versions does not return their aliases)."""
@@ -228,7 +316,11 @@ class Store:
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with registry_errors(self.uri):
-            insert_or_change(lambda: self.client.set_model_version_tag(published.name, str(published.version), key, value))
+            insert_or_change(
+                lambda: self.client.set_model_version_tag(
+                    published.name, str(published.version), key, value
+                )
+            )
 
     def describe(self, published: Published, words: str) -> None:
         """Replace a version's description."""
@@ -238,7 +330,10 @@ class Store:
     def description(self, published: Published) -> str:
         """A version's description."""
         with registry_errors(self.uri):
-            return self.client.get_model_version(published.name, str(published.version)).description or ""
+            return (
+                self.client.get_model_version(published.name, str(published.version)).description
+                or ""
+            )
 
     def log_text(self, published: Published, text: str, file: str) -> None:
         """Keep a text with the version's run."""
@@ -257,7 +352,10 @@ class Store:
 
         now = int(time.time() * 1000)
         with registry_errors(self.uri):
-            self.client.log_batch(published.run_id, [Metric(key, float(value), now, 0) for key, value in metrics.items()])
+            self.client.log_batch(
+                published.run_id,
+                [Metric(key, float(value), now, 0) for key, value in metrics.items()],
+            )
 
     def metrics(self, published: Published) -> dict[str, float]:
         """The metrics of the version's run."""
@@ -270,7 +368,11 @@ class Store:
             found: list[ModelVersion] = []
             token: str | None = None
             while token != "":
-                page = self.client.search_model_versions(f"name = '{model_name(kind, pair)}'", page_token=token)
+                page = self.client.search_model_versions(
+                    f"name = '{model_name(kind, pair)}'", page_token=token
+                )
                 found += page
                 token = page.token or ""
-        return sorted((published_of(version) for version in found), key=lambda published: published.version)
+        return sorted(
+            (published_of(version) for version in found), key=lambda published: published.version
+        )

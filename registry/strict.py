@@ -1,4 +1,5 @@
-"""Reading YAML and JSON into strict pydantic models, with one line for a person when something is wrong."""
+"""Reading YAML and JSON into strict pydantic models, with one line for a person when something is
+wrong."""
 
 from __future__ import annotations
 
@@ -28,9 +29,13 @@ def validate(model: type[Model], data: Any, where: str) -> Model:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise DraftwellError(f"{where}: unknown key {place}: remove it or correct its name", code="unknown_key") from error
+            raise DraftwellError(
+                f"{where}: unknown key {place}: remove it or correct its name", code="unknown_key"
+            ) from error
         message = first["msg"].removeprefix("Value error, ")
-        raise DraftwellError(f"{where}: {place + ': ' if place else ''}{message}", code="bad_value") from error
+        raise DraftwellError(
+            f"{where}: {place + ': ' if place else ''}{message}", code="bad_value"
+        ) from error
 
 
 def read_text(path: Path, fix: str) -> str:
@@ -39,7 +44,9 @@ def read_text(path: Path, fix: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise DraftwellError(f"cannot read {path} ({reason}): {fix}", code="unreadable_file") from error
+        raise DraftwellError(
+            f"cannot read {path} ({reason}): {fix}", code="unreadable_file"
+        ) from error
 
 
 def read_yaml(path: Path, model: type[Model]) -> Model:
@@ -52,7 +59,9 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise DraftwellError(f"{path}{line} is not valid YAML: correct it there", code="bad_yaml") from error
+        raise DraftwellError(
+            f"{path}{line} is not valid YAML: correct it there", code="bad_yaml"
+        ) from error
     return validate(model, data if data is not None else {}, str(path))
 
 
@@ -62,5 +71,7 @@ def read_json(path: Path, model: type[Model]) -> Model:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise DraftwellError(f"{path} is not valid JSON: write it again", code="bad_json") from error
+        raise DraftwellError(
+            f"{path} is not valid JSON: write it again", code="bad_json"
+        ) from error
     return validate(model, data, str(path))

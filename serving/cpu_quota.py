@@ -1,7 +1,8 @@
-"""Processor time that a container may use: `cpu.max` of cgroup v2, `cpu.cfs_quota_us` of v1 (Linux, Documentation/admin-guide).
+"""Processor time that a container may use: `cpu.max` of cgroup v2, `cpu.cfs_quota_us` of v1 (Linux,
+Documentation/admin-guide).
 
-A quota limits time, not cores: a process that may use 1.5 cores of 64 sees 64, and stands still for a part of every tenth of a second if
-more threads than that compute.
+A quota limits time, not cores: a process that may use 1.5 cores of 64 sees 64, and stands still for
+a part of every tenth of a second if more threads than that compute.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time: the least of the limits of this process's groups and of the groups around them; None: no limit.
+    """Cores' worth of time: the least of the limits of this process's groups and of the groups
+    around them; None: no limit.
 
     Args:
         root: of the file system.
@@ -23,7 +25,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 def group_folders(root: Path) -> Iterator[Path]:
     """Folders of the groups that limit this process.
 
-    In a container /proc may name a path of the host, while the container's own group is mounted as the top: the top is always among them.
+    In a container /proc may name a path of the host, while the container's own group is mounted as
+    the top: the top is always among them.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -49,7 +52,9 @@ def limit_of(folder: Path) -> float | None:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()
         else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
         limit = float(quota) / float(period)  # without a limit v2 writes "max", v1 writes -1
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -1,4 +1,5 @@
-"""The device that a process computes on, and the class of machine that it is: numbers measured on one say nothing about another."""
+"""The device that a process computes on, and the class of machine that it is: numbers measured on
+one say nothing about another."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def cuda_available() -> bool:
 
 
 def default_device() -> str:
-    """The device of every command and flow that is not given one: `$DRAFTWELL_DEVICE`, else cuda where there is such a device, else cpu.
+    """The device of every command and flow that is not given one: `$DRAFTWELL_DEVICE`, else cuda
+    where there is such a device, else cpu.
 
     Raises:
         DraftwellError: the variable names no device, or one that is not here.
@@ -45,22 +47,30 @@ def known_device(device: str, option: str = "--device") -> str:
         option: what named it, for the message.
     """
     if device not in DEVICES:
-        raise DraftwellError(f"there is no {option} {device}: choose cpu or cuda", code="unknown_device")
+        raise DraftwellError(
+            f"there is no {option} {device}: choose cpu or cuda", code="unknown_device"
+        )
     return device
 
 
 def checked_device(device: str, option: str = "--device") -> str:
     """A device's name, where there is such a device here."""
     if known_device(device, option) == "cuda" and not cuda_available():
-        raise DraftwellError(f"{option} cuda: {cuda_problem() or 'torch sees no CUDA device here'}, or use {option} cpu", code="no_cuda")
+        raise DraftwellError(
+            (
+                f"{option} cuda: {cuda_problem() or 'torch sees no CUDA device here'}, or use "
+                f"{option} cpu"
+            ),
+            code="no_cuda",
+        )
     return device
 
 
 def cuda_problem() -> str | None:
     """Why torch cannot compute on a CUDA device here, in one line with the fix; None where it can.
 
-    A build of torch without CUDA, no driver, a driver that is older than the build, no visible device, a device that the build has no
-    code for, or one on which a first addition fails.
+    A build of torch without CUDA, no driver, a driver that is older than the build, no visible
+    device, a device that the build has no code for, or one on which a first addition fails.
     """
     import torch
 
@@ -70,8 +80,11 @@ def cuda_problem() -> str | None:
         return driver_problem(driver_version(), torch.version.cuda)
     major, minor = torch.cuda.get_device_capability()
     if not has_code_for((major, minor), torch.cuda.get_arch_list()):
-        return (f"torch {torch.__version__} has no code for this GPU ({torch.cuda.get_device_name()}, sm_{major}{minor}; it has "
-                f"{', '.join(torch.cuda.get_arch_list())}): install a build for it")
+        return (
+            f"torch {torch.__version__} has no code for this GPU "
+            f"({torch.cuda.get_device_name()}, sm_{major}{minor}; it has "
+            f"{', '.join(torch.cuda.get_arch_list())}): install a build for it"
+        )
     try:
         torch.ones(1, device="cuda").add_(1).item()
     except RuntimeError as error:
@@ -80,11 +93,12 @@ def cuda_problem() -> str | None:
 
 
 def driver_version() -> int | None:
-    """The CUDA version that the NVIDIA driver supports, as 1000 × major + 10 × minor; 0: no driver; None: torch cannot tell."""
+    """The CUDA version that the NVIDIA driver supports, as 1000 × major + 10 × minor; 0: no driver;
+    None: torch cannot tell."""
     import torch
 
     try:
-        return int(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009  # only builds with CUDA have it
+        return int(getattr(torch._C, "_cuda_getDriverVersion")())  # only builds with CUDA have it  # noqa: B009
     except (AttributeError, RuntimeError):
         return None
 
@@ -94,23 +108,36 @@ def driver_problem(driver: int | None, built_for: str) -> str:
 
     Args:
         driver: as `driver_version` returns it.
-        built_for: CUDA version of the build of torch, such as 13.0; a driver for an earlier minor version runs it.
+        built_for: CUDA version of the build of torch, such as 13.0; a driver for an earlier minor
+            version runs it.
 
     >>> driver_problem(12040, "13.0")
-    'the NVIDIA driver supports CUDA 12.4, torch was built for 13.0: update the driver, or install a build of torch for CUDA 12'
+    'the NVIDIA driver supports CUDA 12.4, torch was built for 13.0: update the driver, or install a
+    build of torch for CUDA 12'
     """
     if driver == 0:
         return "there is no NVIDIA driver here (nvidia-smi): install it"
     if driver is not None and driver // 1000 < int(built_for.partition(".")[0]):
-        return (f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, torch was built for {built_for}: update the "
-                f"driver, or install a build of torch for CUDA {driver // 1000}")
-    return "torch sees no CUDA device: check nvidia-smi, CUDA_VISIBLE_DEVICES, and the container's --gpus"
+        return (
+            f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, "
+            f"torch was built for {built_for}: update the "
+            f"driver, or install a build of torch for CUDA {driver // 1000}"
+        )
+    return (
+        "torch sees no CUDA device: check nvidia-smi, CUDA_VISIBLE_DEVICES, and the "
+        "container's --gpus"
+    )
 
 
 def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
-    """Whether a build runs on a GPU: code for its major version and no later minor one, or PTX (`compute_…`) of an earlier version.
+    """Whether a build runs on a GPU: code for its major version and no later minor one, or PTX
+    (`compute_…`) of an earlier version.
 
-    >>> has_code_for((9, 0), ["sm_80", "sm_90"]), has_code_for((6, 1), ["sm_70", "sm_80"]), has_code_for((12, 1), ["sm_120"])
+    >>> (
+    ...     has_code_for((9, 0), ["sm_80", "sm_90"]),
+    ...     has_code_for((6, 1), ["sm_70", "sm_80"]),
+    ...     has_code_for((12, 1), ["sm_120"]),
+    ... )
     (True, False, True)
     """
     for name in built_for:
@@ -119,7 +146,9 @@ def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
         if not digits.isdecimal():
             continue
         version = (int(digits[:-1]), int(digits[-1]))
-        if (kind == "sm" and version[0] == capability[0] and version <= capability) or (kind == "compute" and version <= capability):
+        if (kind == "sm" and version[0] == capability[0] and version <= capability) or (
+            kind == "compute" and version <= capability
+        ):
             return True
     return False
 
@@ -132,8 +161,8 @@ def device_type(device: str) -> str:
 def device_class(device: str = "cpu") -> str:
     """Name of the machine class of a torch device, the same on every machine of that class.
 
-    A CPU is described by architecture, cores that this process may use, and its best instruction set; a GPU by its
-    product name. No host name, no serial number.
+    A CPU is described by architecture, cores that this process may use, and its best instruction
+    set; a GPU by its product name. No host name, no serial number.
 
     >>> device_class("cpu").startswith("cpu-")
     True
@@ -147,24 +176,31 @@ def device_class(device: str = "cpu") -> str:
 
 def core_ids() -> list[int]:
     """Ids of the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may keep busy: those it may run on, or as many whole ones as its container's quota pays for."""
+    """Number of cores that this process may keep busy: those it may run on, or as many whole ones
+    as its container's quota pays for."""
     quota = cpu_quota()
     return len(core_ids()) if quota is None else max(1, min(len(core_ids()), math.floor(quota)))
 
 
 def default_threads() -> int:
-    """Compute threads where none are named: as many as torch has (it knows of no quota), at most one for each usable core."""
+    """Compute threads where none are named: as many as torch has (it knows of no quota), at most
+    one for each usable core."""
     import torch
 
     return min(torch.get_num_threads(), usable_cores())
 
 
 def set_threads(threads: int | None) -> None:
-    """Fix the compute threads of this thread and of those that begin to compute later, before the first forward pass.
+    """Fix the compute threads of this thread and of those that begin to compute later, before the
+    first forward pass.
 
     Args:
         threads: None takes `default_threads`.
@@ -186,23 +222,33 @@ def instruction_set() -> str:
 
 
 def cpu_flags() -> str:
-    """All instructions that this processor has, as Linux lists them; elsewhere its name: native code runs only where they are the same."""
+    """All instructions that this processor has, as Linux lists them; elsewhere its name: native
+    code runs only where they are the same."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((" ".join(sorted(line.split()[2:])) for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next(
+        (
+            " ".join(sorted(line.split()[2:]))
+            for line in lines
+            if line.startswith(("flags", "Features"))
+        ),
+        platform.processor(),
+    )
 
 
 def lacks_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16: but by compiled layers, prompts and drafts are read several times slower in it."""
+    """Whether this CPU has no instructions for bfloat16: but by compiled layers, prompts and drafts
+    are read several times slower in it."""
     import torch
 
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def has_matrix_unit() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 (AMX): products of many tokens are then several times faster than with vectors."""
+    """Whether this CPU multiplies tiles of bfloat16 (AMX): products of many tokens are then several
+    times faster than with vectors."""
     return "amx_bf16" in cpu_flags().split()
 
 

@@ -1,6 +1,8 @@
-"""Errors that a person can act on. Each is one line that names what is wrong and how to fix it, and carries a stable code.
+"""Errors that a person can act on. Each is one line that names what is wrong and how to fix it, and
+carries a stable code.
 
-The command line prints the line and exits with 2; the server answers with it. Tests and scripts compare `code`, never the text.
+The command line prints the line and exits with 2; the server answers with it. Tests and scripts
+compare `code`, never the text.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class OutOfMemory(DraftwellError):
 
 
 class DeviceLost(DraftwellError):
-    """The device has failed for good: everything that this process asks of it from now on fails too."""
+    """The device has failed for good: everything that this process asks of it from now on fails
+    too."""
 
     code = "device_lost"

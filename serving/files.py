@@ -36,7 +36,8 @@ def json_digest(value: Any, *, default: Callable[[Any], Any] | None = None) -> s
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader sees the old content or the new, never half of it; `mode` says who may read it."""
+    """Write a file so that a reader sees the old content or the new, never half of it; `mode` says
+    who may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -58,12 +59,15 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def is_left_over(name: str, of: str) -> bool:
-    """Whether a file is what `write_atomically` leaves next to the file `of` while it writes, or where it is killed."""
-    return re.fullmatch(rf"\.{re.escape(of)}\.[a-z0-9_]{{8}}", name) is not None  # mkstemp's characters
+    """Whether a file is what `write_atomically` leaves next to the file `of` while it writes, or
+    where it is killed."""
+    # mkstemp's characters
+    return re.fullmatch(rf"\.{re.escape(of)}\.[a-z0-9_]{{8}}", name) is not None
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole, here or just next to."""
+    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole,
+    here or just next to."""
     if not folder.exists():
         os.replace(new, folder)
         return
@@ -80,7 +84,8 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a file or folder against other processes; the system releases it when the process ends, however that happens.
+    """Hold the lock of a file or folder against other processes; the system releases it when the
+    process ends, however that happens.
 
     Args:
         path: a folder that exists, or a file, which is created with its folder where it is missing.

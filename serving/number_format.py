@@ -1,7 +1,8 @@
-"""How a pair keeps its numbers: what its models compute in, and weights of its target that take fewer bytes.
+"""How a pair keeps its numbers: what its models compute in, and weights of its target that take
+fewer bytes.
 
-One name says both, such as `bfloat16-int8`. It is part of the pair's fingerprint and names the workspace's folder, so what was made with
-some weights is never taken for others.
+One name says both, such as `bfloat16-int8`. It is part of the pair's fingerprint and names the
+workspace's folder, so what was made with some weights is never taken for others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from __future__ import annotations
 from typing import Literal, cast, get_args
 
 Weights = Literal["int8", "int4"]
-NumberFormat = Literal["bfloat16", "float32", "float16", "bfloat16-int8", "bfloat16-int4", "float32-int8", "float32-int4"]
+NumberFormat = Literal[
+    "bfloat16",
+    "float32",
+    "float16",
+    "bfloat16-int8",
+    "bfloat16-int4",
+    "float32-int8",
+    "float32-int4",
+]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from serving.errors import DraftwellError
 
@@ -29,11 +35,14 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
-            raise DraftwellError(f"{cls.called} {name}: {first['msg']}, not {first['input']!r}", code=cls.error_code) from error
+            raise DraftwellError(
+                f"{cls.called} {name}: {first['msg']}, not {first['input']!r}", code=cls.error_code
+            ) from error
 
 
 def read_threads(value: Any) -> Any:
-    """A number of compute threads as options are written: `auto` is None, digits are an int; anything else is left for others to refuse."""
+    """A number of compute threads as options are written: `auto` is None, digits are an int;
+    anything else is left for others to refuse."""
     if value == "auto":
         return None
     return int(value) if isinstance(value, str) and value.isdecimal() else value

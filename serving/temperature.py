@@ -1,7 +1,8 @@
-"""The two classes of sampling temperature that a release is tuned for, and the default temperature of requests.
+"""The two classes of sampling temperature that a release is tuned for, and the default temperature
+of requests.
 
-At temperature 0 a draft token is kept if it is the target's first choice, above 0 with probability min(1, p/q). So the fastest
-choice for greedy requests need not be that for sampled ones.
+At temperature 0 a draft token is kept if it is the target's first choice, above 0 with probability
+min(1, p/q). So the fastest choice for greedy requests need not be that for sampled ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Isolation: no test reads or writes a store, a cache or a home directory outside a temporary folder.
+"""Isolation: no test reads or writes a store, a cache or a home directory outside a temporary
+folder.
 
-One exception: converted models (`DRAFTWELL_MODELS`) are shared by all tests and runs, because converting the default
-pair's target takes tens of seconds and its result never changes.
+One exception: converted models (`DRAFTWELL_MODELS`) are shared by all tests and runs, because
+converting the default pair's target takes tens of seconds and its result never changes.
 """
 
 import os
@@ -18,7 +19,14 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 pytest.register_assert_rewrite("tests.support")
 # A server, run or experiment of the developer's own would let the tests write there.
-FOREIGN = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "DRAFTWELL_PEERS")
+FOREIGN = (
+    "PREFECT_API_URL",
+    "PREFECT_API_KEY",
+    "MLFLOW_REGISTRY_URI",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_NAME",
+    "DRAFTWELL_PEERS",
+)
 
 # No deadline: a busy machine is slow, not wrong. Derandomised: a red run can be repeated.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
@@ -27,7 +35,10 @@ hypothesis.settings.load_profile("house")
 
 def store_settings(folder: Path) -> dict[str, str]:
     """The variables that place Draftwell's state and MLflow's database inside `folder`."""
-    return {"DRAFTWELL_HOME": str(folder / "draftwell"), "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    return {
+        "DRAFTWELL_HOME": str(folder / "draftwell"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+    }
 
 
 def process_settings(folder: Path) -> dict[str, str]:
@@ -46,9 +57,10 @@ def process_settings(folder: Path) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
         "MPLBACKEND": "Agg",
-        "DRAFTWELL_COMPILE": "auto",  # homes of tests are new, and to compile the default pair's layers takes a minute
-        # One thread: the models of most tests are tiny, and two threads on a busy machine wait for each other.
-        # torch reads this when it is imported.
+        # homes of tests are new, and to compile the default pair's layers takes a minute
+        "DRAFTWELL_COMPILE": "auto",
+        # One thread: the models of most tests are tiny, and two threads on a busy machine wait for
+        # each other. torch reads this when it is imported.
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         **store_settings(folder),
@@ -56,17 +68,28 @@ def process_settings(folder: Path) -> dict[str, str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Speeds are measured when asked for: what a machine is, and what else runs on it, must not turn a test red."""
-    parser.addoption("--timed", action="store_true", help="run the tests that hold speeds and bfloat16 counts against bars (idle machine)")
-    parser.addoption("--soak", action="store_true", help="run the long trials of whole loops (idle machine, up to an hour)")
+    """Speeds are measured when asked for: what a machine is, and what else runs on it, must not
+    turn a test red."""
+    parser.addoption(
+        "--timed",
+        action="store_true",
+        help="run the tests that hold speeds and bfloat16 counts against bars (idle machine)",
+    )
+    parser.addoption(
+        "--soak",
+        action="store_true",
+        help="run the long trials of whole loops (idle machine, up to an hour)",
+    )
 
 
 TIMEOUTS = {"soak": 7200, "timed": 3600, "slow": 1800}
-"""Marker → seconds after which a test has hung; quick tests have the `timeout` of pyproject.toml."""
+"""Marker → seconds after which a test has hung; quick tests have the `timeout` of
+pyproject.toml."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs an idle machine, with its reason, and give the long tests more time than the quick ones.
+    """Skip what needs an idle machine, with its reason, and give the long tests more time than the
+    quick ones.
 
     Where several processes run (each of them collects, as a worker), the longest files come first.
     """
@@ -82,7 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not config.getoption(f"--{mark}"):
             for item in items:
                 if item.get_closest_marker(mark):
-                    item.add_marker(pytest.mark.skip(reason=f"{what}: run it with --{mark} on an idle machine"))
+                    item.add_marker(
+                        pytest.mark.skip(reason=f"{what}: run it with --{mark} on an idle machine")
+                    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,7 +119,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the environment before any test module imports a library that reads it at import (Prefect, the hub)."""
+    """Set the environment before any test module imports a library that reads it at import
+    (Prefect, the hub)."""
     folder = Path(tempfile.mkdtemp(prefix="draftwell-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     (folder / "home").mkdir()
@@ -106,7 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Fresh stores for each test file; per file, so that its tests can share what was trained or published once.
+    """Fresh stores for each test file; per file, so that its tests can share what was trained or
+    published once.
 
     A test that needs a store of its own takes `own_stores`.
     """
@@ -119,10 +146,14 @@ def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """MLflow's database is made once for each process of the tests, here, and copied where one is needed: making it takes seconds."""
+    """MLflow's database is made once for each process of the tests, here, and copied where one is
+    needed: making it takes seconds."""
     from registry import connection
 
-    template, take_turns = tmp_path_factory.mktemp("template") / "mlflow.db", connection.one_at_a_time
+    template, take_turns = (
+        tmp_path_factory.mktemp("template") / "mlflow.db",
+        connection.one_at_a_time,
+    )
 
     @contextmanager
     def copied(uri: str) -> Iterator[None]:
@@ -150,7 +181,8 @@ def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def empty_database(template_database: Path) -> Path:
-    """MLflow's database without content, to copy where a test needs one before anybody asks the registry."""
+    """MLflow's database without content, to copy where a test needs one before anybody asks the
+    registry."""
     from registry.connection import SQLITE, connect
 
     connect(f"{SQLITE}{template_database}")

@@ -19,4 +19,6 @@ MODULES = sorted(
 def test_examples_of_the_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted, f"{name} shows >>> outside a docstring"
-    assert not result.failed, f"{result.failed} of {result.attempted} examples fail: see the output above"
+    assert not result.failed, (
+        f"{result.failed} of {result.attempted} examples fail: see the output above"
+    )

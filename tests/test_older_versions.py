@@ -1,7 +1,8 @@
 """What an older version wrote is read as it was, or refused by one line that says what to do.
 
-`tests/data/written_by_9cd9650` was written by the code of that commit (before the modules were moved): the workspace of a tiny pair with
-all kinds of artifacts, a trace, a tuned choice with its evidence and a bench report; a bundle with its model; a release and its verdict.
+`tests/data/written_by_9cd9650` was written by the code of that commit (before the modules were
+moved): the workspace of a tiny pair with all kinds of artifacts, a trace, a tuned choice with its
+evidence and a bench report; a bundle with its model; a release and its verdict.
 """
 
 from __future__ import annotations
@@ -32,8 +33,15 @@ from tests.support.paths import REPO
 WRITTEN = REPO / "tests" / "data" / "written_by_9cd9650"
 WORKSPACE = WRITTEN / "workspace"
 RECORDED = json.loads((WRITTEN / "digests.json").read_text())
-WRITTEN_KINDS = ("acceptance_head", "acceptance_table", "correction_memory", "decoding_config", "distilled_draft", "hardware_profile",
-                 "verifier")
+WRITTEN_KINDS = (
+    "acceptance_head",
+    "acceptance_table",
+    "correction_memory",
+    "decoding_config",
+    "distilled_draft",
+    "hardware_profile",
+    "verifier",
+)
 """Those of that version; later ones have more."""
 
 
@@ -61,7 +69,16 @@ def test_a_trace_is_read_with_its_digest(copy: Path) -> None:
     traces = TraceSet(copy / "workspace" / "traces", fingerprint=RECORDED["fingerprint"])
     assert traces.digest() == RECORDED["trace"]
     assert is_complete(traces.folder)
-    assert len(set(read_spool(traces.folder, RECORDED["fingerprint"], window=5).rows.column("prompt_id").to_pylist())) == 5
+    assert (
+        len(
+            set(
+                read_spool(traces.folder, RECORDED["fingerprint"], window=5)
+                .rows.column("prompt_id")
+                .to_pylist()
+            )
+        )
+        == 5
+    )
 
 
 def test_the_evidence_of_a_choice_is_shown_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -72,7 +89,9 @@ def test_the_evidence_of_a_choice_is_shown_or_refused_in_one_line(tmp_path: Path
         write_tuning_report(TuningEvidence.read(config.evidence), tmp_path, pair="tiny")
     except DraftwellError as error:
         refusal = str(error)
-    assert (tmp_path / "tuning.html").is_file() or ("draftwell tune" in refusal and "\n" not in refusal), refusal
+    assert (tmp_path / "tuning.html").is_file() or (
+        "draftwell tune" in refusal and "\n" not in refusal
+    ), refusal
 
 
 @pytest.mark.parametrize("name", ["bench", "tuning"])
@@ -94,7 +113,9 @@ def test_a_release_and_its_verdict_are_read() -> None:
     release = Release.load(WRITTEN / "release")
     record = GateRecord.model_validate_json((WRITTEN / "gate_record.json").read_text())
     pins = {kind: pin.version for kind, pin in release.contents.pins.items()}
-    assert release.contents.pins["decoding_config"].digest == digest_of(WORKSPACE / "artifacts" / "decoding_config")
+    assert release.contents.pins["decoding_config"].digest == digest_of(
+        WORKSPACE / "artifacts" / "decoding_config"
+    )
     assert record.objection(1, pins) is None
 
 

@@ -1,4 +1,5 @@
-"""docs/operations.md and deploy/: what they say is run here: backup and restore, MLflow and Prefect on PostgreSQL, an S3 store."""
+"""docs/operations.md and deploy/: what they say is run here: backup and restore, MLflow and Prefect
+on PostgreSQL, an S3 store."""
 
 from __future__ import annotations
 
@@ -27,10 +28,15 @@ from tests.support.paths import REPO
 from tests.support.server import processes as servers
 
 PAGE = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
-COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+COMPOSE: dict[str, Any] = yaml.safe_load(
+    (REPO / "deploy" / "compose.yaml").read_text(encoding="utf-8")
+)
 EXAMPLE = (REPO / "deploy" / "env.example").read_text(encoding="utf-8")
 MARK = "f" * 64
-PASSWORDS = {"MLFLOW_DB_PASSWORD": "mlflows-own'secret", "PREFECT_DB_PASSWORD": "prefects-own-secret"}
+PASSWORDS = {
+    "MLFLOW_DB_PASSWORD": "mlflows-own'secret",
+    "PREFECT_DB_PASSWORD": "prefects-own-secret",
+}
 
 
 def documented(name: str) -> str:
@@ -42,7 +48,13 @@ def documented(name: str) -> str:
 
 def sh(script: str, environment: dict[str, str]) -> None:
     """Run a documented block as a reader would."""
-    done = subprocess.run(["bash", "-c", script], env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -50,11 +62,14 @@ def test_every_marked_block_is_run_here() -> None:
     assert re.findall(r"<!-- test: (\w+) -->", PAGE) == ["backup", "restore", "dump", "undump"]
 
 
-# One machine -------------------------------------------------------------------------------------------------------------
+# One machine
+# ------------------------------------------------------------
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> dict[str, str]:
+def machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
+) -> dict[str, str]:
     """A home with a registry of its own, and a Prefect home."""
     home, prefect = tmp_path / "home", tmp_path / "prefect"
     (home / "mlflow").mkdir(parents=True)
@@ -62,7 +77,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Pat
     shutil.copyfile(empty_database, home / "mlflow" / "mlflow.db")
     monkeypatch.setenv("DRAFTWELL_HOME", str(home))
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    return {"DRAFTWELL_HOME": str(home), "PREFECT_HOME": str(prefect), "BACKUP": str(tmp_path / "backup")}
+    return {
+        "DRAFTWELL_HOME": str(home),
+        "PREFECT_HOME": str(prefect),
+        "BACKUP": str(tmp_path / "backup"),
+    }
 
 
 ASK = """
@@ -80,7 +99,8 @@ print(json.dumps({"champion": found.version, "digest": found.digest, "versions":
 
 @pytest.mark.slow
 def test_backup_and_restore_of_one_machine(machine: dict[str, str], tmp_path: Path) -> None:
-    """Everything is lost, and is there again; what a process has written but not yet moved out of the journal too."""
+    """Everything is lost, and is there again; what a process has written but not yet moved out of
+    the journal too."""
     home = Path(machine["DRAFTWELL_HOME"])
     store = Store()
     assert str(home) in store.uri
@@ -108,42 +128,78 @@ def test_backup_and_restore_of_one_machine(machine: dict[str, str], tmp_path: Pa
         shutil.rmtree(place)
 
     sh(documented("restore"), machine)
-    # In a process of its own, as nothing may run meanwhile: this one still has the lost database open.
-    done = subprocess.run([sys.executable, "-c", ASK, str(tmp_path / "loaded")], env={**os.environ, **machine}, cwd=REPO,
-                          capture_output=True, text=True, check=False)
+    # In a process of its own, as nothing may run meanwhile: this one still has the lost database
+    # open.
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(tmp_path / "loaded")],
+        env={**os.environ, **machine},
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {"champion": 1, "digest": first.digest, "versions": [1]}
     assert AcceptanceTable.load(tmp_path / "loaded", fingerprint=MARK).accepted == [3] * 20
     assert trace.read_bytes() == b"rows"
     assert not (home / "models").exists(), "models can be fetched again"
-    rows = sqlite3.connect(Path(machine["PREFECT_HOME"]) / "prefect.db").execute("SELECT name FROM flow_run").fetchall()
+    rows = (
+        sqlite3.connect(Path(machine["PREFECT_HOME"]) / "prefect.db")
+        .execute("SELECT name FROM flow_run")
+        .fetchall()
+    )
     assert rows == [("from the journal",)], "a copy with cp would have lost it"
 
 
 def test_a_backup_as_it_stands_on_the_page(machine: dict[str, str], tmp_path: Path) -> None:
-    """Nothing is set: the defaults are those of the programs. A home without databases is no backup of nothing."""
+    """Nothing is set: the defaults are those of the programs. A home without databases is no backup
+    of nothing."""
     usual = tmp_path / "usual"
     shutil.copytree(machine["DRAFTWELL_HOME"], usual / ".draftwell")
     (usual / ".prefect").mkdir()
-    environment = {name: value for name, value in os.environ.items() if name not in machine} | {"HOME": str(usual)}
+    environment = {name: value for name, value in os.environ.items() if name not in machine} | {
+        "HOME": str(usual)
+    }
 
     def back_up() -> int:
-        return subprocess.run(["bash", "-c", documented("backup")], cwd=usual, env=environment, capture_output=True, check=False).returncode
+        return subprocess.run(
+            ["bash", "-c", documented("backup")],
+            cwd=usual,
+            env=environment,
+            capture_output=True,
+            check=False,
+        ).returncode
 
     assert back_up() != 0
-    assert not (usual / ".prefect" / "prefect.db").exists(), "it made an empty database in the place of the one that it did not find"
+    assert not (usual / ".prefect" / "prefect.db").exists(), (
+        "it made an empty database in the place of the one that it did not find"
+    )
     sqlite3.connect(usual / ".prefect" / "prefect.db").execute("CREATE TABLE flow_run (name TEXT)")
     assert back_up() == 0
-    assert {path.name for path in (usual / "draftwell-backup").iterdir()} == {"mlflow.db", "prefect.db", "prefect-home", "home.tar.gz"}
+    assert {path.name for path in (usual / "draftwell-backup").iterdir()} == {
+        "mlflow.db",
+        "prefect.db",
+        "prefect-home",
+        "home.tar.gz",
+    }
 
 
 @pytest.mark.parametrize("prefect", ["home/prefect", ".draftwell/prefect"])
-def test_the_database_of_make_is_backed_up_and_no_other(machine: dict[str, str], tmp_path: Path, prefect: str) -> None:
-    """`make prefect-server` keeps it in .draftwell/prefect of the checkout, wherever the home is; a foreign one is in ~/.prefect."""
-    said = subprocess.run(["make", "-n", "prefect-server"], cwd=REPO, capture_output=True, text=True, check=True).stdout
+def test_the_database_of_make_is_backed_up_and_no_other(
+    machine: dict[str, str], tmp_path: Path, prefect: str
+) -> None:
+    """`make prefect-server` keeps it in .draftwell/prefect of the checkout, wherever the home is; a
+    foreign one is in ~/.prefect."""
+    said = subprocess.run(
+        ["make", "-n", "prefect-server"], cwd=REPO, capture_output=True, text=True, check=True
+    ).stdout
     assert f'PREFECT_HOME="${{PREFECT_HOME:-{REPO}/.draftwell/prefect}}"' in said
     del machine["PREFECT_HOME"]
-    environment = {**{name: value for name, value in os.environ.items() if name != "PREFECT_HOME"}, **machine, "HOME": str(tmp_path)}
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PREFECT_HOME"},
+        **machine,
+        "HOME": str(tmp_path),
+    }
     database = tmp_path / prefect / "prefect.db"
     for file, name in ((database, "ours"), (tmp_path / ".prefect" / "prefect.db", "foreign")):
         file.parent.mkdir(parents=True)
@@ -157,31 +213,56 @@ def test_the_database_of_make_is_backed_up_and_no_other(machine: dict[str, str],
     server.commit()  # and the connection stays open, as a server's does
 
     subprocess.run(["bash", "-c", documented("backup")], cwd=tmp_path, env=environment, check=True)
-    names = subprocess.run(["tar", "-tzf", str(tmp_path / "backup" / "home.tar.gz")], capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        ["tar", "-tzf", str(tmp_path / "backup" / "home.tar.gz")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert "prefect.db" not in names, "a live database, copied as a file"
     server.close()
     shutil.rmtree(machine["DRAFTWELL_HOME"])
     shutil.rmtree(database.parent, ignore_errors=True)
     subprocess.run(["bash", "-c", documented("restore")], cwd=tmp_path, env=environment, check=True)
-    assert sqlite3.connect(database).execute("SELECT name FROM flow_run").fetchall() == [("ours",), ("from the journal",)]
-    rows = sqlite3.connect(tmp_path / ".prefect" / "prefect.db").execute("SELECT name FROM flow_run").fetchall()
+    assert sqlite3.connect(database).execute("SELECT name FROM flow_run").fetchall() == [
+        ("ours",),
+        ("from the journal",),
+    ]
+    rows = (
+        sqlite3.connect(tmp_path / ".prefect" / "prefect.db")
+        .execute("SELECT name FROM flow_run")
+        .fetchall()
+    )
     assert rows == [("foreign",)], "what was not backed up is not written over"
 
 
 def test_the_databases_are_dumped_where_compose_runs_them(tmp_path: Path) -> None:
-    """A stub of `docker` looks at what it is asked: a service that there is, as the role that may, and files on this side."""
+    """A stub of `docker` looks at what it is asked: a service that there is, as the role that may,
+    and files on this side."""
     stub = tmp_path / "docker"
-    stub.write_text('#!/bin/bash\necho "$*" >> "$BACKUP/asked"\n[[ $* == *pg_dump* ]] && echo "dump of ${!#}" || cat >> "$BACKUP/given"\n')
+    stub.write_text(
+        '#!/bin/bash\necho "$*" >> "$BACKUP/asked"\n[[ $* == *pg_dump* ]] && echo "dump of '
+        '${!#}" || cat >> "$BACKUP/given"\n'
+    )
     stub.chmod(0o755)
     place = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BACKUP": str(tmp_path / "backup")}
     sh(documented("dump"), place)
     sh(documented("undump"), place)
     asked = (tmp_path / "backup" / "asked").read_text().splitlines()
     assert len(asked) == 6
-    assert all(line.startswith("compose --file deploy/compose.yaml exec -T --env PGUSER=postgres postgres pg_") for line in asked)
+    assert all(
+        line.startswith(
+            "compose --file deploy/compose.yaml exec -T --env PGUSER=postgres postgres pg_"
+        )
+        for line in asked
+    )
     names = ("mlflow", "mlflow_auth", "prefect")
-    assert [(tmp_path / "backup" / f"{name}.dump").read_text() for name in names] == [f"dump of {name}\n" for name in names]
-    assert (tmp_path / "backup" / "given").read_text() == "".join(f"dump of {name}\n" for name in names)
+    assert [(tmp_path / "backup" / f"{name}.dump").read_text() for name in names] == [
+        f"dump of {name}\n" for name in names
+    ]
+    assert (tmp_path / "backup" / "given").read_text() == "".join(
+        f"dump of {name}\n" for name in names
+    )
 
 
 def test_restore_over_what_is_there_mixes_nothing(machine: dict[str, str], tmp_path: Path) -> None:
@@ -198,15 +279,21 @@ def test_restore_over_what_is_there_mixes_nothing(machine: dict[str, str], tmp_p
     assert sqlite3.connect(database).execute("SELECT name FROM flow_run").fetchall() == [("kept",)]
 
 
-# Servers -----------------------------------------------------------------------------------------------------------------
+# Servers
+# ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[servers.Postgres]:
     """PostgreSQL with the roles and databases that deploy/databases.sh makes."""
     with servers.postgres() as server:
-        done = subprocess.run(["bash", str(REPO / "deploy" / "databases.sh")], env={**os.environ, **server.environment, **PASSWORDS},
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", str(REPO / "deploy" / "databases.sh")],
+            env={**os.environ, **server.environment, **PASSWORDS},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         yield server
 
@@ -217,19 +304,32 @@ def mlflow_on(database: servers.Postgres, folder: Path) -> dict[str, str]:
         pytest.skip("psycopg2 is not installed: pip install 'draftwell[remote]'")
     said = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
     assert said == "postgresql://mlflow@postgres:5432/mlflow"
-    return {"MLFLOW_BACKEND_STORE_URI": said.replace("postgres:5432", f"127.0.0.1:{database.port}"),
-            "PGPASSWORD": PASSWORDS["MLFLOW_DB_PASSWORD"], "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts")}
+    return {
+        "MLFLOW_BACKEND_STORE_URI": said.replace("postgres:5432", f"127.0.0.1:{database.port}"),
+        "PGPASSWORD": PASSWORDS["MLFLOW_DB_PASSWORD"],
+        "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
+    }
 
 
 @pytest.mark.slow
 def test_each_role_has_its_own_databases(database: servers.Postgres) -> None:
-    owners = database.sql("SELECT datname, pg_get_userbyid(datdba) FROM pg_database WHERE datname !~ 'template|postgres' ORDER BY 1")
+    owners = database.sql(
+        "SELECT datname, pg_get_userbyid(datdba) FROM pg_database WHERE datname !~ "
+        "'template|postgres' ORDER BY 1"
+    )
     assert owners.splitlines() == ["mlflow|mlflow", "mlflow_auth|mlflow", "prefect|prefect"]
-    assert database.sql("SELECT count(*) FROM pg_roles WHERE rolname IN ('mlflow', 'prefect') AND rolsuper") == "0"
+    assert (
+        database.sql(
+            "SELECT count(*) FROM pg_roles WHERE rolname IN ('mlflow', 'prefect') AND rolsuper"
+        )
+        == "0"
+    )
 
 
 @pytest.mark.slow
-def test_mlflow_on_postgresql_with_dump_and_restore(database: servers.Postgres, tmp_path: Path) -> None:
+def test_mlflow_on_postgresql_with_dump_and_restore(
+    database: servers.Postgres, tmp_path: Path
+) -> None:
     settings = mlflow_on(database, tmp_path)
     with servers.mlflow_server(tmp_path, settings) as address:
         store = Store(address)
@@ -237,18 +337,30 @@ def test_mlflow_on_postgresql_with_dump_and_restore(database: servers.Postgres, 
         again = publish(store, table(MARK), tmp_path / "same")
         store.set_alias(made, "champion")
         assert again.version == made.version
-        sh(documented("dump"), {**database.environment, "RUN": "", "BACKUP": str(tmp_path / "backup")})
+        sh(
+            documented("dump"),
+            {**database.environment, "RUN": "", "BACKUP": str(tmp_path / "backup")},
+        )
         publish(store, table(MARK, accepted=1), tmp_path / "later")
     assert database.sql("SELECT count(*) FROM model_versions", "mlflow") == "2"
-    for name in ("mlflow", "prefect"):  # both lost, and of mlflow_auth nothing changed: each way of restoring
+    # both lost, and of mlflow_auth nothing changed: each way of restoring
+    for name in ("mlflow", "prefect"):
         database.sql(f"DROP DATABASE {name} WITH (FORCE)")
-    sh(documented("undump"), {**database.environment, "RUN": "", "BACKUP": str(tmp_path / "backup")})
+    sh(
+        documented("undump"),
+        {**database.environment, "RUN": "", "BACKUP": str(tmp_path / "backup")},
+    )
     assert database.sql("SELECT count(*) FROM model_versions", "mlflow") == "1"
     with servers.mlflow_server(tmp_path, settings) as address:
         store = Store(address)
         back = store.resolve("acceptance_table", "tiny", "champion")
         assert (back.digest, back.version) == (made.digest, made.version)
-        assert AcceptanceTable.load(store.download(back, tmp_path / "loaded"), fingerprint=MARK).accepted == [3] * 20
+        assert (
+            AcceptanceTable.load(
+                store.download(back, tmp_path / "loaded"), fingerprint=MARK
+            ).accepted
+            == [3] * 20
+        )
         assert store.client.get_run(back.run_id).data.metrics["ece"] == 0.125
     assert PASSWORDS["MLFLOW_DB_PASSWORD"] not in (tmp_path / "mlflow.log").read_text()
 
@@ -258,10 +370,14 @@ def test_mlflow_with_an_s3_compatible_store(tmp_path: Path) -> None:
     """The server alone has the key; clients read and write through it."""
     with servers.s3_server("mlflow") as endpoint:
         said = COMPOSE["services"]["mlflow"]["environment"]
-        settings = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'mlflow.db'}", "MLFLOW_S3_ENDPOINT_URL": endpoint,
-                    "MLFLOW_ARTIFACTS_DESTINATION": said["MLFLOW_ARTIFACTS_DESTINATION"],
-                    "AWS_DEFAULT_REGION": said["AWS_DEFAULT_REGION"], "AWS_ACCESS_KEY_ID": "key-of-the-test",
-                    "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
+        settings = {
+            "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
+            "MLFLOW_S3_ENDPOINT_URL": endpoint,
+            "MLFLOW_ARTIFACTS_DESTINATION": said["MLFLOW_ARTIFACTS_DESTINATION"],
+            "AWS_DEFAULT_REGION": said["AWS_DEFAULT_REGION"],
+            "AWS_ACCESS_KEY_ID": "key-of-the-test",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+        }
         assert "AWS_ACCESS_KEY_ID" not in os.environ
         with servers.mlflow_server(tmp_path, settings) as address:
             store = Store(address)
@@ -270,8 +386,13 @@ def test_mlflow_with_an_s3_compatible_store(tmp_path: Path) -> None:
             assert made.source
         import boto3
 
-        client = boto3.client("s3", endpoint_url=endpoint, aws_access_key_id="test", aws_secret_access_key="test",
-                              region_name="us-east-1")
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            region_name="us-east-1",
+        )
         kept = [each["Key"] for each in client.list_objects_v2(Bucket="mlflow")["Contents"]]
         assert [key for key in kept if key.endswith("artifact.json")]
     assert "secret-of-the-test" not in (tmp_path / "mlflow.log").read_text()
@@ -295,39 +416,75 @@ assert run() == 12
 @pytest.mark.slow
 def test_prefect_on_postgresql(database: servers.Postgres, tmp_path: Path) -> None:
     said = COMPOSE["services"]["prefect"]["environment"]
-    assert said["PREFECT_API_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://prefect@postgres:5432/prefect"
-    address = said["PREFECT_API_DATABASE_CONNECTION_URL"].replace("postgres:5432", f"127.0.0.1:{database.port}")
+    assert (
+        said["PREFECT_API_DATABASE_CONNECTION_URL"]
+        == "postgresql+asyncpg://prefect@postgres:5432/prefect"
+    )
+    address = said["PREFECT_API_DATABASE_CONNECTION_URL"].replace(
+        "postgres:5432", f"127.0.0.1:{database.port}"
+    )
     who = "keeper:a-password-of-the-test"
-    settings = {"PREFECT_API_DATABASE_CONNECTION_URL": address, "PGPASSWORD": PASSWORDS["PREFECT_DB_PASSWORD"],
-                "PREFECT_SERVER_API_AUTH_STRING": who}
+    settings = {
+        "PREFECT_API_DATABASE_CONNECTION_URL": address,
+        "PGPASSWORD": PASSWORDS["PREFECT_DB_PASSWORD"],
+        "PREFECT_SERVER_API_AUTH_STRING": who,
+    }
     with servers.prefect_server(tmp_path, settings) as api:
         client = {**os.environ, "PREFECT_API_URL": api, "PREFECT_HOME": str(tmp_path / "client")}
-        turned_away = subprocess.run([sys.executable, "-c", FLOW], env={**client, "PREFECT_CLIENT_MAX_RETRIES": "0"}, capture_output=True,
-                                     text=True, check=False, cwd=tmp_path)
+        turned_away = subprocess.run(
+            [sys.executable, "-c", FLOW],
+            env={**client, "PREFECT_CLIENT_MAX_RETRIES": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
         assert turned_away.returncode != 0
-        done = subprocess.run([sys.executable, "-c", FLOW], env={**client, "PREFECT_API_AUTH_STRING": who}, capture_output=True, text=True,
-                              check=False, cwd=tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", FLOW],
+            env={**client, "PREFECT_API_AUTH_STRING": who},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
-    assert database.sql("SELECT count(*) FROM flow_run WHERE state_type = 'COMPLETED'", "prefect") == "1"
+    assert (
+        database.sql("SELECT count(*) FROM flow_run WHERE state_type = 'COMPLETED'", "prefect")
+        == "1"
+    )
     for secret in (PASSWORDS["PREFECT_DB_PASSWORD"], who):
         assert secret not in (tmp_path / "prefect.log").read_text() + done.stdout + done.stderr
 
 
-# What stands in deploy/ ----------------------------------------------------------------------------------------------------
+# What stands in deploy/
+# ------------------------------------------------------------
 
 
 def test_images_are_pinned_by_version() -> None:
     images = {name: service["image"] for name, service in COMPOSE["services"].items()}
-    assert set(images) == {"postgres", "minio", "bucket", "mlflow", "users", "prefect", "worker", "server"}
+    assert set(images) == {
+        "postgres",
+        "minio",
+        "bucket",
+        "mlflow",
+        "users",
+        "prefect",
+        "worker",
+        "server",
+    }
     for image in images.values():
         tag = image.rpartition(":")[2]
         assert re.search(r"\d+\.\d+|RELEASE\.\d{4}-\d\d-\d\d", tag), f"{image} is not pinned"
-    (base,) = re.findall(r"^FROM (\S+)$", (REPO / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    (base,) = re.findall(
+        r"^FROM (\S+)$", (REPO / "deploy" / "Dockerfile").read_text(), re.MULTILINE
+    )
     assert re.search(r":\d+\.\d+\.\d+", base)
 
 
 def test_no_secret_stands_in_deploy() -> None:
-    """Whatever is a secret is asked of the environment, and must be there; the example holds placeholders only."""
+    """Whatever is a secret is asked of the environment, and must be there; the example holds
+    placeholders only."""
     secret = re.compile(r"PASSWORD|SECRET|AUTH_STRING|ACCESS_KEY|API_KEY|TOKEN|ROOT_USER|USERNAME")
     asked = set()
     for service in COMPOSE["services"].values():
@@ -336,10 +493,17 @@ def test_no_secret_stands_in_deploy() -> None:
                 wanted = re.fullmatch(r"\$\{(\w+)(:\?give it a value in deploy/\.env|:-)\}", value)
                 assert wanted, f"{name} is written out"
                 asked.add(wanted[1])
-    given = dict(line.split("=", 1) for line in EXAMPLE.splitlines() if line and not line.startswith("#"))
+    given = dict(
+        line.split("=", 1) for line in EXAMPLE.splitlines() if line and not line.startswith("#")
+    )
     assert set(given) == asked
     assert {re.sub(r"<\w+>", "", value) for value in given.values()} <= {"", ":"}
-    ignored = subprocess.run(["git", "-c", "safe.directory=*", "check-ignore", "deploy/.env"], cwd=REPO, capture_output=True, check=False)
+    ignored = subprocess.run(
+        ["git", "-c", "safe.directory=*", "check-ignore", "deploy/.env"],
+        cwd=REPO,
+        capture_output=True,
+        check=False,
+    )
     assert ignored.returncode in (0, 128), "deploy/.env could be committed"
 
 
@@ -348,16 +512,28 @@ def test_addresses_carry_no_password_and_each_service_gets_its_own() -> None:
         for value in service["environment"].values():
             assert not re.search(r"://[^/]*:[^/]*@", value), f"{name}: {value}"
     worker = set(COMPOSE["services"]["worker"]["environment"])
-    assert not {each for each in worker if each.startswith(("PG", "AWS", "POSTGRES", "MINIO"))}, "a worker needs no database or store"
+    assert not {each for each in worker if each.startswith(("PG", "AWS", "POSTGRES", "MINIO"))}, (
+        "a worker needs no database or store"
+    )
     for service in COMPOSE["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
 def test_what_the_image_copies_is_there() -> None:
-    """`prefect.yaml` too, which says what is deployed; and all that the build needs is let through by .dockerignore."""
-    copied = [word for line in re.findall(r"^COPY (.+)$", (REPO / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
-              for word in line.split()[:-1]]
-    let_through = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    """`prefect.yaml` too, which says what is deployed; and all that the build needs is let through
+    by .dockerignore."""
+    copied = [
+        word
+        for line in re.findall(
+            r"^COPY (.+)$", (REPO / "deploy" / "Dockerfile").read_text(), re.MULTILINE
+        )
+        for word in line.split()[:-1]
+    ]
+    let_through = {
+        line[1:]
+        for line in (REPO / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert {word for word in copied if not (REPO / word).exists()} == set()
     assert set(copied) == let_through
 
@@ -367,34 +543,63 @@ def volumes_of(service: str) -> dict[str, str]:
     return dict(volume.split(":", 1) for volume in COMPOSE["services"][service]["volumes"])
 
 
-def test_the_server_records_where_the_drift_loop_reads_and_follows_what_the_worker_deploys() -> None:
+def test_the_server_records_where_the_drift_loop_reads_and_follows_what_the_worker_deploys() -> (
+    None
+):
     server, worker = COMPOSE["services"]["server"], volumes_of("worker")
     options = dict(itertools.pairwise(server["command"]))
-    assert volumes_of("server") == {"state": "/var/lib/state", "draftwell": f"{worker['draftwell']}:ro", "spool": worker["spool"],
-                                    "dist": f"{worker['dist']}:ro"}
+    assert volumes_of("server") == {
+        "state": "/var/lib/state",
+        "draftwell": f"{worker['draftwell']}:ro",
+        "spool": worker["spool"],
+        "dist": f"{worker['dist']}:ro",
+    }
     home = COMPOSE["services"]["worker"]["environment"]["DRAFTWELL_HOME"]
     assert worker["spool"] == f"{home}/spool"
-    assert options["--feedback-dir"] == f"{home}/spool/${{DRAFTWELL_PAIR:-{DEFAULT}}}"  # what `draftwell monitor` reads by default
+    # what `draftwell monitor` reads by default
+    assert options["--feedback-dir"] == f"{home}/spool/${{DRAFTWELL_PAIR:-{DEFAULT}}}"
     assert options["--bundle"] == f"{worker['dist']}/${{DRAFTWELL_PAIR:-{DEFAULT}}}/current"
     assert "--feedback-text" in options, "recalibration needs the texts"
     known = {f"--{name.replace('_', '-')}" for name in ServerSettings.model_fields}
     assert {word for word in server["command"] if word.startswith("--")} <= known
     for place in (options["--state-dir"], server["environment"]["DRAFTWELL_HOME"]):
         assert place.startswith("/var/lib/state")
-    assert COMPOSE["services"]["worker"]["environment"]["HF_HOME"].startswith(home), "bundles without weights link there"
-    assert {volume for name in ("server", "worker") for volume in volumes_of(name)} <= set(COMPOSE["volumes"])
-    made = re.search(r"install -d -o draftwell -g draftwell ((?:[^&]|\n)*?)(?:\n[A-Z]|$)", (REPO / "deploy" / "Dockerfile").read_text())
+    assert COMPOSE["services"]["worker"]["environment"]["HF_HOME"].startswith(home), (
+        "bundles without weights link there"
+    )
+    assert {volume for name in ("server", "worker") for volume in volumes_of(name)} <= set(
+        COMPOSE["volumes"]
+    )
+    made = re.search(
+        r"install -d -o draftwell -g draftwell ((?:[^&]|\n)*?)(?:\n[A-Z]|$)",
+        (REPO / "deploy" / "Dockerfile").read_text(),
+    )
     assert made is not None
-    assert {"/var/lib/state", worker["spool"], worker["draftwell"], worker["dist"]} <= set(made[1].replace("\\", " ").split())
+    assert {"/var/lib/state", worker["spool"], worker["draftwell"], worker["dist"]} <= set(
+        made[1].replace("\\", " ").split()
+    )
 
 
 def test_neither_worker_nor_server_knows_mlflows_admin() -> None:
     services = COMPOSE["services"]
-    admin = {name for name, service in services.items() if "MLFLOW_ADMIN_PASSWORD" in str(service["environment"])}
+    admin = {
+        name
+        for name, service in services.items()
+        if "MLFLOW_ADMIN_PASSWORD" in str(service["environment"])
+    }
     assert admin == {"mlflow", "users"}
-    assert services["worker"]["depends_on"]["users"] == {"condition": "service_completed_successfully"}
-    assert services["users"]["environment"]["WORKER_USERNAME"] == services["worker"]["environment"]["MLFLOW_TRACKING_USERNAME"]
-    assert {name for name in services["server"]["environment"] if re.search("MLFLOW|PREFECT|PASSWORD|TOKEN|^PG|^AWS", name)} == set()
+    assert services["worker"]["depends_on"]["users"] == {
+        "condition": "service_completed_successfully"
+    }
+    assert (
+        services["users"]["environment"]["WORKER_USERNAME"]
+        == services["worker"]["environment"]["MLFLOW_TRACKING_USERNAME"]
+    )
+    assert {
+        name
+        for name in services["server"]["environment"]
+        if re.search("MLFLOW|PREFECT|PASSWORD|TOKEN|^PG|^AWS", name)
+    } == set()
 
 
 MLFLOW_STAND_IN = """
@@ -417,30 +622,57 @@ class MlflowClient:
 
     def get_experiment_by_name(self, name):
         return types.SimpleNamespace(experiment_id="7") if name == "draftwell/tiny" else None
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("known", ["", "1"])
 def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, known: str) -> None:
-    """deploy/users.py, with a stand-in for MLflow; tests/registry/test_access.py runs it on a real server."""
+    """deploy/users.py, with a stand-in for MLflow; tests/registry/test_access.py runs it on a real
+    server."""
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "__init__.py").write_text(MLFLOW_STAND_IN)
     (tmp_path / "mlflow" / "exceptions.py").write_text("from mlflow import MlflowException\n")
-    (tmp_path / "mlflow" / "server.py").write_text("from mlflow import Users\ndef get_app_client(name, tracking_uri): return Users()\n")
-    environment = {"PYTHONPATH": str(tmp_path), "MLFLOW_TRACKING_URI": "http://mlflow", "MLFLOW_TRACKING_USERNAME": "keeper",
-                   "WORKER_USERNAME": "worker", "WORKER_PASSWORD": "its own", "EDIT_PAIRS": "tiny", "KNOWN": known}
+    (tmp_path / "mlflow" / "server.py").write_text(
+        "from mlflow import Users\ndef get_app_client(name, tracking_uri): return Users()\n"
+    )
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "MLFLOW_TRACKING_URI": "http://mlflow",
+        "MLFLOW_TRACKING_USERNAME": "keeper",
+        "WORKER_USERNAME": "worker",
+        "WORKER_PASSWORD": "its own",
+        "EDIT_PAIRS": "tiny",
+        "KNOWN": known,
+    }
     command = [sys.executable, str(REPO / "deploy" / "users.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    again = [["update_user_password", "worker", "its own"], ["update_user_admin", "worker", False]] if known else []
+    again = (
+        [["update_user_password", "worker", "its own"], ["update_user_admin", "worker", False]]
+        if known
+        else []
+    )
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        ["create_user", "worker", "its own"], *again,
-        *(["grant_user_permission", "worker", "registered_model", name, "EDIT"] for name in ("verifier.tiny", "release.tiny.cpu")),
-        ["grant_user_permission", "worker", "experiment", "7", "EDIT"]]
-    same = subprocess.run(command, env={**environment, "WORKER_USERNAME": "keeper"}, capture_output=True, text=True, check=False)
+        ["create_user", "worker", "its own"],
+        *again,
+        *(
+            ["grant_user_permission", "worker", "registered_model", name, "EDIT"]
+            for name in ("verifier.tiny", "release.tiny.cpu")
+        ),
+        ["grant_user_permission", "worker", "experiment", "7", "EDIT"],
+    ]
+    same = subprocess.run(
+        command,
+        env={**environment, "WORKER_USERNAME": "keeper"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert same.returncode == 2
     assert "must not be MLflow's admin" in same.stderr
-    (tmp_path / "mlflow" / "server.py").write_text("def get_app_client(name, tracking_uri): raise ConnectionError('refused\\nat length')\n")
+    (tmp_path / "mlflow" / "server.py").write_text(
+        "def get_app_client(name, tracking_uri): raise ConnectionError('refused\\nat length')\n"
+    )
     away = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (away.returncode, away.stderr.count("\n")) == (1, 1)
     assert away.stderr.startswith("users: MLflow at http://mlflow did not do it (refused)")

@@ -12,8 +12,12 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 def test_every_test_that_a_claim_names_exists() -> None:
     named = NAMED.findall((REPO / "docs" / "proofs.md").read_text(encoding="utf-8"))
     assert len(named) > 50
-    missing = [f"{file}::{test}" for file, test in named
-               if not (REPO / file).is_file() or f"def {test}(" not in (REPO / file).read_text(encoding="utf-8")]
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (REPO / file).is_file()
+        or f"def {test}(" not in (REPO / file).read_text(encoding="utf-8")
+    ]
     assert not missing
 
 
@@ -21,6 +25,10 @@ def test_no_chapter_stands_twice_and_each_begins_behind_an_empty_line() -> None:
     """What merges of two branches do to a page."""
     for page in sorted((REPO / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        chapters = re.findall(r"^## .*$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+        chapters = re.findall(
+            r"^## .*$",
+            re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL),
+            re.MULTILINE,
+        )
         assert len(set(chapters)) == len(chapters), page.name
         assert not re.search(r"[^\n]\n## ", text), page.name

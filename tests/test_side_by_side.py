@@ -11,9 +11,17 @@ def scope_of(nodeid: str) -> str:
 
 
 def test_quick_files_that_need_prefects_server_share_a_process() -> None:
-    """All of them: one that is missing from the list starts a server of its own in another process."""
-    texts = {str(path.relative_to(REPO)): path.read_text(encoding="utf-8") for path in (REPO / "tests" / "flows").rglob("test_*.py")}
-    quick = {name for name, text in texts.items() if "prefect_server" in text and "\npytestmark = [pytest.mark.slow, " not in text}
+    """All of them: one that is missing from the list starts a server of its own in another
+    process."""
+    texts = {
+        str(path.relative_to(REPO)): path.read_text(encoding="utf-8")
+        for path in (REPO / "tests" / "flows").rglob("test_*.py")
+    }
+    quick = {
+        name
+        for name, text in texts.items()
+        if "prefect_server" in text and "\npytestmark = [pytest.mark.slow, " not in text
+    }
     assert quick == set(ONE_PREFECT_SERVER)
     assert {scope_of(f"{name}::test_a") for name in quick} == {"prefect"}
 
@@ -25,6 +33,12 @@ def test_other_files_stay_whole_and_are_handed_out_one_by_one() -> None:
 
 
 def test_the_longest_files_begin_first() -> None:
-    """Sorted by the number of tests, as xdist does it, a file of eight long ones would begin when the others end."""
-    names = ["tests/docs/test_pages.py", "tests/serving/server/test_main.py", "tests/flows/cli/test_tune.py", ONE_PREFECT_SERVER[0]]
+    """Sorted by the number of tests, as xdist does it, a file of eight long ones would begin when
+    the others end."""
+    names = [
+        "tests/docs/test_pages.py",
+        "tests/serving/server/test_main.py",
+        "tests/flows/cli/test_tune.py",
+        ONE_PREFECT_SERVER[0],
+    ]
     assert sorted(names, key=place_of) == names[::-1]

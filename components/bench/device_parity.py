@@ -1,4 +1,5 @@
-"""Outputs of one device checked against another's: the same weights, prompts and rules, greedily, on the CPU."""
+"""Outputs of one device checked against another's: the same weights, prompts and rules, greedily,
+on the CPU."""
 
 from __future__ import annotations
 
@@ -13,16 +14,22 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyResources
 
 
-def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts: Sequence[Prompt], *,
-                  max_tokens: int) -> CpuCheck:
+def check_against(
+    cpu: LoadedPair,
+    measured: Mapping[str, Measurement],
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+) -> CpuCheck:
     """Compare what every lossless strategy gave with autoregressive decoding on the CPU.
 
     Args:
-        cpu: the same pair in the same dtype, loaded on the CPU (unpadded will do: padding changes no output).
+        cpu: the same pair in the same dtype, loaded on the CPU (unpadded will do: padding changes
+            no output).
         measured: greedy measurements of this run.
     Returns:
-        for each label the first differences, with the CPU's logit gap there. It passed if every prompt of every lossless strategy
-        is identical or first differs at a near-tie.
+        for each label the first differences, with the CPU's logit gap there. It passed if every
+        prompt of every lossless strategy is identical or first differs at a near-tie.
     """
     settings = BenchSettings(max_tokens=max_tokens, warmup=False)
     reference = measure(cpu, StrategyResources(), [PLAIN], prompts, settings)[PLAIN.name]
@@ -32,8 +39,17 @@ def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts:
         if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:
             continue
         pairs = zip(prompts, encoded, m.typical, reference.typical, strict=True)
-        several = [difference(cpu, prompt.id, ids, run.tokens, theirs.tokens) for prompt, ids, run, theirs in pairs]
+        several = [
+            difference(cpu, prompt.id, ids, run.tokens, theirs.tokens)
+            for prompt, ids, run, theirs in pairs
+        ]
         differences = [d for d in several if d is not None]
-        found[label] = ParityEntry(identical=len(prompts) - len(differences), near_ties=sum(d.near_tie for d in differences),
-                                   differences=tuple(differences))
-    return CpuCheck(passed=all(f.identical + f.near_ties == len(prompts) for f in found.values()), strategies=found)
+        found[label] = ParityEntry(
+            identical=len(prompts) - len(differences),
+            near_ties=sum(d.near_tie for d in differences),
+            differences=tuple(differences),
+        )
+    return CpuCheck(
+        passed=all(f.identical + f.near_ties == len(prompts) for f in found.values()),
+        strategies=found,
+    )

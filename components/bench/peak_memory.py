@@ -1,9 +1,10 @@
 """Peak memory over the models' weights and caches, for each contender in turn.
 
 On a CPU it is the process's peak of resident memory during one generation (`VmHWM`, reset through
-`/proc/self/clear_refs`) over what was resident with the models loaded and every page of their caches written, before any
-forward pass ran. So it is an upper bound: it includes libraries that start with the first forward pass, and what earlier contenders
-left. On CUDA it is the allocator's peak over what was allocated then. Where neither is available it is None.
+`/proc/self/clear_refs`) over what was resident with the models loaded and every page of their
+caches written, before any forward pass ran. So it is an upper bound: it includes libraries that
+start with the first forward pass, and what earlier contenders left. On CUDA it is the allocator's
+peak over what was allocated then. Where neither is available it is None.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEGABYTE = 1e6
 
 
-def peaks_over_models(pair: LoadedPair, contenders: Sequence[Contender], ids: Sequence[int], sampling: Sampling) -> dict[str, float | None]:
-    """Label → peak megabytes (10⁶ bytes) over weights and caches while the contender decodes one prompt.
+def peaks_over_models(
+    pair: LoadedPair, contenders: Sequence[Contender], ids: Sequence[int], sampling: Sampling
+) -> dict[str, float | None]:
+    """Label → peak megabytes (10⁶ bytes) over weights and caches while the contender decodes one
+    prompt.
 
     Call it before anything else runs on the pair. `ids` is best the longest prompt of the run.
     """
@@ -34,12 +38,15 @@ def peaks_over_models(pair: LoadedPair, contenders: Sequence[Contender], ids: Se
     for contender in contenders:
         contender.reset()
         peak = peak_during(lambda c=contender: c.generate(ids, sampling), pair.device)  # type: ignore[misc]
-        peaks[contender.label] = None if peak is None or base is None else max(0.0, (peak - base) / MEGABYTE)
+        peaks[contender.label] = (
+            None if peak is None or base is None else max(0.0, (peak - base) / MEGABYTE)
+        )
     return peaks
 
 
 def peak_during(work: Callable[[], object], device: str = "cpu") -> float | None:
-    """Highest memory in bytes while `work` runs; None where this system does not report it (the work is done anyway)."""
+    """Highest memory in bytes while `work` runs; None where this system does not report it (the
+    work is done anyway)."""
     give_back()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
@@ -59,7 +66,8 @@ def resident(device: str = "cpu") -> float | None:
 
 
 def touch_caches(pair: LoadedPair) -> None:
-    """Write every page of the models' caches, so that they count as theirs. No request may be in flight."""
+    """Write every page of the models' caches, so that they count as theirs. No request may be in
+    flight."""
     for model in pair.models.values():
         slots = getattr(model, "slots", None)
         for tensor in [*getattr(slots, "keys", []), *getattr(slots, "values", [])]:

@@ -1,6 +1,8 @@
-"""The ratios that a bench is run for, each with a bootstrap interval over prompts, and the curves over a parameter.
+"""The ratios that a bench is run for, each with a bootstrap interval over prompts, and the curves
+over a parameter.
 
-"Best" is the fastest of this very run, so its ratio is a little optimistic: it was chosen by the noise too.
+"Best" is the fastest of this very run, so its ratio is a little optimistic: it was chosen by the
+noise too.
 """
 
 from __future__ import annotations
@@ -9,7 +11,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, is_baseline, splits_cores, strategy_of
+from components.bench.metrics import (
+    REFERENCE,
+    BenchMetrics,
+    fastest,
+    gamma_of_parameters,
+    is_baseline,
+    splits_cores,
+    strategy_of,
+)
 from components.bench.peers.group import ProcessPeer
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
@@ -17,7 +27,9 @@ from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Lar
 GENERATE, ASSISTED = "transformers/autoregressive", "transformers/assisted"
 
 
-def headlines(metrics: BenchMetrics, entries: Mapping[str, BenchEntry], assisted_gamma: int | None = None) -> list[Headline]:
+def headlines(
+    metrics: BenchMetrics, entries: Mapping[str, BenchEntry], assisted_gamma: int | None = None
+) -> list[Headline]:
     """The ratios; one that was not measured is left out.
 
     Args:
@@ -29,33 +41,66 @@ def headlines(metrics: BenchMetrics, entries: Mapping[str, BenchEntry], assisted
         if m is None or base is None or m is base:
             continue
         ratio, low, high = metrics.ratio(m, base)
-        counted = isinstance(base.contender, StrategyContender) and base is not metrics.reference and base.stats.calls_per_token > 0
-        rows.append(Headline(name=name, contender=m.contender.label, against=base.contender.label, ratio=ratio, low=low, high=high,
-                             cost_ratio=m.stats.calls_per_token / base.stats.calls_per_token if counted else None))
+        counted = (
+            isinstance(base.contender, StrategyContender)
+            and base is not metrics.reference
+            and base.stats.calls_per_token > 0
+        )
+        rows.append(
+            Headline(
+                name=name,
+                contender=m.contender.label,
+                against=base.contender.label,
+                ratio=ratio,
+                low=low,
+                high=high,
+                cost_ratio=m.stats.calls_per_token / base.stats.calls_per_token
+                if counted
+                else None,
+            )
+        )
     return rows
 
 
-def comparisons(metrics: BenchMetrics, entries: Mapping[str, BenchEntry],
-                assisted_gamma: int | None) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
+def comparisons(
+    metrics: BenchMetrics, entries: Mapping[str, BenchEntry], assisted_gamma: int | None
+) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
     """(name, contender, base); either is None where it was not measured."""
     measured, plain = metrics.measured, metrics.reference
-    ours = [m for m in measured.values() if isinstance(m.contender, StrategyContender) and strategy_of(m) != REFERENCE]
-    lossless = [m for m in ours if isinstance(m.contender, StrategyContender) and m.contender.lossless]
+    ours = [
+        m
+        for m in measured.values()
+        if isinstance(m.contender, StrategyContender) and strategy_of(m) != REFERENCE
+    ]
+    lossless = [
+        m for m in ours if isinstance(m.contender, StrategyContender) and m.contender.lossless
+    ]
     yield "autoregressive / transformers generate", plain, measured.get(GENERATE)
-    yield "vanilla_sd / transformers assisted, same gamma", same_gamma(lossless, assisted_gamma), measured.get(ASSISTED)
+    yield (
+        "vanilla_sd / transformers assisted, same gamma",
+        same_gamma(lossless, assisted_gamma),
+        measured.get(ASSISTED),
+    )
     yield "best lossless / autoregressive", fastest(lossless), plain
     for peer, theirs in peers_elsewhere(measured).items():
         yield f"autoregressive / {peer}, plain", plain, measured.get(f"{peer}/{REFERENCE}")
         yield f"best lossless / fastest of {peer}", fastest(lossless), fastest(theirs)
-    yield "best lossless with the draft model / autoregressive", fastest(lossless, lambda m: m.stats.draft_calls > 0), plain
+    yield (
+        "best lossless with the draft model / autoregressive",
+        fastest(lossless, lambda m: m.stats.draft_calls > 0),
+        plain,
+    )
     overlapping = [m for m in lossless if splits_cores(m) and strategy_of(m) != "vanilla_sd"]
     for name in dict.fromkeys(strategy_of(m) for m in overlapping):
         best = fastest(overlapping, lambda m, name=name: strategy_of(m) == name)  # type: ignore[misc]
         yield f"{name} / fastest vanilla_sd, equal cores", best, metrics.vanilla_split
         yield f"{name} / fastest vanilla_sd, unrestricted", best, unrestricted(metrics)
-    lossy = [m for m in ours if isinstance(m.contender, StrategyContender) and not m.contender.lossless]
+    lossy = [
+        m for m in ours if isinstance(m.contender, StrategyContender) and not m.contender.lossless
+    ]
     for name in dict.fromkeys(strategy_of(m) for m in lossy):
-        holding = fastest(lossy, lambda m, name=name: strategy_of(m) == name and bool(entries[m.contender.label].holds_floor))  # type: ignore[misc]
+        named = [m for m in lossy if strategy_of(m) == name]
+        holding = fastest(named, lambda m: bool(entries[m.contender.label].holds_floor))
         yield f"{name} at the quality floor / fastest vanilla_sd", holding, unrestricted(metrics)
 
 
@@ -70,9 +115,17 @@ def peers_elsewhere(measured: Mapping[str, Measurement]) -> dict[str, list[Measu
 
 def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measurement | None:
     """Vanilla SD with a draft length, on all cores."""
-    return next((m for m in measured if isinstance(m.contender, StrategyContender) and not splits_cores(m)
-                 and is_baseline(m.contender.strategy, m.contender.parameters)
-                 and gamma_of_parameters(m.contender.parameters) == gamma), None)
+    return next(
+        (
+            m
+            for m in measured
+            if isinstance(m.contender, StrategyContender)
+            and not splits_cores(m)
+            and is_baseline(m.contender.strategy, m.contender.parameters)
+            and gamma_of_parameters(m.contender.parameters) == gamma
+        ),
+        None,
+    )
 
 
 def unrestricted(metrics: BenchMetrics) -> Measurement | None:
@@ -81,10 +134,15 @@ def unrestricted(metrics: BenchMetrics) -> Measurement | None:
 
 
 def largest_overheads(entries: Mapping[str, BenchEntry]) -> dict[str, Largest | None]:
-    """`overhead_fraction` and `peak_memory_mb` → the strategy with the largest; None where none was measured."""
+    """`overhead_fraction` and `peak_memory_mb` → the strategy with the largest; None where none was
+    measured."""
     found: dict[str, Largest | None] = {}
     for key in ("overhead_fraction", "peak_memory_mb"):
-        known = {label: float(value) for label, entry in entries.items() if (value := getattr(entry, key)) is not None}
+        known = {
+            label: float(value)
+            for label, entry in entries.items()
+            if (value := getattr(entry, key)) is not None
+        }
         label = max(known, key=known.__getitem__, default=None)
         found[key] = None if label is None else Largest(label=label, value=known[label])
     return found
@@ -103,10 +161,16 @@ def curves(entries: Mapping[str, BenchEntry]) -> dict[str, Curve]:
     for (name, split), group in groups.items():
         parameter = varied([entry.parameters for _, entry in group])
         if parameter:
-            points = [point(float(entry.parameters[parameter]), label, entry) for label, entry in group
-                      if parameter in entry.parameters and math.isfinite(float(entry.parameters[parameter]))]
+            points = [
+                point(float(entry.parameters[parameter]), label, entry)
+                for label, entry in group
+                if parameter in entry.parameters
+                and math.isfinite(float(entry.parameters[parameter]))
+            ]
             points.sort(key=lambda p: p.value)
-            found[name + ("@1+1" if split else "")] = Curve(parameter=parameter, points=tuple(points))
+            found[name + ("@1+1" if split else "")] = Curve(
+                parameter=parameter, points=tuple(points)
+            )
     return found
 
 
@@ -127,6 +191,13 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> str | None:
 
 def point(value: float, label: str, entry: BenchEntry) -> CurvePoint:
     """One config of a curve."""
-    return CurvePoint(value=value, label=label, speedup=entry.speedup, over_vanilla=entry.over_vanilla and entry.over_vanilla.ratio,
-                      target_argmax_share=entry.target_argmax_share, rouge_l=entry.rouge_l, rescued_share=entry.rescued_share,
-                      holds_floor=entry.holds_floor)
+    return CurvePoint(
+        value=value,
+        label=label,
+        speedup=entry.speedup,
+        over_vanilla=entry.over_vanilla and entry.over_vanilla.ratio,
+        target_argmax_share=entry.target_argmax_share,
+        rouge_l=entry.rouge_l,
+        rescued_share=entry.rescued_share,
+        holds_floor=entry.holds_floor,
+    )

@@ -1,8 +1,10 @@
-"""Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and counters.
+"""Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and
+counters.
 
-The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt comes, so that a
-slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that no contender always runs after
-the same neighbour; the median run counts. A text in which the machine stood still is decoded once more, and the faster run counts.
+The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt
+comes, so that a slow minute of the machine hits all alike; the order rotates from prompt to prompt,
+so that no contender always runs after the same neighbour; the median run counts. A text in which
+the machine stood still is decoded once more, and the faster run counts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import (
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +40,21 @@ Progress = Callable[[int, int, str], None]
 
 WARMUP_TOKENS = 8
 STOOD_STILL = 2.0
-"""Seconds without computing, over what its computing took twice, from which a text on a CPU was not measured but interrupted."""
+"""Seconds without computing, over what its computing took twice, from which a text on a CPU was not
+measured but interrupted."""
 EQUAL_CORES = "1+1"
 """Plan of cores: each model on its own share, also where target and draft run in turn."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward pass included.
+    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward
+    pass included.
 
     Args:
         interrupted: the machine stood still meanwhile, so that the time says nothing.
-        memory_rate: GB/s at which all threads read memory, the lower of the readings before and after it; None where that was not read.
+        memory_rate: GB/s at which all threads read memory, the lower of the readings before and
+            after it; None where that was not read.
     """
 
     tokens: list[int]
@@ -79,9 +89,11 @@ T = TypeVar("T")
 
 
 class StrategyContender:
-    """A configured strategy with online state of its own: contenders never learn from each other's requests.
+    """A configured strategy with online state of its own: contenders never learn from each other's
+    requests.
 
-    `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
+    `split_cores` says whether each model had its own share of the cores, by plan or because the
+    strategy overlaps them.
     """
 
     def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
@@ -111,8 +123,13 @@ def core_plan(name: str) -> tuple[str, bool | None]:
     """
     strategy, at, plan = name.partition("@")
     if at and plan != EQUAL_CORES:
-        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them",
-                             code="unknown_core_plan")
+        raise DraftwellError(
+            (
+                f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own "
+                "share of them"
+            ),
+            code="unknown_core_plan",
+        )
     return strategy, True if at else None
 
 
@@ -143,9 +160,16 @@ class Measurement:
 
 
 def labels_of(configs: Sequence[Config]) -> list[str]:
-    """A label for each choice: the strategy's name, with parameters where two choices have the same name.
+    """A label for each choice: the strategy's name, with parameters where two choices have the same
+    name.
 
-    >>> labels_of([StrategyChoice("spide"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3}), StrategyChoice("vanilla_sd")])
+    >>> labels_of(
+    ...     [
+    ...         StrategyChoice("spide"),
+    ...         StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3}),
+    ...         StrategyChoice("vanilla_sd"),
+    ...     ]
+    ... )
     ['spide', 'vanilla_sd(num_speculative_tokens=3)', 'vanilla_sd']
     """
     names = [config.name for config in configs]
@@ -158,35 +182,60 @@ def check_labels(labels: Sequence[str]) -> None:
     """Refuse two contenders of one name."""
     doubled = next((label for label in labels if labels.count(label) > 1), None)
     if doubled:
-        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters",
-                             code="named_twice")
+        raise DraftwellError(
+            f"{doubled} is named twice: measure a strategy once, or with different parameters",
+            code="named_twice",
+        )
 
 
-def contenders_of(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:
+def contenders_of(
+    pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config]
+) -> list[StrategyContender]:
     """The configs, ready to run, under their labels."""
-    return [StrategyContender(pair, resources, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
+    return [
+        StrategyContender(pair, resources, config, label)
+        for config, label in zip(configs, labels_of(configs), strict=True)
+    ]
 
 
-def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
-            settings: BenchSettings = DEFAULTS, *, extra: Sequence[Contender] = (),
-            progress: Progress | None = None) -> dict[str, Measurement]:
+def measure(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    settings: BenchSettings = DEFAULTS,
+    *,
+    extra: Sequence[Contender] = (),
+    progress: Progress | None = None,
+) -> dict[str, Measurement]:
     """Label → measurement of every config, and of the `extra` contenders, all interleaved.
 
     Args:
         prompts: their first turns are decoded.
-        settings: tokens, temperature, seed, runs and warm-up. A sampled request has the same seed in each run.
+        settings: tokens, temperature, seed, runs and warm-up. A sampled request has the same seed
+            in each run.
     Raises:
-        DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact, a prompt that is too long.
+        DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact, a prompt
+            that is too long.
     """
     if not prompts:
-        raise DraftwellError("there are no prompts to measure on: name a file that holds some", code="no_prompts")
+        raise DraftwellError(
+            "there are no prompts to measure on: name a file that holds some", code="no_prompts"
+        )
     contenders: list[Contender] = [*contenders_of(pair, resources, configs), *extra]
     check_labels([contender.label for contender in contenders])
-    sampling = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    sampling = pair.sampling(
+        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
+    )
     if settings.warmup:
         for contender in contenders:
-            contender.generate(ids_of(pair, prompts[0]), replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)))
-    results = {contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders}
+            contender.generate(
+                ids_of(pair, prompts[0]),
+                replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)),
+            )
+    results = {
+        contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders
+    }
     steps = len(prompts) * len(contenders)
     waits = settings.memory_patience > 0 and pair.device == "cpu"
     patience = Patience(settings.memory_patience, settings.runs * steps) if waits else None
@@ -194,27 +243,52 @@ def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Co
         for contender in contenders:
             contender.reset()
         report = offset(progress, run * steps, settings.runs * steps)
-        passed = interleaved(pair, contenders, prompts, sampling, first_turn=run * len(prompts), progress=report,
-                             patience=patience)
+        passed = interleaved(
+            pair,
+            contenders,
+            prompts,
+            sampling,
+            first_turn=run * len(prompts),
+            progress=report,
+            patience=patience,
+        )
         for measurement, generations in zip(results.values(), passed, strict=True):
             for i, (runs, generation) in enumerate(zip(measurement.runs, generations, strict=True)):
                 runs.append(generation)
                 if generation.interrupted:
-                    log.warning("prompt %s, %s: the machine stood still in a text of %.0f s, which is decoded once more", prompts[i].id,
-                                measurement.contender.label, generation.seconds)
+                    log.warning(
+                        (
+                            "prompt %s, %s: the machine stood still in a text of %.0f s, which "
+                            "is decoded once more"
+                        ),
+                        prompts[i].id,
+                        measurement.contender.label,
+                        generation.seconds,
+                    )
                     again = replace(sampling, seed=sampling.seed + i)
-                    runs.append(waited(measurement.contender, ids_of(pair, prompts[i]), again, patience))
+                    runs.append(
+                        waited(measurement.contender, ids_of(pair, prompts[i]), again, patience)
+                    )
     return results
 
 
-def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Prompt], sampling: Sampling, *, first_turn: int = 0,
-                progress: Progress | None = None, patience: Patience | None = None) -> list[list[Generation]]:
+def interleaved(
+    pair: LoadedPair,
+    contenders: Sequence[C],
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    first_turn: int = 0,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> list[list[Generation]]:
     """One pass: every contender decodes every prompt, prompt by prompt, in an order that rotates.
 
     Args:
         sampling: of the first prompt; each further prompt has the next seed.
         first_turn: turn of the first prompt, from which the order rotates.
-        patience: waits before each text until memory is as fast as at its best, and its rate is kept with the text; None does neither.
+        patience: waits before each text until memory is as fast as at its best, and its rate is
+            kept with the text; None does neither.
     Returns:
         for each contender, in their order, its generations in the order of the prompts.
     """
@@ -223,15 +297,20 @@ def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Pro
     for i, ids in enumerate([ids_of(pair, prompt) for prompt in prompts]):
         for contender in rotated(contenders, first_turn + i):
             with naming(prompts[i]):
-                synchronise(pair.device)  # work that the contender before left on the device is not charged to this one
-                made[contender.label].append(waited(contender, ids, replace(sampling, seed=sampling.seed + i), patience))
+                # work that the contender before left on the device is not charged to this one
+                synchronise(pair.device)
+                made[contender.label].append(
+                    waited(contender, ids, replace(sampling, seed=sampling.seed + i), patience)
+                )
             done += 1
             if progress:
                 progress(done, total, contender.label)
     return [made[contender.label] for contender in contenders]
 
 
-def waited(contender: Contender, ids: Sequence[int], sampling: Sampling, patience: Patience | None) -> Generation:
+def waited(
+    contender: Contender, ids: Sequence[int], sampling: Sampling, patience: Patience | None
+) -> Generation:
     """One text, when memory is fast or the wait for it at an end; None waits for nothing."""
     if patience is None:
         return contender.generate(ids, sampling)
@@ -242,7 +321,9 @@ def waited(contender: Contender, ids: Sequence[int], sampling: Sampling, patienc
 
 def offset(progress: Progress | None, before: int, total: int) -> Progress | None:
     """Progress of one pass as a part of several."""
-    return None if progress is None else lambda done, _, label: progress(before + done, total, label)
+    return (
+        None if progress is None else lambda done, _, label: progress(before + done, total, label)
+    )
 
 
 def rotated(contenders: Sequence[T], turn: int) -> list[T]:

@@ -1,7 +1,8 @@
 """The report of a bench: what `draftwell bench --json` writes and `draftwell lineage` reads.
 
-A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer counts no target calls) are absent in
-the JSON; what could not be measured is null. Reports of earlier versions have no `schema_version` and may lack later fields.
+A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer
+counts no target calls) are absent in the JSON; what could not be measured is null. Reports of
+earlier versions have no `schema_version` and may lack later fields.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from serving.errors import DraftwellError
 
@@ -50,23 +58,45 @@ class PromptRow(Frozen):
     accepted: int = 0
     judged: int = 0
     ttft_ms: float = Field(0.0, description="time to the first token")
-    identical: bool | None = Field(None, description="the same tokens as autoregressive decoding; None for samples")
+    identical: bool | None = Field(
+        None, description="the same tokens as autoregressive decoding; None for samples"
+    )
     run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
-    memory_rate: float | None = Field(None, description="GB/s at which all threads read memory, the lower of the readings before and after "
-                                      "the text; None where that was not read")
-    target_argmax: int | None = Field(None, description="emitted tokens that are the target's argmax; None where that was not counted")
-    divergence: float | None = Field(None, description="nats by which the target finds the output less likely than samples of its own, "
-                                     "over all its tokens (`target_agreement.agreement`); None where that was not read")
-    departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
-    sequences: dict[int, tuple[int, int]] | None = Field(None, description="drafted sequences → rounds with so many in which the first "
-                                                         "one's first token was kept, and in which it was not; None of other strategies")
-    rouge_1: float | None = Field(None, description="ROUGE-1 against the prompt's reference, points, 0 to 100; None without one")
+    memory_rate: float | None = Field(
+        None,
+        description="GB/s at which all threads read memory, the lower of the readings before "
+        "and after "
+        "the text; None where that was not read",
+    )
+    target_argmax: int | None = Field(
+        None,
+        description="emitted tokens that are the target's argmax; None where that was not counted",
+    )
+    divergence: float | None = Field(
+        None,
+        description="nats by which the target finds the output less likely than samples of its "
+        "own, "
+        "over all its tokens (`target_agreement.agreement`); None where that was not read",
+    )
+    departure: str | None = Field(
+        None, description="how the output differs from the target's choices, where those were read"
+    )
+    sequences: dict[int, tuple[int, int]] | None = Field(
+        None,
+        description="drafted sequences → rounds with so many in which the first "
+        "one's first token was kept, and in which it was not; None of other strategies",
+    )
+    rouge_1: float | None = Field(
+        None,
+        description="ROUGE-1 against the prompt's reference, points, 0 to 100; None without one",
+    )
     rouge_2: float | None = Field(None, description="ROUGE-2, likewise")
     rouge_l: float | None = Field(None, description="ROUGE-L, likewise")
 
 
 class OverVanilla(Frozen):
-    """Speed over the fastest vanilla SD on the same plan of cores, with its interval (5 % and 95 %)."""
+    """Speed over the fastest vanilla SD on the same plan of cores, with its interval (5 % and 95
+    %)."""
 
     against: str
     ratio: float
@@ -76,7 +106,8 @@ class OverVanilla(Frozen):
 
 
 class TaskAccuracy(Frozen):
-    """Right answers of one task, and the difference from autoregressive decoding with its interval."""
+    """Right answers of one task, and the difference from autoregressive decoding with its
+    interval."""
 
     accuracy: float | None
     count: int
@@ -91,7 +122,9 @@ class BenchEntry(Frozen):
 
     strategy: str | None = Field(None, description="None for a peer")
     parameters: dict[str, Any] = Field(default_factory=dict)
-    split_cores: bool = Field(False, description="whether each model had its own share of the cores")
+    split_cores: bool = Field(
+        False, description="whether each model had its own share of the cores"
+    )
     lossless: bool = True
     greedy: bool = True
     dtype: str | None = None
@@ -106,7 +139,9 @@ class BenchEntry(Frozen):
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     tpot_p95_ms: float | None = None
-    tpot_p95_ratio: float | None = Field(None, description="p95 time per output token over autoregressive's")
+    tpot_p95_ratio: float | None = Field(
+        None, description="p95 time per output token over autoregressive's"
+    )
     # counts, of strategies only
     emitted: int = 0
     target_calls: int = 0
@@ -114,7 +149,9 @@ class BenchEntry(Frozen):
     qualifier_calls: int = 0
     rounds: int = 0
     inner_acceptance_rate: float | None = None
-    cost_ratio: float | None = Field(None, description="target calls per token over those of the fastest vanilla SD")
+    cost_ratio: float | None = Field(
+        None, description="target calls per token over those of the fastest vanilla SD"
+    )
     acceptance_rate: float | None = None
     draft_efficiency: float | None = None
     mat: float | None = None
@@ -122,12 +159,18 @@ class BenchEntry(Frozen):
     mean_acceptance_length: float | None = None
     acceptance_by_position: tuple[float | None, ...] = ()
     rescued_share: float | None = None
-    rescued: int = Field(0, description="tokens that were kept without or against the target's choice")
+    rescued: int = Field(
+        0, description="tokens that were kept without or against the target's choice"
+    )
     overhead_fraction: float | None = None
     time_share: dict[str, float | None] | None = None
     overlap_stretch: float | None = None
     timeline: tuple[tuple[str, float, float], ...] | None = Field(
-        None, description="(model, start, end) of the first prompt's forward passes, where cores are split")
+        None,
+        description=(
+            "(model, start, end) of the first prompt's forward passes, where cores are split"
+        ),
+    )
     peak_memory_mb: float | None = None
     # origins
     artifacts: dict[str, str | None] | None = None
@@ -155,11 +198,14 @@ class CostReference(BenchEntry):
 
 
 class PeerReport(Frozen):
-    """The entries of one peer, its version, and notes on how it was run. In JSON `notes` and `version` stand among the entries."""
+    """The entries of one peer, its version, and notes on how it was run. In JSON `notes` and
+    `version` stand among the entries."""
 
     entries: dict[str, BenchEntry]
     notes: tuple[str, ...] = ()
-    version: str | None = Field(None, description="of the library; None in reports of schema 1 and earlier")
+    version: str | None = Field(
+        None, description="of the library; None in reports of schema 1 and earlier"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -167,18 +213,29 @@ class PeerReport(Frozen):
         """Separate notes and version from the entries of a JSON report."""
         if isinstance(data, Mapping) and "entries" not in data:
             about = {name: data[name] for name in ("notes", "version") if name in data}
-            return {"entries": {name: entry for name, entry in data.items() if name not in about}, **about}
+            return {
+                "entries": {name: entry for name, entry in data.items() if name not in about},
+                **about,
+            }
         return data
 
     @model_serializer
     def write(self) -> dict[str, Any]:
         """The JSON form."""
-        entries = {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.entries.items()}
-        return {**entries, "notes": list(self.notes), **({} if self.version is None else {"version": self.version})}
+        entries = {
+            name: entry.model_dump(mode="json", exclude_unset=True)
+            for name, entry in self.entries.items()
+        }
+        return {
+            **entries,
+            "notes": list(self.notes),
+            **({} if self.version is None else {"version": self.version}),
+        }
 
 
 class Headline(Frozen):
-    """A ratio that the bench is run for, with its interval; the cost ratio is None where it says nothing."""
+    """A ratio that the bench is run for, with its interval; the cost ratio is None where it says
+    nothing."""
 
     name: str
     contender: str
@@ -264,29 +321,42 @@ class ReportSettings(Frozen):
 class BenchReport(Frozen):
     """The report of a bench."""
 
-    schema_version: Literal[0, 1, 2] = Field(0, description="0 for reports of versions that wrote none")
+    schema_version: Literal[0, 1, 2] = Field(
+        0, description="0 for reports of versions that wrote none"
+    )
     pair: str
     fingerprint: str | None = None
-    padded_to: int | None = Field(None, description="parameters of a padded target; None: the target as it is")
+    padded_to: int | None = Field(
+        None, description="parameters of a padded target; None: the target as it is"
+    )
     machine: Machine
     settings: ReportSettings
     prompts: int
     prompt_ids: tuple[str, ...] = ()
     prompts_digest: str | None = None
-    several_turns: int = Field(0, description="prompts of which only the first of several turns was decoded")
-    references: int | None = Field(None, description="prompts with a reference, which ROUGE-L is computed on")
+    several_turns: int = Field(
+        0, description="prompts of which only the first of several turns was decoded"
+    )
+    references: int | None = Field(
+        None, description="prompts with a reference, which ROUGE-L is computed on"
+    )
     longest_prompt: int | None = Field(None, description="tokens of the longest prompt")
-    strategies: dict[str, BenchEntry] = Field(description="by label: the name, with parameters where it was measured with several")
+    strategies: dict[str, BenchEntry] = Field(
+        description="by label: the name, with parameters where it was measured with several"
+    )
     cost_reference: CostReference | None = None
     peers: dict[str, PeerReport] = Field(default_factory=dict)
     headlines: tuple[Headline, ...] = ()
     worst: dict[str, Largest | None] = Field(default_factory=dict)
     curves: dict[str, Curve] = Field(default_factory=dict)
     cpu_check: CpuCheck | None = None
-    in_doubt: dict[str, BenchEntry] | None = Field(None, description="entries that the gate measured again; only these count there")
+    in_doubt: dict[str, BenchEntry] | None = Field(
+        None, description="entries that the gate measured again; only these count there"
+    )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON, as it is written to a file; an infinite parameter is the string "Infinity", which reads as one."""
+        """The report as plain JSON, as it is written to a file; an infinite parameter is the string
+        "Infinity", which reads as one."""
         written: dict[str, Any] = json.loads(self.model_dump_json(exclude_unset=True))
         return written
 
@@ -301,12 +371,20 @@ class BenchReport(Frozen):
         """
         version = data.get("schema_version", 0)
         if isinstance(version, int) and version > SCHEMA:
-            raise DraftwellError(f"{source} has schema {version}, this version reads up to {SCHEMA}: upgrade draftwell",
-                                 code="report_too_new")
+            raise DraftwellError(
+                (
+                    f"{source} has schema {version}, this version reads up to {SCHEMA}: "
+                    "upgrade draftwell"
+                ),
+                code="report_too_new",
+            )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise DraftwellError(f"{source} is no report of a bench ({place}: {first['msg']}): write it again with "
-                                 "`draftwell bench --json`", code="not_a_bench_report") from error
+            raise DraftwellError(
+                f"{source} is no report of a bench ({place}: {first['msg']}): write it again with "
+                "`draftwell bench --json`",
+                code="not_a_bench_report",
+            ) from error

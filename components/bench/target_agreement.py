@@ -1,4 +1,5 @@
-"""How outputs compare with the target's own: first differences, near-ties, the share of its argmax, and the divergence from it."""
+"""How outputs compare with the target's own: first differences, near-ties, the share of its argmax,
+and the divergence from it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,19 @@ from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 
 NEAR_TIE = 1e-3
-"""Top-2 logit gap below which float32 kernels of different widths may disagree (docs/methods.md)."""
+"""Top-2 logit gap below which float32 kernels of different widths may disagree
+(docs/methods.md)."""
 SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
     """Index of the first token that differs or is missing; None for equal outputs.
 
-    >>> first_difference([1, 2, 3], [1, 2, 4]), first_difference([1], [1, 2]), first_difference([1], [1])
+    >>> (
+    ...     first_difference([1, 2, 3], [1, 2, 4]),
+    ...     first_difference([1], [1, 2]),
+    ...     first_difference([1], [1]),
+    ... )
     (2, 1, None)
     """
     if list(tokens) == list(reference):
@@ -31,13 +37,20 @@ def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | N
     return next((i for i in range(shorter) if tokens[i] != reference[i]), shorter)
 
 
-def difference(pair: LoadedPair, prompt_id: str, prompt: Sequence[int], tokens: Sequence[int],
-               reference: Sequence[int]) -> Difference | None:
-    """The first difference of greedy outputs, with the target's logit gap there; None for equal outputs.
+def difference(
+    pair: LoadedPair,
+    prompt_id: str,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    reference: Sequence[int],
+) -> Difference | None:
+    """The first difference of greedy outputs, with the target's logit gap there; None for equal
+    outputs.
 
-    It is a near-tie if the logits of both tokens are that close to the largest: below 1e-3 in float32; in bfloat16 and
-    float16 up to four times the distance between neighbouring numbers at the row's largest logit: roundings add up over
-    the layers, and forward passes of one and of several tokens were seen to differ by three such steps.
+    It is a near-tie if the logits of both tokens are that close to the largest: below 1e-3 in
+    float32; in bfloat16 and float16 up to four times the distance between neighbouring numbers at
+    the row's largest logit: roundings add up over the layers, and forward passes of one and of
+    several tokens were seen to differ by three such steps.
     """
     at = first_difference(tokens, reference)
     if at is None:
@@ -46,7 +59,9 @@ def difference(pair: LoadedPair, prompt_id: str, prompt: Sequence[int], tokens: 
     two = logits.topk(2).values
     chosen = [output[at] for output in (tokens, reference) if at < len(output)]
     below = max([float(two[0] - logits[token]) for token in chosen] + [float(two[0] - two[1])])
-    return Difference(prompt_id, at, float(two[0] - two[1]), below <= near_tie_gap(pair.dtype, logits))
+    return Difference(
+        prompt_id, at, float(two[0] - two[1]), below <= near_tie_gap(pair.dtype, logits)
+    )
 
 
 def near_tie_gap(dtype: str, logits: Tensor) -> float:
@@ -58,12 +73,17 @@ def near_tie_gap(dtype: str, logits: Tensor) -> float:
     return 4 * 2.0 ** (math.floor(math.log2(max(largest, 1e-6))) + 1 - bits)
 
 
-def target_logits(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], keep: int) -> Tensor:
-    """Target logits `[keep, vocab]` of one teacher-forced pass over prompt and output, the last `keep` positions."""
+def target_logits(
+    pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], keep: int
+) -> Tensor:
+    """Target logits `[keep, vocab]` of one teacher-forced pass over prompt and output, the last
+    `keep` positions."""
     target = pair.models["target"]
     slot = target.open()
     try:
-        return target.forward([Forward("target", slot, (*prompt, *output), keep=keep, prefill=True)])[0].logits
+        return target.forward(
+            [Forward("target", slot, (*prompt, *output), keep=keep, prefill=True)]
+        )[0].logits
     finally:
         target.close(slot)
 
@@ -75,7 +95,8 @@ def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int
 
 @dataclass(frozen=True)
 class TargetAgreement:
-    """How an output compares with the target after the output's own prefixes; sums over its tokens, so that outputs add up.
+    """How an output compares with the target after the output's own prefixes; sums over its tokens,
+    so that outputs add up.
 
     Args:
         tokens: tokens of the output.
@@ -88,7 +109,11 @@ class TargetAgreement:
     divergence: float
 
     def __add__(self, other: TargetAgreement) -> TargetAgreement:
-        return TargetAgreement(self.tokens + other.tokens, self.matches + other.matches, self.divergence + other.divergence)
+        return TargetAgreement(
+            self.tokens + other.tokens,
+            self.matches + other.matches,
+            self.divergence + other.divergence,
+        )
 
     @property
     def share(self) -> float | None:
@@ -101,16 +126,20 @@ class TargetAgreement:
         return self.divergence / self.tokens if self.tokens else None
 
 
-def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], temperature: float = 0.0) -> TargetAgreement:
+def agreement(
+    pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], temperature: float = 0.0
+) -> TargetAgreement:
     """Argmax matches of an output, and its divergence from the target, by one teacher-forced pass.
 
-    The divergence is an estimate from one text of KL(π ‖ p) + H(π) − H(p) a token, where π is what the strategy draws from
-    after its own prefix (which a lossy strategy does not report) and p the target's softmax at the sampling temperature:
-    Σ −ln p(x) − H(p). It is 0 in expectation for a lossless strategy and grows with the divergence; it can be negative, for a
-    strategy that prefers likely tokens.
+    The divergence is an estimate from one text of KL(π ‖ p) + H(π) − H(p) a token, where π is what
+    the strategy draws from after its own prefix (which a lossy strategy does not report) and p the
+    target's softmax at the sampling temperature: Σ −ln p(x) − H(p). It is 0 in expectation for a
+    lossless strategy and grows with the divergence; it can be negative, for a strategy that prefers
+    likely tokens.
 
-    At temperature 0 both choices are certain, and it is the exact difference of two divergences from one-hot distributions,
-    KL(δ_x ‖ p̄) − KL(δ_t* ‖ p̄) = ln p̄(t*) − ln p̄(x) with t* the target's argmax: 0 for a lossless strategy, else above.
+    At temperature 0 both choices are certain, and it is the exact difference of two divergences
+    from one-hot distributions, KL(δ_x ‖ p̄) − KL(δ_t* ‖ p̄) = ln p̄(t*) − ln p̄(x) with t* the
+    target's argmax: 0 for a lossless strategy, else above.
 
     Args:
         temperature: that of the output; 0 compares with p̄, the softmax at 1 (docs/methods.md).
@@ -125,10 +154,22 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
         expected = log_probs.amax(-1)
     else:
         expected = -torch.special.entr(log_probs.exp()).sum(-1)
-    return TargetAgreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - emitted).double().sum()))
+    return TargetAgreement(
+        len(output),
+        int((logits.argmax(-1) == tokens).sum()),
+        float((expected - emitted).double().sum()),
+    )
 
 
-def agreements(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],
-               temperature: float = 0.0) -> list[TargetAgreement]:
-    """Of every output by itself; prompts are token ids. `sum(…, TargetAgreement(0, 0, 0.0))` is that of all together."""
-    return [agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)]
+def agreements(
+    pair: LoadedPair,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    temperature: float = 0.0,
+) -> list[TargetAgreement]:
+    """Of every output by itself; prompts are token ids. `sum(…, TargetAgreement(0, 0, 0.0))` is
+    that of all together."""
+    return [
+        agreement(pair, ids, output, temperature)
+        for ids, output in zip(prompts, outputs, strict=True)
+    ]

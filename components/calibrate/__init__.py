@@ -1,4 +1,5 @@
-"""Calibration: `acceptance_table` (SPIDE), `correction_memory` (CSD) and `hardware_profile` each make one artifact; `plots` draws them.
+"""Calibration: `acceptance_table` (SPIDE), `correction_memory` (CSD) and `hardware_profile` each
+make one artifact; `plots` draws them.
 
 Only what needs no torch is imported here, so that the command line starts fast.
 """

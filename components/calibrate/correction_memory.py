@@ -1,8 +1,9 @@
 """CSD's correction memory, counted in standard speculative decoding of prompts (CSD, section 4.2).
 
-The paper counts 2,000 to 8,000 prompts, which takes hours on a CPU. So prompts are decoded in parts of `PART`, and what is counted is
-kept in a file: a run that was killed resumes with the part that it was killed in. Which requests run together depends on the part
-alone, so a resumed run gives the same counts to the last one, in bfloat16 too.
+The paper counts 2,000 to 8,000 prompts, which takes hours on a CPU. So prompts are decoded in parts
+of `PART`, and what is counted is kept in a file: a run that was killed resumes with the part that
+it was killed in. Which requests run together depends on the part alone, so a resumed run gives the
+same counts to the last one, in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -52,24 +53,38 @@ class RecordingSD(VanillaSD):
             if verdict.rejected and verdict.token is not None:
                 self.rejections.append((draft.tokens[verdict.accepted], verdict.token))
 
-        yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), Exact(), learn)
+        yield from serial(
+            session, DraftModel(FixedLength(self.config.num_speculative_tokens)), Exact(), learn
+        )
 
 
-def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provenance: Provenance, settings: MemorySettings | None = None,
-                            *, partial: Path | None = None, log: Log | None = None, progress: Progress | None = None) -> CorrectionMemory:
+def build_correction_memory(
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    provenance: Provenance,
+    settings: MemorySettings | None = None,
+    *,
+    partial: Path | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+) -> CorrectionMemory:
     """Count (draft token, target's correction) in standard speculative decoding of prompts.
 
     Args:
         provenance: of the memory; parameters and metrics are filled in.
         settings: default: `MemorySettings()`.
-        partial: folder for the counts of an unfinished run, which a further call with the same pair, prompts and settings resumes; None
-            keeps nothing. The file is left there: who saved the memory removes it (`partial_file`).
+        partial: folder for the counts of an unfinished run, which a further call with the same
+            pair, prompts and settings resumes; None keeps nothing. The file is left there: who
+            saved the memory removes it (`partial_file`).
     Raises:
         DraftwellError: no prompts (`no_prompts`), or a pair without draft.
         ContextTooLong: a prompt is too long; nothing has been decoded then.
     """
     if not prompts:
-        raise DraftwellError("there are no prompts to learn corrections from: name a file with at least one", code="no_prompts")
+        raise DraftwellError(
+            "there are no prompts to learn corrections from: name a file with at least one",
+            code="no_prompts",
+        )
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
     file = None if partial is None else partial_file(partial, pair, prompts, settings)
@@ -77,8 +92,20 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     if progress:
         progress(min(len(parts) * PART, len(prompts)), len(prompts), "correction memory")
     for start in range(len(parts) * PART, len(prompts), PART):
-        parts.append(count_rejections(pair, encoded[start : start + PART], settings, start, progress and (
-            lambda done, start=start: progress(start + done, len(prompts), "correction memory"))))
+        parts.append(
+            count_rejections(
+                pair,
+                encoded[start : start + PART],
+                settings,
+                start,
+                progress
+                and (
+                    lambda done, start=start: progress(
+                        start + done, len(prompts), "correction memory"
+                    )
+                ),
+            )
+        )
         if file is not None:
             write_atomically(file, json.dumps(parts).encode())
     rejections = [rejection for part in parts for rejection in part]
@@ -86,17 +113,34 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
-    parameters = {**settings.model_dump(exclude={"batch"}), "prompts": len(prompts), "prompts_digest": prompts_digest(prompts)}
-    memory = CorrectionMemory.empty(provenance.model_copy(update={
-        "parameters": {**provenance.parameters, **parameters}, "metrics": {**provenance.metrics, **metrics}}))
+    parameters = {
+        **settings.model_dump(exclude={"batch"}),
+        "prompts": len(prompts),
+        "prompts_digest": prompts_digest(prompts),
+    }
+    memory = CorrectionMemory.empty(
+        provenance.model_copy(
+            update={
+                "parameters": {**provenance.parameters, **parameters},
+                "metrics": {**provenance.metrics, **metrics},
+            }
+        )
+    )
     for drafted, correction in rejections:
         memory.update(drafted, correction)
-    memory.counts = {seen: count for seen, count in memory.counts.items() if count >= settings.smallest_count}
+    memory.counts = {
+        seen: count for seen, count in memory.counts.items() if count >= settings.smallest_count
+    }
     return memory
 
 
-def count_rejections(pair: LoadedPair, encoded: Sequence[Sequence[int]], settings: MemorySettings, start: int,
-                     finished: Callable[[int], None] | None = None) -> list[Rejection]:
+def count_rejections(
+    pair: LoadedPair,
+    encoded: Sequence[Sequence[int]],
+    settings: MemorySettings,
+    start: int,
+    finished: Callable[[int], None] | None = None,
+) -> list[Rejection]:
     """The rejections of some prompts, prompt by prompt.
 
     Args:
@@ -105,7 +149,9 @@ def count_rejections(pair: LoadedPair, encoded: Sequence[Sequence[int]], setting
         finished: as in `decode_all`.
     """
     config = VanillaSD.Config(num_speculative_tokens=settings.gamma)
-    base = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed + start)
+    base = pair.sampling(
+        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed + start
+    )
     recorders = [RecordingSD(config, StrategyResources()) for _ in encoded]
     requests = [(ids, replace(base, seed=base.seed + i)) for i, ids in enumerate(encoded)]
     engine = pair.engine()
@@ -113,17 +159,28 @@ def count_rejections(pair: LoadedPair, encoded: Sequence[Sequence[int]], setting
     return [rejection for one in recorders for rejection in one.rejections]
 
 
-def partial_file(folder: Path, pair: LoadedPair, prompts: Sequence[Prompt], settings: MemorySettings) -> Path:
-    """Where the counts of an unfinished run are kept: a file for each pair, prompts and settings, so that no run ends another one's.
+def partial_file(
+    folder: Path, pair: LoadedPair, prompts: Sequence[Prompt], settings: MemorySettings
+) -> Path:
+    """Where the counts of an unfinished run are kept: a file for each pair, prompts and settings,
+    so that no run ends another one's.
 
     `smallest_count` is not part of them: it is applied to the finished counts.
     """
-    key = json_digest([pair.fingerprint, prompts_digest(prompts), settings.model_dump(exclude={"smallest_count"}), PART])
+    key = json_digest(
+        [
+            pair.fingerprint,
+            prompts_digest(prompts),
+            settings.model_dump(exclude={"smallest_count"}),
+            PART,
+        ]
+    )
     return folder / f"rejections-{key[:16]}.json"
 
 
 def read_parts(file: Path | None) -> list[list[Rejection]]:
-    """The parts that an unfinished run has counted; none where there is no such file, or it cannot be read."""
+    """The parts that an unfinished run has counted; none where there is no such file, or it cannot
+    be read."""
     try:
         parts = [] if file is None else json.loads(file.read_text())
         return [[(int(drafted), int(correction)) for drafted, correction in part] for part in parts]

@@ -1,10 +1,11 @@
 """Hardware profile: measured times of single forward passes on this machine.
 
-Draft and target passes of all sizes are measured alternately, round by round, so that a slow minute of the machine affects all of
-them equally. Times are medians, with the device synchronised before each reading of the clock. Forward passes are timed with all
-cores, and as an overlapping strategy runs them: each model on its own cores, with the other model busy and with it idle. Predictions
-of complete requests also need the times of prompts, the cost of a longer context and the time that strategies spend outside forward
-passes. About ten seconds in total on the default pair.
+Draft and target passes of all sizes are measured alternately, round by round, so that a slow minute
+of the machine affects all of them equally. Times are medians, with the device synchronised before
+each reading of the clock. Forward passes are timed with all cores, and as an overlapping strategy
+runs them: each model on its own cores, with the other model busy and with it idle. Predictions of
+complete requests also need the times of prompts, the cost of a longer context and the time that
+strategies spend outside forward passes. About ten seconds in total on the default pair.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
-"""Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that the target overtook."""
+"""Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that
+the target overtook."""
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)
 """Tokens of target passes."""
 PROMPT_SIZES = (64, 128, 256, 512)
@@ -39,26 +41,42 @@ HEAD_STEPS = 3
 DEEP_CONTEXT = 512
 TURNS = 3
 """Times that each of the short generations is run."""
-SHORT_RUNS: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
+SHORT_RUNS: dict[str, dict[str, Any]] = {
+    "autoregressive": {},
+    "vanilla_sd": {},
+    "svip": {},
+    "spide": {"parallel": False},
+}
 """Strategy → parameters of the short generations that determine the time outside forward passes."""
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
-def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = SIZES, repeats: int = 15,
-                    context: int = 128, head: Eagle3Head | None = None, before_round: Callable[[], object] | None = None,
-                    requests: bool = True) -> HardwareProfile:
+def measure_profile(
+    pair: LoadedPair,
+    provenance: Provenance,
+    *,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 15,
+    context: int = 128,
+    head: Eagle3Head | None = None,
+    before_round: Callable[[], object] | None = None,
+    requests: bool = True,
+) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
 
     Args:
         provenance: of the profile; a device class of None is filled in.
-        sizes: tokens of the target passes; 1 is always measured, sizes that do not fit the context are left out.
-        repeats: passes per median; a third of that for prompts, and a third, at least three, for overlapped passes and deep contexts.
+        sizes: tokens of the target passes; 1 is always measured, sizes that do not fit the context
+            are left out.
+        repeats: passes per median; a third of that for prompts, and a third, at least three, for
+            overlapped passes and deep contexts.
         context: tokens in the slot before a measured pass.
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
-        before_round: called, unmeasured, with all threads before each round of single passes, and once before overlapped ones, such as
-            `Patience.wait`.
-        requests: whether to measure what only predictions of whole requests read (long on large targets): prompts, the cost of a longer
-            context, and what reading a confidence costs. Without them those times are empty, the last one 0.
+        before_round: called, unmeasured, with all threads before each round of single passes, and
+            once before overlapped ones, such as `Patience.wait`.
+        requests: whether to measure what only predictions of whole requests read (long on large
+            targets): prompts, the cost of a longer context, and what reading a confidence costs.
+            Without them those times are empty, the last one 0.
     Raises:
         DraftwellError: no room for the context (`context_too_long`).
     """
@@ -66,8 +84,13 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     room = min(pair.models[role].max_context for role in roles) - context
     sizes = sorted({1, *(k for k in sizes if k <= room)})
     if room < 1:
-        raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one",
-                             code="context_too_long")
+        raise DraftwellError(
+            (
+                f"a context of {context} tokens does not fit pair {pair.name}: profile with a "
+                "shorter one"
+            ),
+            code="context_too_long",
+        )
     few = max(3, repeats // 3)
     of_prompts = max(1, repeats // 3)
     drafts = [k for k in DRAFT_SIZES if k <= room]
@@ -76,23 +99,40 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     t_verify = {k: median(seconds["target", k]) for k in sizes}
     both = "draft" in roles
     split = time_overlapped(pair, sizes, few, context, before_round=before_round) if both else None
-    onnx = (time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0] if "draft_onnx" in pair.models
-            else None)
+    onnx = (
+        time_overlapped(pair, [1], few, context, "draft_onnx", before_round=before_round)[0]
+        if "draft_onnx" in pair.models
+        else None
+    )
     runs = short_runs(pair, list(SHORT_RUNS) if requests else ["autoregressive", "vanilla_sd"])
     prompts = [k for k in PROMPT_SIZES if k <= room + context] if requests else []
     prefill = time_prompts(pair, prompts, of_prompts) if prompts else {}
     if head is not None and prompts:
         prefill["head"] = time_heads_prompts(pair, head, prompts, of_prompts)
     deep = min(DEEP_CONTEXT, room + context - 1)
-    details = RequestTimes(t_draft=t_draft, prefill=prefill,
-                      per_context_token=slopes(pair, few, context, deep) if requests else {}, context=context,
-                      split_alone=time_overlapped(pair, sizes, few, context, busy=False, before_round=before_round) if both else None,
-                      rest=overheads_from(runs),
-                      chains=bool(getattr(pair.models.get("draft"), "chains", False)))
+    details = RequestTimes(
+        t_draft=t_draft,
+        prefill=prefill,
+        per_context_token=slopes(pair, few, context, deep) if requests else {},
+        context=context,
+        split_alone=time_overlapped(
+            pair, sizes, few, context, busy=False, before_round=before_round
+        )
+        if both
+        else None,
+        rest=overheads_from(runs),
+        chains=bool(getattr(pair.models.get("draft"), "chains", False)),
+    )
     drafting = runs.get("vanilla_sd")
-    t_rest = details.rest.round if drafting is None else drafting.overhead_seconds / max(1, drafting.rounds)
+    t_rest = (
+        details.rest.round
+        if drafting is None
+        else drafting.overhead_seconds / max(1, drafting.rounds)
+    )
     t_head = None if head is None else time_head(pair, head, repeats, context)
-    made = HardwareProfile(t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head)
+    made = HardwareProfile(
+        t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head
+    )
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     return made
@@ -103,18 +143,29 @@ def roles_of(pair: LoadedPair) -> list[Role]:
     return [role for role in ROLES if role in pair.models]
 
 
-def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
-                  draft_sizes: Sequence[int] = (1,),
-                  before_round: Callable[[], object] | None = None) -> dict[tuple[Role, int], list[float]]:
-    """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is dropped."""
+def time_forwards(
+    pair: LoadedPair,
+    sizes: Sequence[int],
+    repeats: int,
+    context: int,
+    draft_sizes: Sequence[int] = (1,),
+    before_round: Callable[[], object] | None = None,
+) -> dict[tuple[Role, int], list[float]]:
+    """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is
+    dropped."""
     roles = roles_of(pair)
-    wanted: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
+    wanted: list[tuple[Role, int]] = [
+        *(("draft", k) for k in draft_sizes),
+        *(("target", k) for k in sizes),
+    ]
     plan = [(role, k) for role, k in wanted if role in roles]
     seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
     slots = {role: pair.models[role].open() for role in roles}
     try:
         for role in roles:
-            pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
+            pair.models[role].forward(
+                [Forward(role, slots[role], filler(pair, context), prefill=True)]
+            )
         for attempt in range(repeats + 1):
             if before_round:
                 before_round()
@@ -128,8 +179,11 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
     return seconds
 
 
-def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
-    """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first, cold round is dropped."""
+def time_prompts(
+    pair: LoadedPair, sizes: Sequence[int], repeats: int
+) -> dict[str, dict[int, float]]:
+    """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first,
+    cold round is dropped."""
     roles = roles_of(pair)
     seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in roles for k in sizes}
     slots = {role: pair.models[role].open() for role in roles}
@@ -146,9 +200,11 @@ def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[s
 
 
 def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
-    """Median seconds of a head's step in a draft of `HEAD_STEPS` after a context, the first, cold one dropped.
+    """Median seconds of a head's step in a draft of `HEAD_STEPS` after a context, the first, cold
+    one dropped.
 
-    The draft follows a target pass, as in decoding: what that has driven from the processor's caches has to be read again.
+    The draft follows a target pass, as in decoding: what that has driven from the processor's
+    caches has to be read again.
     """
     target = pair.models["target"]
     model = head_of(target, head)
@@ -161,7 +217,8 @@ def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) ->
         for _ in range(repeats + 1):
             timed(pair, "target", verified, 1, context)
             start = time.perf_counter()
-            model.forward([Forward("head", slot, filler(pair, 2), features=read[:2])])  # what a verification brought
+            # what a verification brought
+            model.forward([Forward("head", slot, filler(pair, 2), features=read[:2])])
             for _ in range(HEAD_STEPS - 1):
                 model.forward([Forward("head", slot, (1,), features=own)])
             synchronise(pair.device)
@@ -173,11 +230,17 @@ def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) ->
     return median(seconds[1:])
 
 
-def time_heads_prompts(pair: LoadedPair, head: Eagle3Head, sizes: Sequence[int], repeats: int) -> dict[int, float]:
-    """Tokens → median seconds of a head's forward pass over a prompt; the first, cold round is dropped."""
+def time_heads_prompts(
+    pair: LoadedPair, head: Eagle3Head, sizes: Sequence[int], repeats: int
+) -> dict[int, float]:
+    """Tokens → median seconds of a head's forward pass over a prompt; the first, cold round is
+    dropped."""
     model = head_of(pair.models["target"], head)
     seconds: dict[int, list[float]] = {k: [] for k in sizes}
-    slot, states = model.open(), torch.ones(max(sizes, default=0), len(head.layers) * model.hidden_size)
+    slot, states = (
+        model.open(),
+        torch.ones(max(sizes, default=0), len(head.layers) * model.hidden_size),
+    )
     try:
         for attempt in range(repeats + 1):
             for k, taken in seconds.items():
@@ -194,17 +257,29 @@ def time_heads_prompts(pair: LoadedPair, head: Eagle3Head, sizes: Sequence[int],
 
 
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:
-    """role → additional seconds of a one-token forward pass for every further token in its slot, at least 0."""
+    """role → additional seconds of a one-token forward pass for every further token in its slot, at
+    least 0."""
     if deep <= context:
         return dict.fromkeys(roles_of(pair), 0.0)
     near, far = (time_forwards(pair, [1], repeats, length) for length in (context, deep))
-    return {role: max(0.0, median(far[role, 1]) - median(near[role, 1])) / (deep - context) for role in roles_of(pair)}
+    return {
+        role: max(0.0, median(far[role, 1]) - median(near[role, 1])) / (deep - context)
+        for role in roles_of(pair)
+    }
 
 
-def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
-                    draft: Role = "draft", *, busy: bool = True,
-                    before_round: Callable[[], object] | None = None) -> tuple[float, dict[int, float]]:
-    """Median seconds of a draft pass and of target passes of all sizes, each model on its own cores.
+def time_overlapped(
+    pair: LoadedPair,
+    sizes: Sequence[int],
+    repeats: int,
+    context: int,
+    draft: Role = "draft",
+    *,
+    busy: bool = True,
+    before_round: Callable[[], object] | None = None,
+) -> tuple[float, dict[int, float]]:
+    """Median seconds of a draft pass and of target passes of all sizes, each model on its own
+    cores.
 
     Args:
         busy: the other model runs at the same time; False: it is idle.
@@ -225,7 +300,9 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
 
     try:
         for role in roles:
-            pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
+            pair.models[role].forward(
+                [Forward(role, slots[role], filler(pair, context), prefill=True)]
+            )
         for _ in range(repeats):
             for k in sizes:
                 over = Event()
@@ -234,7 +311,17 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
                     over.set()
                     drafting.result()
                 try:
-                    verified[k].append(workers.submit(pair.models["target"], timed, pair, "target", slots["target"], k, context).result())
+                    verified[k].append(
+                        workers.submit(
+                            pair.models["target"],
+                            timed,
+                            pair,
+                            "target",
+                            slots["target"],
+                            k,
+                            context,
+                        ).result()
+                    )
                 finally:
                     over.set()
                     drafting.result()
@@ -246,9 +333,12 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
 
 
 def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:
-    """Seconds of one forward pass after a context. It returns logits of all its tokens, as a verification does; a prompt's, of one."""
+    """Seconds of one forward pass after a context. It returns logits of all its tokens, as a
+    verification does; a prompt's, of one."""
     model = pair.models[role]
-    command = Forward(role, slot, filler(pair, tokens), keep=tokens if context else 1, prefill=not context)
+    command = Forward(
+        role, slot, filler(pair, tokens), keep=tokens if context else 1, prefill=not context
+    )
     synchronise(pair.device)
     start = time.perf_counter()
     model.forward([command])
@@ -263,47 +353,66 @@ def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
     return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
 
 
-def short_runs(pair: LoadedPair, names: Sequence[str] = tuple(SHORT_RUNS), tokens: int = 24) -> dict[str, Stats]:
-    """Strategy → counters of a short generation, of several the one with the least time outside forward passes: whatever else a machine
-    does adds to it. The four differ in the proportions of target calls, drafted tokens and rows read; without a draft model there is plain
-    decoding alone.
+def short_runs(
+    pair: LoadedPair, names: Sequence[str] = tuple(SHORT_RUNS), tokens: int = 24
+) -> dict[str, Stats]:
+    """Strategy → counters of a short generation, of several the one with the least time outside
+    forward passes: whatever else a machine does adds to it. The four differ in the proportions of
+    target calls, drafted tokens and rows read; without a draft model there is plain decoding alone.
 
     Args:
         names: of `SHORT_RUNS`, plain decoding among them.
     """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     resources = StrategyResources(
-        {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
+        {
+            "acceptance_table": AcceptanceTable.empty(origin),
+            "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin),
+        }
     )
 
     def run(name: str, budget: int) -> Stats:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
-        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, SHORT_RUNS[name], resources)).session.stats
+        return (
+            pair.engine()
+            .generate(filler(pair, 8), sampling, build_strategy(name, SHORT_RUNS[name], resources))
+            .session.stats
+        )
 
     able = names if "draft" in pair.models else ["autoregressive"]
     run(able[-1], 4)  # one-time work (caches, imports) is not counted
     turns = [{name: run(name, tokens) for name in able} for _ in range(TURNS)]
-    return {name: min((turn[name] for turn in turns), key=lambda stats: stats.overhead_seconds) for name in able}
+    return {
+        name: min((turn[name] for turn in turns), key=lambda stats: stats.overhead_seconds)
+        for name in able
+    }
 
 
 def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
-    """Seconds outside forward passes of a target call, of a drafted token and of a row whose confidence is read, from `short_runs`.
+    """Seconds outside forward passes of a target call, of a drafted token and of a row whose
+    confidence is read, from `short_runs`.
 
-    Each is determined by one more run: plain decoding only calls the target, a draft of fixed length reads no confidence. Never
-    below 0; what was not run counts as 0.
+    Each is determined by one more run: plain decoding only calls the target, a draft of fixed
+    length reads no confidence. Never below 0; what was not run counts as 0.
     """
     plain, fixed = runs["autoregressive"], runs.get("vanilla_sd")
     round_ = plain.overhead_seconds / max(1, plain.target_calls)
     if fixed is None:
         return RoundOverheads(round=round_, token=0.0, figure=0.0)
-    token = max(0.0, fixed.overhead_seconds - round_ * fixed.target_calls) / max(1, fixed.draft_calls)
+    token = max(0.0, fixed.overhead_seconds - round_ * fixed.target_calls) / max(
+        1, fixed.draft_calls
+    )
     others = [stats for name, stats in runs.items() if name not in ("autoregressive", "vanilla_sd")]
     drafted = sum(stats.draft_calls for stats in others)
-    left = sum(stats.overhead_seconds - round_ * stats.target_calls for stats in others) - token * drafted
+    left = (
+        sum(stats.overhead_seconds - round_ * stats.target_calls for stats in others)
+        - token * drafted
+    )
     return RoundOverheads(round=round_, token=token, figure=max(0.0, left) / max(1, drafted))
 
 
 def synchronise(device: str) -> None:
-    """Wait for what the calling thread has launched, so that the next reading of the clock is correct; not for what another model does."""
+    """Wait for what the calling thread has launched, so that the next reading of the clock is
+    correct; not for what another model does."""
     if device.startswith("cuda"):
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,5 @@
-"""The draft tokens of a trace that speculative decoding judges, each position once, with how likely the target was to keep them."""
+"""The draft tokens of a trace that speculative decoding judges, each position once, with how likely
+the target was to keep them."""
 
 from __future__ import annotations
 
@@ -44,29 +45,37 @@ def greedy_tokens(trace: TraceSet | pa.Table) -> JudgedTokens:
     """What greedy speculative decoding judges in the target's own greedy texts.
 
     Raises:
-        DraftwellError: no text of the target, sampled texts (`sampled_trace`), no draft tokens, values that are not finite, or no token
-            was judged (`no_judged_tokens`).
+        DraftwellError: no text of the target, sampled texts (`sampled_trace`), no draft tokens,
+            values that are not finite, or no token was judged (`no_judged_tokens`).
     """
     import pyarrow.compute as pc
 
     rows = targets_own(trace.read(COLUMNS) if isinstance(trace, TraceSet) else trace)
-    # In a sampled trace a draft token is drawn apart from the text: whether it is the text's says too little about min(1, p/q).
+    # In a sampled trace a draft token is drawn apart from the text: whether it is the text's says
+    # too little about min(1, p/q).
     if (hottest := pc.max(rows.column("temperature")).as_py()) > 0:
-        raise TraceError(f"the trace was sampled at temperature {hottest:g}, but acceptance is counted on greedy texts: collect one at "
-                         "temperature 0 (`draftwell collect --temperature 0`)", code="sampled_trace")
+        raise TraceError(
+            f"the trace was sampled at temperature {hottest:g}, but acceptance is counted "
+            "on greedy texts: collect one at "
+            "temperature 0 (`draftwell collect --temperature 0`)",
+            code="sampled_trace",
+        )
     check_drafted(rows, ("token", "draft_token", "confidence"))
     token, drafted = (values(rows, name) for name in ("token", "draft_token"))
     return judged(rows, (drafted == token).astype(np.float64))
 
 
 def sampled_tokens(trace: TraceSet, temperature: float) -> JudgedTokens:
-    """What speculative decoding judges at a temperature, in texts that were sampled at it; a token is kept with probability min(1, p/q).
+    """What speculative decoding judges at a temperature, in texts that were sampled at it; a token
+    is kept with probability min(1, p/q).
 
     Args:
         temperature: above 0; the trace's must be the same.
     Raises:
-        DraftwellError: a trace of another temperature, or of a part of the vocabulary (`trace_of_another_temperature`), no text of the
-            target, no draft tokens (`no_draft_tokens`), values that are not finite, or no token was judged (`no_judged_tokens`).
+        DraftwellError: a trace of another temperature, or of a part of the vocabulary
+            (`trace_of_another_temperature`), no text of the target, no draft tokens
+            (`no_draft_tokens`), values that are not finite, or no token was judged
+            (`no_judged_tokens`).
     """
     check_temperature(trace, temperature)
     rows = targets_own(trace.read(SAMPLED_COLUMNS))
@@ -79,17 +88,30 @@ def judged(rows: pa.Table, accepted: np.ndarray) -> JudgedTokens:
     """The rows that are judged, with how likely each row's token is kept, `[rows]`."""
     here = is_judged(values(rows, "position"))
     if not here.any():
-        raise DraftwellError("the trace contains no judged draft token: collect longer texts of the kind target", code="no_judged_tokens")
+        raise DraftwellError(
+            "the trace contains no judged draft token: collect longer texts of the kind target",
+            code="no_judged_tokens",
+        )
     alike = first_of_the_same(rows)
     prompt = np.array([alike.get(name, name) for name in values(rows, "prompt_id")[here].tolist()])
-    return JudgedTokens(prompt, values(rows, "task")[here], values(rows, "confidence")[here].astype(np.float64), accepted[here])
+    return JudgedTokens(
+        prompt,
+        values(rows, "task")[here],
+        values(rows, "confidence")[here].astype(np.float64),
+        accepted[here],
+    )
 
 
 def check_drafted(rows: pa.Table, names: Sequence[str]) -> None:
-    """Refuse rows that lack one of these columns somewhere, or the confidence of which is not finite."""
+    """Refuse rows that lack one of these columns somewhere, or the confidence of which is not
+    finite."""
     if any(rows.column(name).null_count for name in names):
-        raise TraceError("the trace lacks the draft's token at some positions of the target's texts, as what a server records may: collect "
-                         "one (`draftwell collect`)", code="no_draft_tokens")
+        raise TraceError(
+            "the trace lacks the draft's token at some positions of the target's texts, as "
+            "what a server records may: collect "
+            "one (`draftwell collect`)",
+            code="no_draft_tokens",
+        )
     check_finite("confidence", rows.column("confidence").to_numpy(zero_copy_only=False))
 
 
@@ -100,6 +122,7 @@ def values(rows: pa.Table, name: str) -> np.ndarray:
 
 
 def is_judged(position: np.ndarray) -> np.ndarray:
-    """`[n]` bool: whether speculative decoding judges a draft token at a position of a text; the pass over the prompt gives the first."""
+    """`[n]` bool: whether speculative decoding judges a draft token at a position of a text; the
+    pass over the prompt gives the first."""
     found: np.ndarray = position > 0
     return found

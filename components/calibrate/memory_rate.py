@@ -1,8 +1,10 @@
 """How fast the machine reads memory at the moment.
 
-A forward pass over one token is bound by reading the weights. On a shared machine all cores together read at their full rate at one
-moment, and at little more than half of it a few seconds later, while computing is as fast as before. A pass over one token then takes up
-to 1.4 times as long, one over eight tokens 1.1 times: a ratio of two strategies depends on which of them met the slow state.
+A forward pass over one token is bound by reading the weights. On a shared machine all cores
+together read at their full rate at one moment, and at little more than half of it a few seconds
+later, while computing is as fast as before. A pass over one token then takes up to 1.4 times as
+long, one over eight tokens 1.1 times: a ratio of two strategies depends on which of them met the
+slow state.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from functools import cache
 import torch
 
 MEGABYTES = 128
-"""Of the block that is read: four times the last cache of small machines. Where that holds the block, no state of memory is seen."""
+"""Of the block that is read: four times the last cache of small machines. Where that holds the
+block, no state of memory is seen."""
 READS = 8
 """Readings of which the fastest counts: something else may run for a moment."""
 SLOW = 0.7
-"""Share of the best rate below which memory is slow. Of the fastest reading of the fast state (74 GB/s on two cores) others of it have at
-least .74 and those of the slow one at most .61."""
+"""Share of the best rate below which memory is slow. Of the fastest reading of the fast state (74
+GB/s on two cores) others of it have at least .74 and those of the slow one at most .61."""
 LONGEST = 15.0
 """Seconds of one wait at most."""
 
@@ -37,7 +40,8 @@ class MemoryRate:
         return rate
 
     def explore(self, seconds: float = 10.0) -> float:
-        """Read for some time, so that the best rate is known; that rate, GB/s, an earlier one where it is better."""
+        """Read for some time, so that the best rate is known; that rate, GB/s, an earlier one where
+        it is better."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.read()
@@ -77,15 +81,18 @@ class Patience:
     """Waits for fast memory, for so many seconds in total.
 
     Args:
-        seconds: of all waits together; where the best rate is not known yet, exploring it comes on top.
-        waits: how many there will be. None takes more than twice its share of what is left, so that the first do not use it up.
+        seconds: of all waits together; where the best rate is not known yet, exploring it comes on
+            top.
+        waits: how many there will be. None takes more than twice its share of what is left, so that
+            the first do not use it up.
     """
 
     def __init__(self, seconds: float, waits: int = 1):
         self.left, self.waits = seconds, waits
 
     def wait(self) -> float:
-        """Read until the rate is as at its best, or this wait is at its end. It reads all the while: idle cores stay in the slow state.
+        """Read until the rate is as at its best, or this wait is at its end. It reads all the
+        while: idle cores stay in the slow state.
 
         Returns:
             GB/s of the last reading.

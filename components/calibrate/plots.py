@@ -12,13 +12,26 @@ from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:
     """Share of judged tokens that were accepted in each confidence bin (SPIDE, Figure 3)."""
     bins = [b for b in range(len(EDGES) + 1) if table.total[b]]
-    with drawing(path, f"Acceptance by confidence, {table.provenance.pair}", "confidence C of the draft",
-                 "accepted / judged") as axes:
+    with drawing(
+        path,
+        f"Acceptance by confidence, {table.provenance.pair}",
+        "confidence C of the draft",
+        "accepted / judged",
+    ) as axes:
         shares = [table.accepted[b] / table.total[b] for b in bins]
         largest = max(table.total) or 1
         sizes = [20 + 180 * table.total[b] / largest for b in bins]
-        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", label="accepted as often as confident")
-        axes.scatter([MIDPOINTS[b] for b in bins], shares, s=sizes, color=INK, alpha=0.8, label="bins, area by judged tokens")
+        axes.plot(
+            [0, 1], [0, 1], color=FAINT, linestyle="--", label="accepted as often as confident"
+        )
+        axes.scatter(
+            [MIDPOINTS[b] for b in bins],
+            shares,
+            s=sizes,
+            color=INK,
+            alpha=0.8,
+            label="bins, area by judged tokens",
+        )
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
         axes.vlines(EDGES, 0, 0.015, color=FAINT)
         axes.legend(frameon=False, loc="upper left")
@@ -28,7 +41,9 @@ def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:
 def rejection_tail(counts: Sequence[int], path: Path) -> Path:
     """How often each rejection pattern was seen, by rank (CSD, Figure 2's long tail)."""
     ordered = sorted(counts, reverse=True)
-    with drawing(path, "Rejection patterns", "rank of (draft token, correction)", "times seen") as axes:
+    with drawing(
+        path, "Rejection patterns", "rank of (draft token, correction)", "times seen"
+    ) as axes:
         axes.plot(range(1, len(ordered) + 1), ordered, color=INK)
         if ordered:
             axes.set(xscale="log", yscale="log")

@@ -11,10 +11,23 @@ class MemorySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_tokens: int = Field(96, ge=1, description="new tokens per prompt")
-    temperature: float = Field(0.6, ge=0, description=".6 in the paper; at 0 a correction is the target's argmax")
+    temperature: float = Field(
+        0.6, ge=0, description=".6 in the paper; at 0 a correction is the target's argmax"
+    )
     gamma: int = Field(6, ge=1, description="draft tokens per round; 6 in the paper")
     seed: int = Field(0, description="of the first prompt; the following prompts count up")
-    batch: int = Field(8, ge=1, description="concurrent requests, as far as the pair has slots; except for near-ties the counts do not "
-                                            "depend on it")
-    smallest_count: int = Field(1, ge=1, description="pairs that were seen less often are left out of the memory: most of a long tail was "
-                                                     "seen once")
+    batch: int = Field(
+        8,
+        ge=1,
+        description="concurrent requests, as far as the pair has slots; except for near-ties the "
+        "counts do not "
+        "depend on it",
+    )
+    smallest_count: int = Field(
+        1,
+        ge=1,
+        description="pairs that were seen less often are left out of the memory: most of a "
+        "long tail "
+        "was "
+        "seen once",
+    )

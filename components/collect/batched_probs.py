@@ -1,7 +1,9 @@
-"""Distributions of many positions of one model at once, over the tokens that the model's head covers.
+"""Distributions of many positions of one model at once, over the tokens that the model's head
+covers.
 
-A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Metrics of raw and warped distributions
-(docs/methods.md) need the head's own columns only. That saves most of the time that a trace takes to compute.
+A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Metrics of
+raw and warped distributions (docs/methods.md) need the head's own columns only. That saves most of
+the time that a trace takes to compute.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Distributions:
 
     def __init__(self, logits: Tensor, support: Tensor | None = None, vocab_size: int = 0):
         self.logits, self.support, self.vocab_size = logits, support, vocab_size
-        self.largest, self._first = logits.max(-1)  # NaN wins every comparison, so one pass finds it
+        # NaN wins every comparison, so one pass finds it
+        self.largest, self._first = logits.max(-1)
         if not bool(self.largest.isfinite().all()):
             raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
 
@@ -76,7 +79,8 @@ class Distributions:
         return self.largest - self.logits.scatter(1, self._first[:, None], float("-inf")).amax(-1)
 
     def candidates(self, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest `count` tokens of each position and their raw probabilities, both `[n, count]`."""
+        """The likeliest `count` tokens of each position and their raw probabilities, both `[n,
+        count]`."""
         best = self.raw.topk(min(count, self.raw.shape[1]))
         return self.tokens(best.indices), best.values
 
@@ -85,7 +89,8 @@ class Distributions:
         return spread(warp(self.logits, sampling), self.support, self.vocab_size)
 
     def drawn(self, sampling: Sampling, uniforms: Tensor) -> Tensor:
-        """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0, 1)."""
+        """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0,
+        1)."""
         return self.tokens(draw(warp(self.logits, sampling), uniforms))
 
     def _at(self, values: Tensor, tokens: Tensor, missing: float) -> Tensor:
@@ -93,18 +98,25 @@ class Distributions:
         if self.support is None:
             return values.gather(1, tokens[:, None]).squeeze(1)
         column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
-        return values.gather(1, column[:, None]).squeeze(1).masked_fill(self.support[column] != tokens, missing)
+        return (
+            values.gather(1, column[:, None])
+            .squeeze(1)
+            .masked_fill(self.support[column] != tokens, missing)
+        )
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """A column drawn from each row of `probs` `[n, columns]` (need not be normalised), by inversion of `uniforms` `[n]` in [0, 1)."""
+    """A column drawn from each row of `probs` `[n, columns]` (need not be normalised), by inversion
+    of `uniforms` `[n]` in [0, 1)."""
     cumulative = probs.double().cumsum(-1)
     points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
-    columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)  # right: the column drawn always has mass of its own
+    # right: the column drawn always has mass of its own
+    columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)
     return columns.clamp(max=probs.shape[1] - 1)
 
 
 def residuals(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """max(0, p − q) of each row `[n, vocab]`, not normalised; p itself where rounding leaves no mass."""
+    """max(0, p − q) of each row `[n, vocab]`, not normalised; p itself where rounding leaves no
+    mass."""
     left = (target_probs - draft_probs).clamp(min=0.0)
     return torch.where(left.sum(-1, keepdim=True) > 0.0, left, target_probs)

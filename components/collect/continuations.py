@@ -1,8 +1,9 @@
 """The texts that a trace is made of: what target, draft or both write after a prompt.
 
-SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) with draft text, (c) with target text,
-(d) with text by both, which is what its loop sees when it runs. Its pairs continue plain text. Under a chat template (a) would be the
-inside of the user's message, where nobody ever drafts, so it is left out there: the other three kinds are answers, as they are served.
+SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) with draft text, (c)
+with target text, (d) with text by both, which is what its loop sees when it runs. Its pairs
+continue plain text. Under a chat template (a) would be the inside of the user's message, where
+nobody ever drafts, so it is left out there: the other three kinds are answers, as they are served.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from serving.runtime.session.session import Session
 from serving.runtime.strategies import Strategy, StrategyConfig, StrategyResources, build_strategy
 
 TRUST = 0.75
-"""Chance that a mixed text keeps a draft token unverified: runs of four on average, about SPRINTER's own."""
+"""Chance that a mixed text keeps a draft token unverified: runs of four on average, about
+SPRINTER's own."""
 LONGEST_RUN = 20
 
 Written = Callable[[str, int, float], None]
@@ -56,7 +58,8 @@ class WrittenText:
 
 
 class Interleaved(Strategy):
-    """SPRINTER's loop with a coin in the place of its verifier: text by draft and target in turn."""
+    """SPRINTER's loop with a coin in the place of its verifier: text by draft and target in
+    turn."""
 
     name = "interleaved"
     lossless = False
@@ -66,12 +69,18 @@ class Interleaved(Strategy):
         """No parameters."""
 
     def run(self, session: Session) -> Step[None]:
-        coin = np.random.default_rng([session.sampling.seed, 11])  # its own stream: no uniform is used twice
-        yield from sequential(session, lambda row, after, token: coin.random() < TRUST, Exact(), LONGEST_RUN, False)
+        # its own stream: no uniform is used twice
+        coin = np.random.default_rng([session.sampling.seed, 11])
+        yield from sequential(
+            session, lambda row, after, token: coin.random() < TRUST, Exact(), LONGEST_RUN, False
+        )
 
 
-def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: Strategy | None = None) -> int:
-    """Longest prompt, in tokens, that fits every model's context together with a continuation and the rollout after its end.
+def room_for_prompts(
+    pair: LoadedPair, max_tokens: int, rollout: int, strategy: Strategy | None = None
+) -> int:
+    """Longest prompt, in tokens, that fits every model's context together with a continuation and
+    the rollout after its end.
 
     Args:
         strategy: that writes texts; its models count too.
@@ -82,8 +91,12 @@ def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: 
     context = min(model.max_context for role, model in pair.models.items() if role in roles)
     room = context - max_tokens - rollout
     if room < 1:
-        raise DraftwellError(f"max_tokens {max_tokens} and rollout {rollout} leave no room for a prompt in a context of "
-                             f"{context}: lower one of them", code="no_room")
+        raise DraftwellError(
+            f"max_tokens {max_tokens} and rollout {rollout} leave no room for a prompt in "
+            "a context of "
+            f"{context}: lower one of them",
+            code="no_room",
+        )
     return room
 
 
@@ -92,12 +105,20 @@ def turns_of(prompt: Prompt, turns: int) -> int:
     return min(turns, len(prompt.turns)) if turns else len(prompt.turns)
 
 
-def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], settings: CollectionSettings, room: int, *,
-                strategy: Strategy | None = None, finished: Callable[[], None] | None = None,
-                written: Written | None = None) -> list[WrittenText]:
+def write_texts(
+    pair: LoadedPair,
+    prompts: Sequence[tuple[Prompt, Sampling]],
+    settings: CollectionSettings,
+    room: int,
+    *,
+    strategy: Strategy | None = None,
+    finished: Callable[[], None] | None = None,
+    written: Written | None = None,
+) -> list[WrittenText]:
     """Texts of every kind for every prompt, by prompt, turn and kind.
 
-    Between the turns of a conversation stand the recorded answers, where there are any, else the target's.
+    Between the turns of a conversation stand the recorded answers, where there are any, else the
+    target's.
 
     Args:
         prompts: with the sampling parameters of each.
@@ -108,77 +129,127 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], se
         written: called when the texts of a kind are.
     """
     kinds, texts = settings.prefix_kinds, list[WrittenText]()
-    histories: dict[str, list[Message]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
+    histories: dict[str, list[Message]] = {
+        prompt.id: list(prompt.messages) for prompt, _ in prompts
+    }
     around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in prompts}}
     turns = {prompt.id: turns_of(prompt, settings.turns) for prompt, _ in prompts}
     for turn in range(max(turns.values())):
-        active = [(prompt, replace(sampling, seed=sampling.seed + (turn << 32)))  # no turn draws what another one drew
-                  for prompt, sampling in prompts if turns[prompt.id] > turn]
+        # no turn draws what another one drew
+        active = [
+            (prompt, replace(sampling, seed=sampling.seed + (turn << 32)))
+            for prompt, sampling in prompts
+            if turns[prompt.id] > turn
+        ]
         for prompt, _ in active:
             histories[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
         cut = [asked(pair, prompt, turn, histories[prompt.id], room) for prompt, _ in active]
         requests = [(ids, sampling) for (ids, _), (_, sampling) in zip(cut, active, strict=True)]
-        unanswered = any(turns[prompt.id] > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active)
+        unanswered = any(
+            turns[prompt.id] > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active
+        )
         by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
             if kind == "bare":
-                by_kind[kind] = [bare(ids, sampling.max_tokens, *around[prompt.raw]) if prompt.raw or not pair.in_chat_template
-                                 else (ids, []) for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)]
+                by_kind[kind] = [
+                    bare(ids, sampling.max_tokens, *around[prompt.raw])
+                    if prompt.raw or not pair.in_chat_template
+                    else (ids, [])
+                    for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)
+                ]
                 continue
             started = time.perf_counter()
-            outputs = _write(pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy)
-            by_kind[kind] = [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
+            outputs = _write(
+                pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy
+            )
+            by_kind[kind] = [
+                (ids, output) for (ids, _), output in zip(requests, outputs, strict=True)
+            ]
             if written:
                 written(kind, sum(map(len, outputs)), time.perf_counter() - started)
         for i, (prompt, sampling) in enumerate(active):
-            texts += [WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1]) for kind in kinds]
+            texts += [
+                WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1])
+                for kind in kinds
+            ]
             if turns[prompt.id] > turn + 1:
-                answer = prompt.answers[turn] if turn < len(prompt.answers) else pair.decode(by_kind["target"][i][1])
+                answer = (
+                    prompt.answers[turn]
+                    if turn < len(prompt.answers)
+                    else pair.decode(by_kind["target"][i][1])
+                )
                 histories[prompt.id].append({"role": "assistant", "content": answer})
     order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}
-    return sorted((text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn))
+    return sorted(
+        (text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn)
+    )
 
 
-def asked(pair: LoadedPair, prompt: Prompt, turn: int, history: Sequence[Message], room: int) -> tuple[list[int], int]:
+def asked(
+    pair: LoadedPair, prompt: Prompt, turn: int, history: Sequence[Message], room: int
+) -> tuple[list[int], int]:
     """The tokens before a turn's answer, at most `room`, and how many were left out."""
     if prompt.tokens:
         return keep_end(pair, list(prompt.tokens[turn]), room)
-    return keep_end(pair, ids_of(pair, prompt), room) if prompt.raw else cut_messages(pair, history, room)
+    return (
+        keep_end(pair, ids_of(pair, prompt), room)
+        if prompt.raw
+        else cut_messages(pair, history, room)
+    )
 
 
-def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling]], batch: int,
-           finished: Callable[[], None] | None, lossy: Strategy | None) -> list[list[int]]:
+def _write(
+    pair: LoadedPair,
+    kind: str,
+    requests: list[tuple[list[int], Sampling]],
+    batch: int,
+    finished: Callable[[], None] | None,
+    lossy: Strategy | None,
+) -> list[list[int]]:
     """The continuation of each request by target, draft or both."""
     strategy = _writer(kind, lossy)
     models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
     engine = Engine(models)
-    return decode_all(engine, requests, [strategy] * len(requests), room(engine, batch),
-                      (lambda done: finished()) if finished else None)
+    return decode_all(
+        engine,
+        requests,
+        [strategy] * len(requests),
+        room(engine, batch),
+        (lambda done: finished()) if finished else None,
+    )
 
 
 def _writer(kind: str, lossy: Strategy | None) -> Strategy:
-    """The strategy that writes the texts of a kind; those of kind `lossy` as a server does, but no request learns from another."""
+    """The strategy that writes the texts of a kind; those of kind `lossy` as a server does, but no
+    request learns from another."""
     if kind == LOSSY:
         assert lossy is not None  # checked by `work.check_inputs`
         return type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
-    return Interleaved(Interleaved.Config(), StrategyResources()) if kind == "mixed" else build_strategy("autoregressive")
+    return (
+        Interleaved(Interleaved.Config(), StrategyResources())
+        if kind == "mixed"
+        else build_strategy("autoregressive")
+    )
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
-    """A plain text as its own continuation: its end, without the tokens that the tokenizer puts around every text."""
+    """A plain text as its own continuation: its end, without the tokens that the tokenizer puts
+    around every text."""
     own = ids[: len(ids) - tail]
     cut = min(len(own), max(1, head, len(own) - max_tokens))
     return own[:cut], own[cut:]
 
 
 def template_around(pair: LoadedPair, *, raw: bool = False) -> tuple[int, int]:
-    """Number of tokens that the chat template puts before a first message and after a last one; for raw text, those of the tokenizer."""
+    """Number of tokens that the chat template puts before a first message and after a last one; for
+    raw text, those of the tokenizer."""
     one, other = ((pair.encode if raw else pair.encode_prompt)(text) for text in ("a", "b"))
     return shared_beginning(one, other), shared_beginning(one[::-1], other[::-1])
 
 
 def message_of(pair: LoadedPair, ids: Sequence[int], around: tuple[int, int]) -> str | None:
-    """The one message that the tokens of a prompt were made of; None where they are of something else, such as a conversation.
+    """The one message that the tokens of a prompt were made of; None where they are of something
+    else, such as a conversation.
 
     Args:
         around: of `template_around`.
@@ -197,8 +268,9 @@ def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
 def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tuple[list[int], int]:
     """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
 
-    The chat template stays complete, as a model expects it: first the oldest turns are removed, except a system message, then the
-    beginning of the last message. Plain text keeps its end, after a special token at its start.
+    The chat template stays complete, as a model expects it: first the oldest turns are removed,
+    except a system message, then the beginning of the last message. Plain text keeps its end, after
+    a special token at its start.
     """
     ids = pair.encode_messages(messages)
     total = len(ids)
@@ -206,14 +278,22 @@ def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tu
         return ids, 0
     if pair.in_chat_template:
         kept = list(messages)
-        while len(ids) > room and (earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]):
-            following = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))
-            del kept[earlier[0] : following]  # the rest begins with a user again: templates require that
+        while len(ids) > room and (
+            earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]
+        ):
+            following = next(
+                i
+                for i, message in enumerate(kept)
+                if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1)
+            )
+            # the rest begins with a user again: templates require that
+            del kept[earlier[0] : following]
             ids = pair.encode_messages(kept)
         content = pair.encode(kept[-1]["content"])
         left = len(content)
         while len(ids) > room and (left := left - (len(ids) - room)) > 0:
-            text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")  # half a character
+            # half a character
+            text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")
             ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}])
         if len(ids) <= room:
             return ids, total - len(ids)
@@ -222,7 +302,8 @@ def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tu
 
 
 def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], int]:
-    """The last tokens of a text, at most `room` with a special token at its start, and how many were left out."""
+    """The last tokens of a text, at most `room` with a special token at its start, and how many
+    were left out."""
     if len(ids) <= room:
         return ids, 0
     start = ids[:1] if ids[0] in pair.special_tokens and room > 1 else []
@@ -230,5 +311,6 @@ def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], in
 
 
 def sampling_of(base: Sampling, index: int) -> Sampling:
-    """Sampling parameters of the prompt with this number: each has its own seed, so that no draw depends on other prompts."""
+    """Sampling parameters of the prompt with this number: each has its own seed, so that no draw
+    depends on other prompts."""
     return replace(base, seed=base.seed + index)

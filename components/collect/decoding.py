@@ -16,19 +16,31 @@ from serving.runtime.strategies import Strategy
 Request = tuple[Sequence[int], Sampling]
 
 
-def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence[Strategy], at_once: int,
-               finished: Callable[[int], None] | None = None) -> list[list[int]]:
+def decode_all(
+    engine: Engine,
+    requests: Sequence[Request],
+    strategies: Sequence[Strategy],
+    at_once: int,
+    finished: Callable[[int], None] | None = None,
+) -> list[list[int]]:
     """Outputs of all requests, as `run_all` decodes them."""
     return [job.output for job in run_all(engine, requests, strategies, at_once, finished)]
 
 
-def run_all(engine: Engine, requests: Sequence[Request], strategies: Sequence[Strategy], at_once: int,
-            finished: Callable[[int], None] | None = None) -> list[Job]:
-    """All requests, finished, in their order; one that ends makes room for the next, and the first error ends all.
+def run_all(
+    engine: Engine,
+    requests: Sequence[Request],
+    strategies: Sequence[Strategy],
+    at_once: int,
+    finished: Callable[[int], None] | None = None,
+) -> list[Job]:
+    """All requests, finished, in their order; one that ends makes room for the next, and the first
+    error ends all.
 
     Args:
         strategies: one for each request, which may be the same.
-        at_once: requests in flight while there are so many, at least 1 and at most the models' slots (`room`).
+        at_once: requests in flight while there are so many, at least 1 and at most the models'
+            slots (`room`).
         finished: called with the number of requests that are done, whenever one more is.
     """
     if at_once < 1:
@@ -54,9 +66,11 @@ def run_all(engine: Engine, requests: Sequence[Request], strategies: Sequence[St
     return jobs
 
 
-def encode_all(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, roles: Iterable[Role]) -> list[list[int]]:
-    """Token ids of all prompts, each checked to fit with `max_tokens` more, so that a prompt that is too long is refused before any
-    is decoded.
+def encode_all(
+    pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, roles: Iterable[Role]
+) -> list[list[int]]:
+    """Token ids of all prompts, each checked to fit with `max_tokens` more, so that a prompt that
+    is too long is refused before any is decoded.
 
     Args:
         roles: of the models that will read them; roles that the pair lacks are ignored.
@@ -64,15 +78,26 @@ def encode_all(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, rol
         ContextTooLong: a prompt is too long for one of these models; it is named.
     """
     encoded = [ids_of(pair, prompt) for prompt in prompts]
-    role = min(sorted(role for role in set(roles) if role in pair.models), key=lambda role: pair.models[role].max_context)
+    role = min(
+        sorted(role for role in set(roles) if role in pair.models),
+        key=lambda role: pair.models[role].max_context,
+    )
     context = pair.models[role].max_context
     for prompt, ids in zip(prompts, encoded, strict=True):
         if len(ids) + max_tokens > context:
-            raise ContextTooLong(f"prompt {prompt.id} has {len(ids)} tokens, which with {max_tokens} more exceed the {role}'s context of "
-                                 f"{context}: shorten it, leave it out, or ask for fewer tokens")
+            raise ContextTooLong(
+                f"prompt {prompt.id} has {len(ids)} tokens, which with {max_tokens} more "
+                f"exceed the {role}'s context of "
+                f"{context}: shorten it, leave it out, or ask for fewer tokens"
+            )
     return encoded
 
 
 def room(engine: Engine, wanted: int) -> int:
     """As many requests at once as wanted, or as the models have slots for."""
-    return min([wanted, *(model.slots.count for model in engine.models.values() if hasattr(model, "slots"))])
+    return min(
+        [
+            wanted,
+            *(model.slots.count for model in engine.models.values() if hasattr(model, "slots")),
+        ]
+    )

@@ -14,7 +14,8 @@ Progress = Callable[[int, int, str], None]
 
 
 class Meter:
-    """Progress of a collection. A text counts half when it is written and half when both models have read it.
+    """Progress of a collection. A text counts half when it is written and half when both models
+    have read it.
 
     Args:
         total: prompts in all.
@@ -33,7 +34,9 @@ class Meter:
     def shard(self, prompts: Sequence[tuple[Prompt, Sampling]], turns: int) -> None:
         """A shard of these prompts begins."""
         self.end = self.done + len(prompts)
-        self.share = len(prompts) / (2 * self.kinds * sum(turns_of(prompt, turns) for prompt, _ in prompts))
+        self.share = len(prompts) / (
+            2 * self.kinds * sum(turns_of(prompt, turns) for prompt, _ in prompts)
+        )
 
     def half_text(self) -> None:
         """Half a text is done."""
@@ -62,7 +65,11 @@ class Meter:
             seconds = time.perf_counter() - self.started
             left = seconds / self.done * (self.missing - self.done)
             rate = f"{self.rows / seconds:.0f} tokens/s, " if self.rows else ""
-            self.progress(self.total - self.missing + int(self.done + 1e-6), self.total, f"{rate}{left / 60:.1f} min left")
+            self.progress(
+                self.total - self.missing + int(self.done + 1e-6),
+                self.total,
+                f"{rate}{left / 60:.1f} min left",
+            )
 
     def rates(self) -> dict[str, float]:
         """Tokens per second so far: of the whole collection, and of the target's own writing."""
@@ -70,4 +77,8 @@ class Meter:
         if not self.generated:
             return {"collect_tokens_per_second": rate}
         generate = self.generated / self.generating
-        return {"collect_tokens_per_second": rate, "generate_tokens_per_second": generate, "collect_to_generate": rate / generate}
+        return {
+            "collect_tokens_per_second": rate,
+            "generate_tokens_per_second": generate,
+            "collect_to_generate": rate / generate,
+        }

@@ -1,4 +1,5 @@
-"""The claim of a folder: which collection it belongs to, how far that is, and who is writing to it."""
+"""The claim of a folder: which collection it belongs to, how far that is, and who is writing to
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class ForeignTrace(DraftwellError):
 
 
 class Plan(BaseModel):
-    """What binds a folder to a collection: `plan.json`. A resumed run takes everything but its inputs from here."""
+    """What binds a folder to a collection: `plan.json`. A resumed run takes everything but its
+    inputs from here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,8 +33,11 @@ class Plan(BaseModel):
     shard_prompts: int = Field(ge=1, description="prompts of a shard")
     batch: int = Field(ge=1, description="texts written at once")
     room: int = Field(ge=1, description="tokens that a prompt may have")
-    prompt_hashes: dict[str, str] | None = Field(None, description="prompt id → hash (components/prompts/overlap.py); None in plans of "
-                                                 "versions up to 0.6")
+    prompt_hashes: dict[str, str] | None = Field(
+        None,
+        description="prompt id → hash (components/prompts/overlap.py); None in plans of "
+        "versions up to 0.6",
+    )
 
     @property
     def shards(self) -> int:
@@ -40,7 +45,9 @@ class Plan(BaseModel):
 
 
 @contextmanager
-def exclusive_folder(folder: Path, what: str = "collection", fix: str = "choose another folder") -> Iterator[None]:
+def exclusive_folder(
+    folder: Path, what: str = "collection", fix: str = "choose another folder"
+) -> Iterator[None]:
     """Lock a folder, so that no other process writes to it.
 
     Args:
@@ -50,7 +57,10 @@ def exclusive_folder(folder: Path, what: str = "collection", fix: str = "choose 
     """
     with file_lock(folder / LOCK, wait=False) as held:
         if not held:
-            raise DraftwellError(f"another {what} is writing to {folder}: wait for it, or {fix}", code="folder_in_use")
+            raise DraftwellError(
+                f"another {what} is writing to {folder}: wait for it, or {fix}",
+                code="folder_in_use",
+            )
         yield
 
 
@@ -63,29 +73,37 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def prompt_hashes(traces: TraceSet) -> dict[str, str] | None:
-    """Prompt id → hash of the prompts of a trace; None where that is not known: it was recorded by a server, or by an older version."""
+    """Prompt id → hash of the prompts of a trace; None where that is not known: it was recorded by
+    a server, or by an older version."""
     plan = read_plan(traces.folder)
     return None if plan is None else plan.prompt_hashes
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the collection that claimed a folder has written all its shards; True where no plan says how many."""
+    """Whether the collection that claimed a folder has written all its shards; True where no plan
+    says how many."""
     plan = read_plan(folder)
     return plan is None or len(list(folder.glob("shard-*.parquet"))) >= plan.shards
 
 
 def claim(traces: TraceSet, wanted: Plan) -> Plan:
-    """Bind a folder to these inputs, unless it is bound to them already; returns the plan that holds.
+    """Bind a folder to these inputs, unless it is bound to them already; returns the plan that
+    holds.
 
     Raises:
         ForeignTrace: the folder holds a trace of other inputs, or shards without a plan.
     """
     folder, plan = traces.folder, read_plan(traces.folder)
     if (folder / PLAN).is_file() and (plan is None or plan.inputs != wanted.inputs):
-        raise ForeignTrace(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
-                           "or delete this one")
+        raise ForeignTrace(
+            f"{folder} holds a trace of other inputs (prompts, pair or settings): choose "
+            "another folder "
+            "or delete this one"
+        )
     if plan is None and traces.shards:
-        raise ForeignTrace(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
+        raise ForeignTrace(
+            f"{folder} holds shards but no {PLAN}: choose another folder or delete this one"
+        )
     remove_unfinished(folder)
     claimed = plan or wanted
     if claimed.prompt_hashes is None:  # of an older version; its inputs are the same
@@ -96,15 +114,23 @@ def claim(traces: TraceSet, wanted: Plan) -> Plan:
 
 
 def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:
-    """Refuse to resume with fewer slots or less context than the collection began with: its further texts could differ.
+    """Refuse to resume with fewer slots or less context than the collection began with: its further
+    texts could differ.
 
     Raises:
         ForeignTrace: there are fewer slots or less context.
     """
-    for name, had, has in (("texts at once", plan.batch, wanted.batch), ("tokens of room for a prompt", plan.room, wanted.room)):
+    for name, had, has in (
+        ("texts at once", plan.batch, wanted.batch),
+        ("tokens of room for a prompt", plan.room, wanted.room),
+    ):
         if has < had:
-            raise ForeignTrace(f"the collection in {folder} was begun with {had} {name}, here are {has}: load the pair as it was, or "
-                               "choose another folder", code="less_room_than_before")
+            raise ForeignTrace(
+                f"the collection in {folder} was begun with {had} {name}, here are {has}: "
+                "load the pair as it was, or "
+                "choose another folder",
+                code="less_room_than_before",
+            )
 
 
 def check_complete(traces: TraceSet, plan: Plan) -> None:
@@ -116,8 +142,12 @@ def check_complete(traces: TraceSet, plan: Plan) -> None:
     remove_unfinished(traces.folder)
     missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
     if missing:
-        raise DraftwellError(f"{len(missing)} of {plan.shards} shards in {traces.folder} were not written: run the same "
-                             "`draftwell collect` again, it resumes with those", code="missing_shards")
+        raise DraftwellError(
+            f"{len(missing)} of {plan.shards} shards in {traces.folder} were not written: "
+            "run the same "
+            "`draftwell collect` again, it resumes with those",
+            code="missing_shards",
+        )
 
 
 def forget(folder: Path) -> None:

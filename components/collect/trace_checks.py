@@ -1,4 +1,5 @@
-"""Checks of a trace before its rollouts are counted or replayed: texts of the target, rollouts along them, finite values."""
+"""Checks of a trace before its rollouts are counted or replayed: texts of the target, rollouts
+along them, finite values."""
 
 from __future__ import annotations
 
@@ -23,11 +24,18 @@ def targets_own(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     if table.num_rows == 0:
-        raise TraceError("the trace holds no rows: collect one with `draftwell collect`", code="empty_trace")
+        raise TraceError(
+            "the trace holds no rows: collect one with `draftwell collect`", code="empty_trace"
+        )
     rows = table.filter(pc.equal(table.column("kind"), "target"))
     if rows.num_rows == 0:
-        raise TraceError("the trace holds no text written by the target: collect some with `draftwell collect --kinds target --fresh`",
-                         code="no_target_texts")
+        raise TraceError(
+            (
+                "the trace holds no text written by the target: collect some with `draftwell "
+                "collect --kinds target --fresh`"
+            ),
+            code="no_target_texts",
+        )
     return rows
 
 
@@ -35,14 +43,24 @@ def check_rollouts(rows: pa.Table) -> None:
     """Refuse rows without usable rollouts; columns that the table lacks are not checked.
 
     Raises:
-        DraftwellError: rows without rollouts, such as those that a server records, or values that are NaN or infinite.
+        DraftwellError: rows without rollouts, such as those that a server records, or values that
+            are NaN or infinite.
     """
     import pyarrow.compute as pc
 
     known = set(rows.column_names)
-    if any(rows.column(name).null_count for name in ("rollout_tokens", *ROLLOUT_FIGURES) if name in known):
-        raise TraceError("the trace holds no rollouts along the target's texts: collect with rollouts for them (`draftwell collect`)",
-                         code="no_rollouts")
+    if any(
+        rows.column(name).null_count
+        for name in ("rollout_tokens", *ROLLOUT_FIGURES)
+        if name in known
+    ):
+        raise TraceError(
+            (
+                "the trace holds no rollouts along the target's texts: collect with rollouts "
+                "for them (`draftwell collect`)"
+            ),
+            code="no_rollouts",
+        )
     for name in ROLLOUT_FIGURES:
         if name in known:
             check_finite(name, pc.list_flatten(rows.column(name)).to_numpy(zero_copy_only=False))
@@ -52,24 +70,39 @@ def greedy_header(trace: TraceSet) -> TraceHeader:
     """The header of a trace whose rollouts are the draft's own greedy ones.
 
     Raises:
-        TraceError: no trace, a foreign one, or one that was sampled, where every rollout begins with a token that the target rejects.
+        TraceError: no trace, a foreign one, or one that was sampled, where every rollout begins
+            with a token that the target rejects.
     """
     header = trace.header
     if header.temperature > 0:
-        raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature:g}: collect one at temperature 0 for this "
-                         "(`draftwell collect --temperature 0`)", code="sampled_trace")
+        raise TraceError(
+            f"{trace.folder} was sampled at temperature {header.temperature:g}: collect "
+            "one at temperature 0 for this "
+            "(`draftwell collect --temperature 0`)",
+            code="sampled_trace",
+        )
     return header
 
 
 def check_temperature(trace: TraceSet, temperature: float) -> None:
-    """Refuse a trace of another temperature, or one whose texts were sampled from a part of the vocabulary, which is not measured.
+    """Refuse a trace of another temperature, or one whose texts were sampled from a part of the
+    vocabulary, which is not measured.
 
     Raises:
-        TraceError: `sampled_trace` where a greedy one is needed, else `trace_of_another_temperature`.
+        TraceError: `sampled_trace` where a greedy one is needed, else
+            `trace_of_another_temperature`.
     """
     header = greedy_header(trace) if temperature == 0 else trace.header
-    cut = f" with top-k {header.top_k} and top-p {header.top_p:g}" if temperature > 0 and (header.top_k or header.top_p < 1) else ""
+    cut = (
+        f" with top-k {header.top_k} and top-p {header.top_p:g}"
+        if temperature > 0 and (header.top_k or header.top_p < 1)
+        else ""
+    )
     if header.temperature != temperature or cut:
-        raise TraceError(f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and one of temperature {temperature:g} "
-                         f"over the whole vocabulary is needed: collect one for it (`draftwell collect --temperature {temperature:g}`)",
-                         code="trace_of_another_temperature")
+        raise TraceError(
+            f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and "
+            f"one of temperature {temperature:g} "
+            "over the whole vocabulary is needed: collect one for it (`draftwell collect "
+            f"--temperature {temperature:g}`)",
+            code="trace_of_another_temperature",
+        )

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 def check_finite(name: str, values: np.ndarray) -> None:
     """Refuse values from which no score can be computed."""
     if not np.isfinite(values).all():
-        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken",
-                             code="not_finite")
+        raise DraftwellError(
+            (
+                f"the trace holds NaN or infinity in {name}: collect it again, a model's "
+                "weights or dtype may be broken"
+            ),
+            code="not_finite",
+        )
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
@@ -38,12 +43,16 @@ def texts(table: pa.Table, name: str) -> np.ndarray:
 
 
 def matrix(table: pa.Table, name: str) -> np.ndarray | None:
-    """`[rows, width]` of a column of equally long lists, in its own type; None where the trace has none."""
+    """`[rows, width]` of a column of equally long lists, in its own type; None where the trace has
+    none."""
     lists = table.column(name) if name in table.column_names else None
     if lists is None or lists.null_count:
         return None
     flat = lists.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     if len(flat) % table.num_rows:
-        raise DraftwellError(f"the trace holds lists of different lengths in {name}: collect it again", code="bad_trace")
+        raise DraftwellError(
+            f"the trace holds lists of different lengths in {name}: collect it again",
+            code="bad_trace",
+        )
     rows: np.ndarray = flat.reshape(table.num_rows, -1)
     return rows if rows.shape[1] else None

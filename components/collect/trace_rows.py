@@ -1,4 +1,5 @@
-"""The rows of a trace: one teacher-forced pass of each model over a text, and the draft's rollouts from its positions."""
+"""The rows of a trace: one teacher-forced pass of each model over a text, and the draft's rollouts
+from its positions."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 CANDIDATES = 8
 
 
-def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: TraceHeader, *, hidden: bool = True) -> Iterator[pa.Table]:
+def observe(
+    models: dict[Role, Model],
+    texts: Sequence[WrittenText],
+    header: TraceHeader,
+    *,
+    hidden: bool = True,
+) -> Iterator[pa.Table]:
     """The rows of each text, one for each token of its continuation.
 
     Args:
@@ -53,13 +60,24 @@ class Reading:
         """The model's output at every position of the continuation."""
         ids = [*text.prompt_tokens, *text.tokens[:-1]]
         known = 0
-        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):  # the prompt's last token predicts the first one
+        # the prompt's last token predicts the first one
+        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):
             if mine != other:
                 break
             known += 1
         self.model.rollback(self.slot, known)
         self.ids = ids
-        return self.model.forward([Forward(self.role, self.slot, tuple(ids[known:]), keep=len(text.tokens), prefill=known == 0)])[0]
+        return self.model.forward(
+            [
+                Forward(
+                    self.role,
+                    self.slot,
+                    tuple(ids[known:]),
+                    keep=len(text.tokens),
+                    prefill=known == 0,
+                )
+            ]
+        )[0]
 
 
 class Observation:
@@ -70,13 +88,22 @@ class Observation:
         reading: the draft's slot, which has just read the text.
     """
 
-    def __init__(self, text: WrittenText, header: TraceHeader, target: Output, draft: Output, reading: Reading):
+    def __init__(
+        self,
+        text: WrittenText,
+        header: TraceHeader,
+        target: Output,
+        draft: Output,
+        reading: Reading,
+    ):
         self.text, self.header, self.reading = text, header, reading
         self.states = draft.hidden
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
         self.device = draft.compact.device
         # A stream of its own for every text: no uniform that wrote it is used again.
-        self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)])
+        self.random = np.random.default_rng(
+            [text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)]
+        )
 
     def columns(self, hidden: bool) -> dict[str, Any]:
         """All columns about the text's positions."""
@@ -87,56 +114,95 @@ class Observation:
         after = rolled.pop("after", None)
         if hidden and self.states is not None:
             columns["hidden_before"] = _halves(self.states)
-            columns["hidden_after"] = _halves(self._after(drawn["draft_token"]) if after is None else after)
+            columns["hidden_after"] = _halves(
+                self._after(drawn["draft_token"]) if after is None else after
+            )
         return columns | rolled
 
     def _greedy(self) -> dict[str, Tensor]:
-        """Temperature 0: the committed token of a target's text counts as its argmax, whichever token wins a near-tie here."""
+        """Temperature 0: the committed token of a target's text counts as its argmax, whichever
+        token wins a near-tie here."""
         tokens = torch.tensor(self.text.tokens)
         drafted = self.draft.top.cpu()
         chosen = tokens if self.text.kind == "target" else self.target.top.cpu()
-        return {"target_token": chosen, "correction": chosen, "draft_token": drafted, "draft_q": torch.ones(len(drafted)),
-                "draft_p": (drafted == chosen).float(), "text_q": (drafted == tokens).float(), "text_p": (chosen == tokens).float(),
-                "rejected": drafted}
+        return {
+            "target_token": chosen,
+            "correction": chosen,
+            "draft_token": drafted,
+            "draft_q": torch.ones(len(drafted)),
+            "draft_p": (drafted == chosen).float(),
+            "text_q": (drafted == tokens).float(),
+            "text_p": (chosen == tokens).float(),
+            "rejected": drafted,
+        }
 
     def _drawn(self) -> dict[str, Tensor]:
-        """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn independently of each other."""
+        """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn
+        independently of each other."""
         sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
         p, q = (model.warped(sampling).cpu() for model in (self.target, self.draft))
         rows = torch.arange(len(p))
         drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
-        correction, rejected = draw(residuals(p, q), self._uniforms()), draw(residuals(q, p), self._uniforms())
-        return {"target_token": tokens if self.text.kind == "target" else chosen, "correction": correction, "draft_token": drafted,
-                "draft_q": q[rows, drafted], "draft_p": p[rows, drafted], "text_q": q[rows, tokens], "text_p": p[rows, tokens],
-                "rejected": rejected}
+        correction, rejected = (
+            draw(residuals(p, q), self._uniforms()),
+            draw(residuals(q, p), self._uniforms()),
+        )
+        return {
+            "target_token": tokens if self.text.kind == "target" else chosen,
+            "correction": correction,
+            "draft_token": drafted,
+            "draft_q": q[rows, drafted],
+            "draft_p": p[rows, drafted],
+            "text_q": q[rows, tokens],
+            "text_p": p[rows, tokens],
+            "rejected": rejected,
+        }
 
     def _uniforms(self, count: int | None = None) -> Tensor:
-        return torch.from_numpy(self.random.random(len(self.text.tokens) if count is None else count))
+        return torch.from_numpy(
+            self.random.random(len(self.text.tokens) if count is None else count)
+        )
 
     def _judgements(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns about the two distributions of each position (docs/methods.md)."""
         p, q, device = self.target, self.draft, self.device
-        drafted, tokens = drawn["draft_token"].to(device), torch.tensor(self.text.tokens, device=device)
+        drafted, tokens = (
+            drawn["draft_token"].to(device),
+            torch.tensor(self.text.tokens, device=device),
+        )
         likely, likely_q = q.candidates(CANDIDATES)
         token_q, token_p = q.raw_prob(drafted), p.raw_prob(drafted.to(p.logits.device)).to(device)
-        return {**drawn, "target_p": p.raw_prob(drawn["target_token"].to(p.logits.device)), "target_gap": p.gap(),
-                "correction_p": p.raw_prob(drawn["correction"].to(p.logits.device)), "text_raw_q": q.raw_prob(tokens),
-                "draft_raw_q": token_q, "draft_raw_p": token_p, "ratio": token_q / token_p, "rank": q.rank(drafted),
-                "confidence": q.confidence, "entropy": q.entropy, "candidates": likely, "candidate_q": likely_q}
+        return {
+            **drawn,
+            "target_p": p.raw_prob(drawn["target_token"].to(p.logits.device)),
+            "target_gap": p.gap(),
+            "correction_p": p.raw_prob(drawn["correction"].to(p.logits.device)),
+            "text_raw_q": q.raw_prob(tokens),
+            "draft_raw_q": token_q,
+            "draft_raw_p": token_p,
+            "ratio": token_q / token_p,
+            "rank": q.rank(drafted),
+            "confidence": q.confidence,
+            "entropy": q.entropy,
+            "candidates": likely,
+            "candidate_q": likely_q,
+        }
 
     def _rollouts(self, first: Tensor) -> dict[str, Tensor]:
         """What the draft writes from every position, K tokens with `first` `[n]` as the first.
 
-        At temperature 0, where the draft's token is the text's, the rest of its rollout is that of the next position. Only the
-        others, and the last one, are computed.
+        At temperature 0, where the draft's token is the text's, the rest of its rollout is that of
+        the next position. Only the others, and the last one, are computed.
         """
         n, depth, sampling = len(self.text.tokens), self.header.rollout, self.text.sampling
         alone = self._alone(first) if sampling.greedy else list(range(n))
         places = torch.tensor(alone)
         begun = first.to(self.device)
         steps = [(first, self.draft.raw_prob(begun), self.draft.confidence, self.draft.entropy)]
-        rolled = [torch.stack([part.cpu().to(kind)] * depth, 1)
-                  for part, kind in zip(steps[0], (torch.int64, *[torch.float32] * 3), strict=True)]
+        rolled = [
+            torch.stack([part.cpu().to(kind)] * depth, 1)
+            for part, kind in zip(steps[0], (torch.int64, *[torch.float32] * 3), strict=True)
+        ]
         branch = self._branches(alone, depth)
         states: Tensor | None = None
         tokens = first[places]
@@ -145,7 +211,11 @@ class Observation:
             states = output.hidden if states is None else states
             found = Distributions.of(output)
             chosen = found.top if sampling.greedy else found.drawn(sampling, self._uniforms(n))
-            for column, part in zip(rolled, (chosen, found.raw_prob(chosen), found.confidence, found.entropy), strict=True):
+            for column, part in zip(
+                rolled,
+                (chosen, found.raw_prob(chosen), found.confidence, found.entropy),
+                strict=True,
+            ):
                 column[places, step] = part.cpu().to(column.dtype)
             tokens = chosen
         for place in sorted(set(range(n)) - set(alone), reverse=True):
@@ -158,7 +228,8 @@ class Observation:
         return columns
 
     def _after(self, drafted: Tensor) -> Tensor:
-        """The draft's state `[n, hidden]` after its own token: the next position's, where the text holds that token."""
+        """The draft's state `[n, hidden]` after its own token: the next position's, where the text
+        holds that token."""
         alone = self._alone(drafted)
         states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
         assert states is not None
@@ -171,14 +242,21 @@ class Observation:
         return after
 
     def _alone(self, drafted: Tensor) -> list[int]:
-        """Positions whose draft token is not the text's, so that its continuation is not known from the next position."""
+        """Positions whose draft token is not the text's, so that its continuation is not known from
+        the next position."""
         tokens = self.text.tokens
-        return [i for i, token in enumerate(drafted.tolist()) if i == len(tokens) - 1 or token != tokens[i]]
+        return [
+            i
+            for i, token in enumerate(drafted.tolist())
+            if i == len(tokens) - 1 or token != tokens[i]
+        ]
 
     def _branches(self, places: Sequence[int], depth: int) -> Branches:
         text = self.text
         starts = [len(text.prompt_tokens) + place for place in places]
-        branch = branches(self.reading.model, self.reading.slot, text.prompt_tokens + text.tokens, starts, depth)
+        branch = branches(
+            self.reading.model, self.reading.slot, text.prompt_tokens + text.tokens, starts, depth
+        )
         if isinstance(branch, SlowBranches):
             self.reading.ids = []  # they write to the slot
         return branch
@@ -195,12 +273,21 @@ def _table(text: WrittenText, header: TraceHeader, known: dict[str, Any]) -> pa.
 
     n = len(text.tokens)
     columns: dict[str, Any] = {
-        "prompt_id": [text.prompt.id] * n, "task": [text.prompt.task] * n, "turn": [text.turn] * n, "kind": [text.kind] * n,
-        "temperature": [text.sampling.temperature] * n, "position": np.arange(n), "token": text.tokens,
-        "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1), "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
-        **{name: _plain(value) for name, value in known.items()}}
+        "prompt_id": [text.prompt.id] * n,
+        "task": [text.prompt.task] * n,
+        "turn": [text.turn] * n,
+        "kind": [text.kind] * n,
+        "temperature": [text.sampling.temperature] * n,
+        "position": np.arange(n),
+        "token": text.tokens,
+        "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1),
+        "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
+        **{name: _plain(value) for name, value in known.items()},
+    }
     schema = trace_schema(header)
-    return pa.table([_column(columns.get(field.name), field.type, n) for field in schema], schema=schema)
+    return pa.table(
+        [_column(columns.get(field.name), field.type, n) for field in schema], schema=schema
+    )
 
 
 def _plain(value: Tensor) -> np.ndarray:
@@ -209,7 +296,8 @@ def _plain(value: Tensor) -> np.ndarray:
 
 
 def _column(values: Any, kind: pa.DataType, n: int) -> pa.Array:
-    """An array of the schema's type from a list, from `[n]`, or from `[n, width]` with one list a row."""
+    """An array of the schema's type from a list, from `[n]`, or from `[n, width]` with one list a
+    row."""
     import pyarrow as pa
 
     if values is None:

@@ -1,4 +1,5 @@
-"""What is to be collected: prompts and settings, checked before anything is written, and one shard of them as a file."""
+"""What is to be collected: prompts and settings, checked before anything is written, and one shard
+of them as a file."""
 
 from __future__ import annotations
 
@@ -58,64 +59,161 @@ class Work:
         meter.shard(prompts, self.settings.turns)
         settings = self.settings.model_copy(update={"batch": plan.batch})
         header = self.header.model_copy(update={"batch": plan.batch})
-        texts = write_texts(self.pair, prompts, settings, plan.room, strategy=self.strategy, finished=meter.half_text,
-                            written=meter.written)
+        texts = write_texts(
+            self.pair,
+            prompts,
+            settings,
+            plan.room,
+            strategy=self.strategy,
+            finished=meter.half_text,
+            written=meter.written,
+        )
         tables = []
         for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
             for table in observe(self.pair.models, list(of_prompt), header, hidden=settings.hidden):
                 tables.append(table)
                 meter.recorded(table.num_rows)
-        if not tables:  # prompts of one token have no bare text, and messages in a chat template have none
-            raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text of the kinds {', '.join(settings.prefix_kinds)}: leave "
-                             "them out, or collect other kinds (a chat pair's messages have no bare text)", code="no_texts")
+        # prompts of one token have no bare text, and messages in a chat template have none
+        if not tables:
+            raise TraceError(
+                f"none of the prompts {prompts[0][0].id} … gave a text of the kinds "
+                f"{', '.join(settings.prefix_kinds)}: leave "
+                "them out, or collect other kinds (a chat pair's messages have no bare text)",
+                code="no_texts",
+            )
         traces.write_shard(index, pa.concat_tables(tables))
 
 
-def work_of(pair: LoadedPair, prompts: Sequence[Prompt], settings: CollectionSettings, strategy: Strategy | None = None) -> Work:
+def work_of(
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    settings: CollectionSettings,
+    strategy: Strategy | None = None,
+) -> Work:
     """What these settings ask for, checked before anything is written.
 
     Args:
-        strategy: a lossy one that writes the texts of kind `lossy`, which is then allowed among the prefix kinds.
+        strategy: a lossy one that writes the texts of kind `lossy`, which is then allowed among the
+            prefix kinds.
     Raises:
-        DraftwellError: no prompts, two with the same id, no draft, a kind that no one writes, or no room in the context.
+        DraftwellError: no prompts, two with the same id, no draft, a kind that no one writes, or no
+            room in the context.
     """
     check_inputs(pair, prompts, settings.prefix_kinds, strategy)
-    sampling = pair.sampling(**settings.model_dump(include={"max_tokens", "temperature", "top_k", "top_p", "seed"}))
-    header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype,
-                         stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
-                         rollout_kinds=tuple(kind for kind in settings.prefix_kinds if kind in settings.rollout_kinds),
-                         **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_k", "top_p"}))
+    sampling = pair.sampling(
+        **settings.model_dump(include={"max_tokens", "temperature", "top_k", "top_p", "seed"})
+    )
+    header = TraceHeader(
+        pair=pair.name,
+        fingerprint=pair.fingerprint,
+        dtype=pair.dtype,
+        stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
+        rollout_kinds=tuple(
+            kind for kind in settings.prefix_kinds if kind in settings.rollout_kinds
+        ),
+        **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_k", "top_p"}),
+    )
     room = room_for_prompts(pair, settings.max_tokens, settings.rollout, strategy)
-    slots = min([settings.batch, *(model.slots.count for model in pair.models.values() if hasattr(model, "slots"))])
-    plan = Plan(inputs=inputs_digest(prompts, header, settings, strategy), prompts=len(prompts), shard_prompts=SHARD_PROMPTS, batch=slots,
-                room=room, prompt_hashes={prompt.id: hash_of(prompt) for prompt in prompts})
-    return Work(pair, [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)], settings, header, plan, strategy)
+    slots = min(
+        [
+            settings.batch,
+            *(model.slots.count for model in pair.models.values() if hasattr(model, "slots")),
+        ]
+    )
+    plan = Plan(
+        inputs=inputs_digest(prompts, header, settings, strategy),
+        prompts=len(prompts),
+        shard_prompts=SHARD_PROMPTS,
+        batch=slots,
+        room=room,
+        prompt_hashes={prompt.id: hash_of(prompt) for prompt in prompts},
+    )
+    return Work(
+        pair,
+        [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)],
+        settings,
+        header,
+        plan,
+        strategy,
+    )
 
 
-def inputs_digest(prompts: Sequence[Prompt], header: TraceHeader, settings: CollectionSettings, strategy: Strategy | None) -> str:
-    """Digest of all that a trace depends on. It never changes from version to version, so that unfinished collections resume."""
-    rows = [[p.id, p.task, p.turns, p.messages, p.answers, *(["raw"] if p.raw else []), *([p.tokens] if p.tokens else [])] for p in prompts]
-    return json_digest([header.model_dump_json(), settings.seed, settings.hidden, settings.turns, list(settings.prefix_kinds), rows,
-                        *([identity_of(strategy)] if strategy else [])])
+def inputs_digest(
+    prompts: Sequence[Prompt],
+    header: TraceHeader,
+    settings: CollectionSettings,
+    strategy: Strategy | None,
+) -> str:
+    """Digest of all that a trace depends on. It never changes from version to version, so that
+    unfinished collections resume."""
+    rows = [
+        [
+            p.id,
+            p.task,
+            p.turns,
+            p.messages,
+            p.answers,
+            *(["raw"] if p.raw else []),
+            *([p.tokens] if p.tokens else []),
+        ]
+        for p in prompts
+    ]
+    return json_digest(
+        [
+            header.model_dump_json(),
+            settings.seed,
+            settings.hidden,
+            settings.turns,
+            list(settings.prefix_kinds),
+            rows,
+            *([identity_of(strategy)] if strategy else []),
+        ]
+    )
 
 
 def identity_of(strategy: Strategy) -> list[Any]:
-    """What a strategy's texts depend on apart from models and prompts, as plain JSON: name, parameters, digests of its artifacts."""
-    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.resources.artifacts.items()) if kind in strategy.reads()}
+    """What a strategy's texts depend on apart from models and prompts, as plain JSON: name,
+    parameters, digests of its artifacts."""
+    artifacts = {
+        kind: artifact.digest
+        for kind, artifact in sorted(strategy.resources.artifacts.items())
+        if kind in strategy.reads()
+    }
     return [strategy.name, strategy.config.model_dump(mode="json"), artifacts]
 
 
-def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str], strategy: Strategy | None) -> None:
+def check_inputs(
+    pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str], strategy: Strategy | None
+) -> None:
     """Refuse what cannot be collected, before anything is written."""
     if not prompts:
-        raise DraftwellError("there are no prompts to collect from: name a file that holds some", code="no_prompts")
+        raise DraftwellError(
+            "there are no prompts to collect from: name a file that holds some", code="no_prompts"
+        )
     if len({prompt.id for prompt in prompts}) != len(prompts):
-        raise DraftwellError("two prompts have the same id: make them unique", code="duplicate_prompt_id")
+        raise DraftwellError(
+            "two prompts have the same id: make them unique", code="duplicate_prompt_id"
+        )
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to trace: choose a pair with one", code="no_draft")
+        raise DraftwellError(
+            (
+                f"pair {pair.name} has no draft model, so there is nothing to trace: choose a "
+                "pair with one"
+            ),
+            code="no_draft",
+        )
     if LOSSY in kinds and strategy is None:
-        raise DraftwellError(f"texts of kind {LOSSY} are those of a release's own strategy, collected when it is published: choose "
-                             f"kinds of {', '.join(KINDS)}", code="no_lossy_strategy")
+        raise DraftwellError(
+            f"texts of kind {LOSSY} are those of a release's own strategy, collected when "
+            "it is published: choose "
+            f"kinds of {', '.join(KINDS)}",
+            code="no_lossy_strategy",
+        )
     if strategy is not None and strategy.lossless:
-        raise DraftwellError(f"strategy {strategy.name} is lossless, its texts are the target's own: collect the kind target",
-                             code="lossless_strategy")
+        raise DraftwellError(
+            (
+                f"strategy {strategy.name} is lossless, its texts are the target's own: "
+                "collect the kind target"
+            ),
+            code="lossless_strategy",
+        )

@@ -1,9 +1,10 @@
 """The target's own text as training data: written in shards, read back in batches.
 
-A shard is one safetensors file: `ids` (all sequences, one after another), `prompt` and `total` (lengths) and `hidden`,
-the target's normalised last states. The head recomputes the target's logits from them, so that training needs neither
-the target nor its vocabulary-wide logits on disk. A shard's name is a digest of its inputs: finished shards are found again,
-and none of other prompts, settings or another target can slip in.
+A shard is one safetensors file: `ids` (all sequences, one after another), `prompt` and `total`
+(lengths) and `hidden`, the target's normalised last states. The head recomputes the target's logits
+from them, so that training needs neither the target nor its vocabulary-wide logits on disk. A
+shard's name is a digest of its inputs: finished shards are found again, and none of other prompts,
+settings or another target can slip in.
 """
 
 from __future__ import annotations
@@ -23,24 +24,36 @@ from components.distil.writers import Writer
 from serving.errors import DraftwellError
 
 MOST_POSITIONS = 48_000
-"""Positions of a batch that the target writes: 130 prompts of 240 tokens with as many outputs as usual, 40 of 1,000. A gigabyte or two."""
+"""Positions of a batch that the target writes: 130 prompts of 240 tokens with as many outputs as
+usual, 40 of 1,000. A gigabyte or two."""
 
 
 @dataclass
 class Conversation:
-    """One conversation: `ids` `[total]`, of which the first `prompt` were given, and `hidden` `[total − 1, hidden]`."""
+    """One conversation: `ids` `[total]`, of which the first `prompt` were given, and `hidden`
+    `[total − 1, hidden]`."""
 
     ids: Tensor
     prompt: int
     hidden: Tensor
 
 
-def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, donor: str, new_tokens: int = 128,
-                 batch: int = 128, chunk: int = 10, say: Callable[[str], None] = print) -> list[Path]:
-    """Write the target's greedy continuations of `prompts`, shard by shard, and return the shards in order.
+def write_corpus(
+    writer: Writer,
+    prompts: Sequence[list[int]],
+    folder: Path,
+    *,
+    donor: str,
+    new_tokens: int = 128,
+    batch: int = 128,
+    chunk: int = 10,
+    say: Callable[[str], None] = print,
+) -> list[Path]:
+    """Write the target's greedy continuations of `prompts`, shard by shard, and return the shards
+    in order.
 
-    Batches hold prompts of similar length, sorted within chunks of `chunk` batches, so that any number of finished
-    shards is already a mixed corpus. Finished shards are kept on a rerun.
+    Batches hold prompts of similar length, sorted within chunks of `chunk` batches, so that any
+    number of finished shards is already a mixed corpus. Finished shards are kept on a rerun.
 
     Args:
         donor: sha256 of the target's weights.
@@ -48,25 +61,42 @@ def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, 
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = batch * chunk
-    shards = [rows for start in range(0, len(prompts), size)
-              for rows in of_similar_length(prompts[start : start + size], batch, MOST_POSITIONS, new_tokens)]
+    shards = [
+        rows
+        for start in range(0, len(prompts), size)
+        for rows in of_similar_length(
+            prompts[start : start + size], batch, MOST_POSITIONS, new_tokens
+        )
+    ]
     paths = []
     for number, rows in enumerate(shards, 1):
         made_of = json.dumps([donor, writer.identity, new_tokens, rows])
         path = folder / f"shard-{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.safetensors"
         if not path.exists():
             results = writer.greedy(rows, new_tokens)
-            save_shard(path, [(p, out) for p, (out, _) in zip(rows, results, strict=True)], [hidden for _, hidden in results])
-            say(f"shard {number} of {len(shards)}: {sum(len(out) for out, _ in results)} tokens by the target")
+            save_shard(
+                path,
+                [(p, out) for p, (out, _) in zip(rows, results, strict=True)],
+                [hidden for _, hidden in results],
+            )
+            say(
+                f"shard {number} of {len(shards)}: {sum(len(out) for out, _ in results)} "
+                "tokens by the target"
+            )
         paths.append(path)
     return paths
 
 
-def of_similar_length(prompts: Sequence[list[int]], rows: int, positions: int, new_tokens: int) -> Iterator[list[list[int]]]:
-    """Batches of at most `rows` prompts, shortest first, that take at most `positions` with their outputs (one prompt may take more)."""
+def of_similar_length(
+    prompts: Sequence[list[int]], rows: int, positions: int, new_tokens: int
+) -> Iterator[list[list[int]]]:
+    """Batches of at most `rows` prompts, shortest first, that take at most `positions` with their
+    outputs (one prompt may take more)."""
     batch: list[list[int]] = []
     for prompt in sorted(prompts, key=len):
-        if batch and (len(batch) == rows or (len(batch) + 1) * (len(prompt) + new_tokens) > positions):
+        if batch and (
+            len(batch) == rows or (len(batch) + 1) * (len(prompt) + new_tokens) > positions
+        ):
             yield batch
             batch = []
         batch.append(prompt)
@@ -74,7 +104,9 @@ def of_similar_length(prompts: Sequence[list[int]], rows: int, positions: int, n
         yield batch
 
 
-def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]) -> None:
+def save_shard(
+    path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]
+) -> None:
     """Write a shard of (prompt, output) rows and their states, all or nothing."""
     from safetensors.torch import save_file
 
@@ -100,7 +132,13 @@ def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
         shard = read_shard(path)
         at = states = 0
         for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):
-            sequences.append(Conversation(shard["ids"][at : at + total].long(), prompt, shard["hidden"][states : states + total - 1]))
+            sequences.append(
+                Conversation(
+                    shard["ids"][at : at + total].long(),
+                    prompt,
+                    shard["hidden"][states : states + total - 1],
+                )
+            )
             at, states = at + total, states + total - 1
     return sequences
 
@@ -113,12 +151,21 @@ def read_shard(path: Path) -> dict[str, Tensor]:
     try:
         shard = load_file(path)
         total = shard["total"]
-        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [len(total), int(total.sum()), int((total - 1).sum())]
+        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [
+            len(total),
+            int(total.sum()),
+            int((total - 1).sum()),
+        ]
     except (OSError, ValueError, KeyError, SafetensorError):
         sound = False
     if not sound:
-        raise DraftwellError(f"{path} is damaged: delete it and run the same `draftwell distill` again, which writes it again",
-                             code="damaged_shard")
+        raise DraftwellError(
+            (
+                f"{path} is damaged: delete it and run the same `draftwell distill` again, "
+                "which writes it again"
+            ),
+            code="damaged_shard",
+        )
     return shard
 
 
@@ -131,16 +178,23 @@ def corpus_digest(sequences: Sequence[Conversation]) -> str:
     return digest.hexdigest()
 
 
-def hold_out(sequences: Sequence[Conversation], every: int = 50) -> tuple[list[Conversation], list[Conversation]]:
-    """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is repeated is on one side only."""
+def hold_out(
+    sequences: Sequence[Conversation], every: int = 50
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Conversations to measure on, those of every fiftieth prompt, and the others; a prompt that is
+    repeated is on one side only."""
     prompts: dict[bytes, int] = {}
-    places = [prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts)) for s in sequences]
+    places = [
+        prompts.setdefault(s.ids[: s.prompt].to(torch.int32).numpy().tobytes(), len(prompts))
+        for s in sequences
+    ]
     held = [s for s, place in zip(sequences, places, strict=True) if place % every == 0]
     return held, [s for s, place in zip(sequences, places, strict=True) if place % every]
 
 
 def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -> Tensor:
-    """The `count` ids that the target emits most, ascending; ties go to the ids seen most in prompts, then the lowest."""
+    """The `count` ids that the target emits most, ascending; ties go to the ids seen most in
+    prompts, then the lowest."""
     emitted = torch.zeros(vocab, dtype=torch.double)
     for s in sequences:
         emitted += torch.bincount(s.ids[s.prompt :], minlength=vocab)
@@ -148,9 +202,15 @@ def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -
     return emitted.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def batches(sequences: Sequence[Conversation], tokens: int, rng: random.Random) -> Iterator[list[Conversation]]:
-    """One pass in random order: batches of about `tokens` tokens, similar lengths together to save padding."""
-    order = sorted(rng.sample(range(len(sequences)), len(sequences)), key=lambda i: len(sequences[i].ids) + rng.random() * 40)
+def batches(
+    sequences: Sequence[Conversation], tokens: int, rng: random.Random
+) -> Iterator[list[Conversation]]:
+    """One pass in random order: batches of about `tokens` tokens, similar lengths together to save
+    padding."""
+    order = sorted(
+        rng.sample(range(len(sequences)), len(sequences)),
+        key=lambda i: len(sequences[i].ids) + rng.random() * 40,
+    )
     groups: list[list[Conversation]] = [[]]
     for i in order:
         width = max([len(sequences[i].ids), *(len(s.ids) for s in groups[-1])])

@@ -1,4 +1,5 @@
-"""What a training logs by step, kept beside its checkpoint: a run that resumes has the steps of before, too."""
+"""What a training logs by step, kept beside its checkpoint: a run that resumes has the steps of
+before, too."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Curve = list[tuple[int, float]]
 
 
 class Curves:
-    """The curves of the training whose checkpoint is in a folder; without a checkpoint they begin again.
+    """The curves of the training whose checkpoint is in a folder; without a checkpoint they begin
+    again.
 
     Args:
         folder: of the checkpoint.
@@ -30,9 +32,12 @@ class Curves:
             lines.write(json.dumps([name, step, value]) + "\n")
 
     def read(self) -> dict[str, Curve]:
-        """name → its curve. Of steps that ran twice, as after a kill, the second values; a line that a kill cut short is left out."""
+        """name → its curve. Of steps that ran twice, as after a kill, the second values; a line
+        that a kill cut short is left out."""
         found: dict[str, dict[int, float]] = {}
-        for line in self.file.read_text(encoding="utf-8").splitlines() if self.file.is_file() else []:
+        for line in (
+            self.file.read_text(encoding="utf-8").splitlines() if self.file.is_file() else []
+        ):
             try:
                 name, step, value = json.loads(line)
             except ValueError:

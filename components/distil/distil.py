@@ -1,7 +1,7 @@
 """From a target and prompts to a measured draft: corpus, training, artifact, agreement.
 
-Every step keeps what is finished in a work folder: shards of the target's own outputs, the training checkpoint. A second
-call with the same inputs resumes where the first was stopped.
+Every step keeps what is finished in a work folder: shards of the target's own outputs, the training
+checkpoint. A second call with the same inputs resumes where the first was stopped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Source:
         batch: prompts of a shard of the corpus.
         name: of the pair that target and draft will be.
         data: what the prompts are in a few words, for the provenance.
-        hashes: of the prompts to learn on (`components.prompts.overlap`), for the provenance; None where they are not known.
+        hashes: of the prompts to learn on (`components.prompts.overlap`), for the provenance; None
+            where they are not known.
         unknown: what was learned whose prompts are not among `hashes`.
     """
 
@@ -61,8 +62,16 @@ class Source:
     unknown: Sequence[str] = field(default=(), kw_only=True)
 
 
-def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[Any], Any] | None = None, folder: str = "training",
-                 log: Log = lambda name, value, step: None, say: Callable[[str], None] = print) -> tuple[DistilledDraft, dict[str, Any]]:
+def distil_draft(
+    source: Source,
+    recipe: Recipe,
+    work: Path,
+    *,
+    new: Callable[[Any], Any] | None = None,
+    folder: str = "training",
+    log: Log = lambda name, value, step: None,
+    say: Callable[[str], None] = print,
+) -> tuple[DistilledDraft, dict[str, Any]]:
     """Distil a draft.
 
     Args:
@@ -71,28 +80,50 @@ def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[A
         folder: of the checkpoint, in `work`.
         log, say: as in `train_draft`.
     Returns:
-        the artifact with its provenance, and a report: what `train_draft` returns, `agreement` (of `artifact.agreement`,
+        the artifact with its provenance, and a report: what `train_draft` returns, `agreement` (of
+            `artifact.agreement`,
         after rounding to int8) and `corpus`.
     Raises:
         DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
     """
     if not source.prompts:
-        raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones",
-                             code="no_prompt_fits")
+        raise DraftwellError(
+            (
+                f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give "
+                "shorter ones"
+            ),
+            code="no_prompt_fits",
+        )
     module = source.target.modules["target"]
-    draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)  # refused before hours are spent on the corpus
-    shards = write_corpus(source.writer, source.prompts, work, donor=source.donor, new_tokens=source.new_tokens, batch=source.batch,
-                          say=say)
+    # refused before hours are spent on the corpus
+    draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)
+    shards = write_corpus(
+        source.writer,
+        source.prompts,
+        work,
+        donor=source.donor,
+        new_tokens=source.new_tokens,
+        batch=source.batch,
+        say=say,
+    )
     corpus = read_corpus(shards)
     head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
-    progress = train_draft(draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say)
+    progress = train_draft(
+        draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say
+    )
     made_of = provenance_of(source, recipe, corpus, progress, head_tokens=len(head.ids))
     artifact = to_artifact(draft, head.ids, source.donor, made_of)
     artifact.save(work / CANDIDATE)
-    report: dict[str, Any] = {**progress, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
+    report: dict[str, Any] = {
+        **progress,
+        "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)},
+    }
     if source.untouched:
-        report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)  # as it will be loaded: rounded
-        artifact.provenance = made_of.model_copy(update={"metrics": agreement_metrics(report["agreement"])})
+        # as it will be loaded: rounded
+        report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)
+        artifact.provenance = made_of.model_copy(
+            update={"metrics": agreement_metrics(report["agreement"])}
+        )
     return artifact, report
 
 
@@ -100,21 +131,43 @@ def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) 
     """Agreement of the draft as it will run, on the untouched prompts."""
     say(f"measuring agreement on {len(source.untouched)} prompts that were not trained on")
     slots = room(source.target.engine(), len(source.untouched))
-    pair = with_draft(source.target, draft, slots=slots, max_context=source.target.models["target"].max_context)
+    pair = with_draft(
+        source.target, draft, slots=slots, max_context=source.target.models["target"].max_context
+    )
     return agreement(pair, source.untouched, max_tokens=source.new_tokens)
 
 
-def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation], progress: dict[str, Any], *,
-                  head_tokens: int) -> Provenance:
-    """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not known before the draft is."""
+def provenance_of(
+    source: Source,
+    recipe: Recipe,
+    corpus: Sequence[Conversation],
+    progress: dict[str, Any],
+    *,
+    head_tokens: int,
+) -> Provenance:
+    """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not
+    known before the draft is."""
     parameters = {
-        "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "loss": recipe.loss, "steps": progress["steps"],
-        "tokens_processed": progress["tokens"], "minutes": round(progress["minutes"], 1), "conversations": len(corpus),
-        "output_tokens": output_tokens(corpus), "data": source.data}
-    return Provenance(pair=source.name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
-                      library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()},
-                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
-                      unknown_prompts=sorted(source.unknown))
+        "layers": ",".join(map(str, recipe.layers)),
+        "head_tokens": head_tokens,
+        "loss": recipe.loss,
+        "steps": progress["steps"],
+        "tokens_processed": progress["tokens"],
+        "minutes": round(progress["minutes"], 1),
+        "conversations": len(corpus),
+        "output_tokens": output_tokens(corpus),
+        "data": source.data,
+    }
+    return Provenance(
+        pair=source.name,
+        fingerprint=source.donor,
+        trace_digest=corpus_digest(corpus),
+        git_commit=git_commit(),
+        library_versions=library_versions(),
+        parameters={key: plain(value) for key, value in parameters.items()},
+        training_prompts=None if source.hashes is None else sorted(set(source.hashes)),
+        unknown_prompts=sorted(source.unknown),
+    )
 
 
 def output_tokens(corpus: Sequence[Conversation]) -> int:
@@ -124,6 +177,14 @@ def output_tokens(corpus: Sequence[Conversation]) -> int:
 
 def agreement_metrics(found: dict[str, Any]) -> dict[str, float]:
     """Agreement as flat metrics."""
-    flat = {"agreement": found["agreement"], "agreement_positions": found["positions"], "agreement_mean_run": found["mean_run"]}
-    tasks = {f"agreement_{re.sub(r'[^A-Za-z0-9_.-]', '_', task)}": share for task, share in found["tasks"].items() if task}
+    flat = {
+        "agreement": found["agreement"],
+        "agreement_positions": found["positions"],
+        "agreement_mean_run": found["mean_run"],
+    }
+    tasks = {
+        f"agreement_{re.sub(r'[^A-Za-z0-9_.-]', '_', task)}": share
+        for task, share in found["tasks"].items()
+        if task
+    }
     return {name: float(value) for name, value in {**flat, **tasks}.items()}

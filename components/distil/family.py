@@ -1,8 +1,9 @@
 """A shallower model out of a deeper one, for any decoder of transformers.
 
-Where a model keeps its layers is found by structure, not by name: the one `ModuleList` with as many modules as the
-configuration has layers. Everything else (embeddings, positions, final norm, head) is copied as it is. Tried with Llama,
-Qwen2, Qwen3, Gemma, Gemma2, Gemma3 (text), GPT-NeoX and GPT-2 (tests/components/distil/test_families.py).
+Where a model keeps its layers is found by structure, not by name: the one `ModuleList` with as many
+modules as the configuration has layers. Everything else (embeddings, positions, final norm, head)
+is copied as it is. Tried with Llama, Qwen2, Qwen3, Gemma, Gemma2, Gemma3 (text), GPT-NeoX and GPT-2
+(tests/components/distil/test_families.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from serving.errors import DraftwellError
 from serving.runtime.models.module_model import logit_scaling
 
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
-"""Settings that hold a value for each layer. By name: a list of end-of-text ids may be as long as the model is deep."""
-NOT_OF_THE_DRAFT = frozenset({"_name_or_path", "_model_name_or_path", "architectures", "transformers_version", "dtype"})
+"""Settings that hold a value for each layer. By name: a list of end-of-text ids may be as long as
+the model is deep."""
+NOT_OF_THE_DRAFT = frozenset(
+    {"_name_or_path", "_model_name_or_path", "architectures", "transformers_version", "dtype"}
+)
 """Settings that describe the target's files and not its function."""
 
 
@@ -46,24 +50,41 @@ class Family:
         """
         config = module.config
         if config.get_text_config() is not config:
-            raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target", code="not_text_only")
+            raise DraftwellError(
+                f"{config.model_type} models read more than text: name a text-only target",
+                code="not_text_only",
+            )
         count = config.num_hidden_layers
-        found = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child) == count
-                 and not any(part.isdigit() for part in name.split("."))]  # those inside a layer are its experts
+        found = [
+            name
+            for name, child in module.named_modules()
+            if isinstance(child, nn.ModuleList)
+            and len(child) == count
+            # those inside a layer are its experts
+            and not any(part.isdigit() for part in name.split("."))
+        ]
         if len(found) != 1:
-            raise DraftwellError(f"{config.model_type} models keep their layers in an unknown way: choose another target",
-                                 code="unknown_architecture")
+            raise DraftwellError(
+                (
+                    f"{config.model_type} models keep their layers in an unknown way: choose "
+                    "another target"
+                ),
+                code="unknown_architecture",
+            )
         return cls(f"{found[0]}.", count)
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """The first two and the last two layers; of a target with four or fewer, the first and the last.
+    """The first two and the last two layers; of a target with four or fewer, the first and the
+    last.
 
     >>> default_layers(30), default_layers(4), default_layers(2)
     ((0, 1, 28, 29), (0, 3), (0,))
     """
     if count < 2:
-        raise DraftwellError("the target has one layer: no shallower draft can be made of it", code="one_layer")
+        raise DraftwellError(
+            "the target has one layer: no shallower draft can be made of it", code="one_layer"
+        )
     if count == 2:
         return (0,)
     return (0, count - 1) if count <= 4 else (0, 1, count - 2, count - 1)
@@ -77,19 +98,30 @@ def check_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
     """
     text = ",".join(map(str, layers))
     if not layers or list(layers) != sorted(set(layers)):
-        raise DraftwellError(f"--layers {text or '(none)'}: name each layer once, in ascending order, such as 0,1,{count - 2},{count - 1}",
-                             code="bad_layers")
+        raise DraftwellError(
+            (
+                f"--layers {text or '(none)'}: name each layer once, in ascending order, such "
+                f"as 0,1,{count - 2},{count - 1}"
+            ),
+            code="bad_layers",
+        )
     if layers[0] < 0 or layers[-1] >= count:
-        raise DraftwellError(f"--layers {text}: the target has {count} layers, numbered 0 to {count - 1}", code="bad_layers")
+        raise DraftwellError(
+            f"--layers {text}: the target has {count} layers, numbered 0 to {count - 1}",
+            code="bad_layers",
+        )
     return tuple(layers)
 
 
 def draft_config(module: Any, layers: Sequence[int]) -> Any:
-    """The target's configuration with these layers only; the windows and kinds of the kept layers stay theirs."""
+    """The target's configuration with these layers only; the windows and kinds of the kept layers
+    stay theirs."""
     from transformers import AutoConfig
 
     config = module.config
-    settings = {key: value for key, value in config.to_dict().items() if key not in NOT_OF_THE_DRAFT}
+    settings = {
+        key: value for key, value in config.to_dict().items() if key not in NOT_OF_THE_DRAFT
+    }
     count = config.num_hidden_layers
     settings[config.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = len(layers)
     for name in PER_LAYER:
@@ -100,10 +132,11 @@ def draft_config(module: Any, layers: Sequence[int]) -> Any:
 
 
 def keep_layers(module: Any, layers: Sequence[int]) -> Any:
-    """A float32 copy of a few of a module's layers on the module's device, in evaluation mode: drafting uses no dropout.
+    """A float32 copy of a few of a module's layers on the module's device, in evaluation mode:
+    drafting uses no dropout.
 
-    Trainable are the layers and the final norm. Embeddings of tokens (the target's, lent to the draft) and of positions
-    are frozen.
+    Trainable are the layers and the final norm. Embeddings of tokens (the target's, lent to the
+    draft) and of positions are frozen.
 
     Args:
         layers: numbers of the target's layers, in the order that the draft runs them.
@@ -114,15 +147,25 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
 
     family = Family.of(module)
     if getattr(module.config, "scale_attn_by_inverse_layer_idx", False):
-        raise DraftwellError(f"this {module.config.model_type} scales attention by a layer's number, which a draft would change: "
-                             "choose another target", code="numbered_layers")
+        raise DraftwellError(
+            f"this {module.config.model_type} scales attention by a layer's number, which "
+            "a draft would change: "
+            "choose another target",
+            code="numbered_layers",
+        )
     draft: Any = AutoModelForCausalLM.from_config(draft_config(module, layers), dtype=torch.float32)
     donor = module.state_dict()
     try:
-        draft.load_state_dict({name: donor[source_of(name, family.prefix, layers)] for name in draft.state_dict()})
+        draft.load_state_dict(
+            {name: donor[source_of(name, family.prefix, layers)] for name in draft.state_dict()}
+        )
     except (KeyError, RuntimeError) as error:
-        raise DraftwellError(f"the layers of this {module.config.model_type} are not alike, so that a few of them make no model: "
-                             "choose another target", code="unlike_layers") from error
+        raise DraftwellError(
+            f"the layers of this {module.config.model_type} are not alike, so that a few "
+            "of them make no model: "
+            "choose another target",
+            code="unlike_layers",
+        ) from error
     draft.to(module.device).eval()
     lent = lent_names(draft)
     tables = {id(child.weight) for child in draft.modules() if isinstance(child, nn.Embedding)}
@@ -132,21 +175,28 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
 
 
 def grow(shallow: Any, target: Any, layers: Sequence[int], at: int) -> Any:
-    """A deeper draft that starts out as a shallow, trained one: new layers add nothing until they are trained.
+    """A deeper draft that starts out as a shallow, trained one: new layers add nothing until they
+    are trained.
 
     Args:
         shallow: a trained draft, Llama-shaped.
-        layers: the target's layers that are inserted after the first `at` layers of `shallow`; their two output projections
-            start at zero, so that at first every new layer returns its input unchanged.
+        layers: the target's layers that are inserted after the first `at` layers of `shallow`;
+            their two output projections start at zero, so that at first every new layer returns its
+            input unchanged.
     """
     old = shallow.config.num_hidden_layers
-    deep = keep_layers(target, [*range(at), *layers, *range(old - at)])  # the right shapes; the old layers are filled in below
+    # the right shapes; the old layers are filled in below
+    deep = keep_layers(target, [*range(at), *layers, *range(old - at)])
     trained = shallow.state_dict()
     state = {name: t for name, t in trained.items() if ".layers." not in name}
     for i in range(old):
         place = i if i < at else i + len(layers)
         source = f"model.layers.{i}."
-        state |= {name.replace(source, f"model.layers.{place}.", 1): t for name, t in trained.items() if name.startswith(source)}
+        state |= {
+            name.replace(source, f"model.layers.{place}.", 1): t
+            for name, t in trained.items()
+            if name.startswith(source)
+        }
     deep.load_state_dict(state, strict=False)
     for layer in deep.model.layers[at : at + len(layers)]:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -190,8 +240,13 @@ class Head:
         output = module.get_output_embeddings()
         chosen = ids.to(output.weight.device)
         bias = getattr(output, "bias", None)
-        return cls(ids, output.weight.detach()[chosen].bfloat16(), None if bias is None else bias.detach()[chosen].bfloat16(),
-                   logit_scaling(module.config), getattr(module.config, "final_logit_softcapping", None))
+        return cls(
+            ids,
+            output.weight.detach()[chosen].bfloat16(),
+            None if bias is None else bias.detach()[chosen].bfloat16(),
+            logit_scaling(module.config),
+            getattr(module.config, "final_logit_softcapping", None),
+        )
 
     def __call__(self, states: Tensor) -> Tensor:
         """`[n, hidden]` → `[n, head]` float32."""

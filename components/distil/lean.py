@@ -1,9 +1,10 @@
 """A minimal batched Llama for generating a target's own outputs fast on a CPU.
 
-Purpose: distillation needs about a million tokens of the target's own text. `generate` of transformers copies the
-cache at every step; this keeps one static cache, fuses the projections (as `serving.runtime.models.lean_llama` does)
-and folds the query groups of grouped-query attention into the sequence axis, so that keys are never repeated. It
-writes training data only; the engine under `serving/` has its own models.
+Purpose: distillation needs about a million tokens of the target's own text. `generate` of
+transformers copies the cache at every step; this keeps one static cache, fuses the projections (as
+`serving.runtime.models.lean_llama` does) and folds the query groups of grouped-query attention into
+the sequence axis, so that keys are never repeated. It writes training data only; the engine under
+`serving/` has its own models.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LONGEST = 4096
 
 
 def rope_tables(theta: float, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine tables, each `[length, head_dim]` float32, in the half-split layout of Llama."""
+    """Cosine and sine tables, each `[length, head_dim]` float32, in the half-split layout of
+    Llama."""
     inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
     angles = torch.cat([angles, angles], dim=-1)
@@ -34,7 +36,8 @@ def rope_tables(theta: float, head_dim: int, length: int) -> tuple[Tensor, Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of `x` `[batch, heads, tokens, head_dim]` by tables broadcastable to it."""
+    """Rotary position embedding of `x` `[batch, heads, tokens, head_dim]` by tables broadcastable
+    to it."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
@@ -45,22 +48,44 @@ class BatchedLlama:
     Args:
         module: a `LlamaForCausalLM` with tied embeddings.
         dtype: dtype of weights and cache.
-        features: numbers of layers whose input states are wanted as well, as an EAGLE-3 head reads them.
+        features: numbers of layers whose input states are wanted as well, as an EAGLE-3 head reads
+            them.
     """
 
-    def __init__(self, module: Any, dtype: torch.dtype = torch.bfloat16, features: tuple[int, ...] = ()):
+    def __init__(
+        self, module: Any, dtype: torch.dtype = torch.bfloat16, features: tuple[int, ...] = ()
+    ):
         config, shape = module.config, architecture_of(module.config)
         assert shape is not None, config.model_type
         self.dtype, self.eps, self.features = dtype, config.rms_norm_eps, features
-        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, shape.head_dim
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            shape.head_dim,
+        )
         with torch.no_grad():
-            self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
-            self.layers = [Layer(layer, lambda weight, bias: partial(
-                F.linear, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype)), shape) for layer in module.model.layers]
+            self.embed, self.final_norm = (
+                weight.to(dtype)
+                for weight in (module.model.embed_tokens.weight, module.model.norm.weight)
+            )
+            self.layers = [
+                Layer(
+                    layer,
+                    lambda weight, bias: partial(
+                        F.linear,
+                        weight=weight.to(dtype),
+                        bias=None if bias is None else bias.to(dtype),
+                    ),
+                    shape,
+                )
+                for layer in module.model.layers
+            ]
             if config.rope_parameters.get("rope_type", "default") == "default":
                 tables = rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST)
             else:  # scaled, as Llama 3's: the module knows how
-                cos, sin = module.model.rotary_emb(module.model.norm.weight.float(), torch.arange(LONGEST)[None])
+                cos, sin = module.model.rotary_emb(
+                    module.model.norm.weight.float(), torch.arange(LONGEST)[None]
+                )
                 tables = cos[0], sin[0]
         self.cos, self.sin = (t.to(dtype) for t in tables)
         self.cache: list[tuple[Tensor, Tensor]] = []
@@ -68,7 +93,10 @@ class BatchedLlama:
     def start(self, batch: int, length: int) -> None:
         """Allocate the cache for `batch` rows of at most `length` tokens."""
         shape = (batch, self.kv_heads, length, self.head_dim)
-        self.cache = [(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)) for _ in self.layers]
+        self.cache = [
+            (torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype))
+            for _ in self.layers
+        ]
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight.to(self.dtype), self.eps)
@@ -80,8 +108,8 @@ class BatchedLlama:
             positions: `[batch, k]` rotary positions (padding may hold anything).
             visible: `[batch, k, at + k]` bool, which columns each query may read.
         Returns:
-            for each layer of `features` the states that enter it, and the normalised last states, side by side:
-            `[batch, k, (features + 1) * hidden]`.
+            for each layer of `features` the states that enter it, and the normalised last states,
+            side by side: `[batch, k, (features + 1) * hidden]`.
         """
         batch, k = ids.shape
         groups = self.heads // self.kv_heads
@@ -92,12 +120,18 @@ class BatchedLlama:
         for number, (layer, (keys, values)) in enumerate(zip(self.layers, self.cache, strict=True)):
             if number in self.features:
                 captured.append(x)
-            y = layer.qkv(self.norm(x, layer.attention_norm)).view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
+            y = (
+                layer.qkv(self.norm(x, layer.attention_norm))
+                .view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim)
+                .transpose(1, 2)
+            )
             q, key, value = y.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             q, key = rotate(q, cos, sin), rotate(key, cos, sin)
             keys[:, :, at : at + k], values[:, :, at : at + k] = key, value
             q = q.reshape(batch, self.kv_heads, groups * k, self.head_dim)
-            a = F.scaled_dot_product_attention(q, keys[:, :, : at + k], values[:, :, : at + k], attn_mask=mask)
+            a = F.scaled_dot_product_attention(
+                q, keys[:, :, : at + k], values[:, :, : at + k], attn_mask=mask
+            )
             a = a.view(batch, self.heads, k, self.head_dim).transpose(1, 2).reshape(batch, k, -1)
             x = x + layer.out(a)
             normed = self.norm(x, layer.mlp_norm)
@@ -108,15 +142,24 @@ class BatchedLlama:
 
 
 @torch.inference_mode()
-def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: int, stops: frozenset[int], temperature: float = 0.0,
-                   generator: torch.Generator | None = None, *, governor: ThreadGovernor | None = None) -> list[tuple[list[int], Tensor]]:
+def generate_batch(
+    model: BatchedLlama,
+    prompts: list[list[int]],
+    new_tokens: int,
+    stops: frozenset[int],
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    *,
+    governor: ThreadGovernor | None = None,
+) -> list[tuple[list[int], Tensor]]:
     """Continue every prompt by up to `new_tokens` tokens.
 
     Args:
         governor: asked before every step; None: the threads stay as they are.
     Returns:
-        for each prompt its output tokens (with the one of `stops` that ended it, where one came) and the states, as `forward`
-        returns them, that predict tokens 1.. of prompt + output, `[prompt + output - 1, …]`.
+        for each prompt its output tokens (with the one of `stops` that ended it, where one came)
+        and the states, as `forward` returns them, that predict tokens 1.. of prompt + output,
+        `[prompt + output - 1, …]`.
     """
     batch, width = len(prompts), max(map(len, prompts))
     ids = torch.zeros(batch, width, dtype=torch.long)
@@ -128,7 +171,8 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
     model.start(batch, width + new_tokens)
     columns, ends = torch.arange(width), torch.tensor(sorted(stops), dtype=torch.long)
     visible = real[:, None, :width] & (columns[None, :, None] >= columns[None, None, :])
-    visible = visible | torch.eye(width, dtype=torch.bool)[None]  # padding reads itself: no empty softmax row
+    # padding reads itself: no empty softmax row
+    visible = visible | torch.eye(width, dtype=torch.bool)[None]
     states = [model.forward(ids, 0, (columns[None] - offset[:, None]).clamp(min=0), visible)]
     tokens: list[Tensor] = []
     done = torch.zeros(batch, dtype=torch.bool)
@@ -139,15 +183,20 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
         if temperature == 0:
             token = logits.argmax(-1)
         else:
-            best = logits.topk(LIKELIEST)  # drawing from the whole vocabulary takes longer than the forward pass
-            drawn = torch.multinomial((best.values / temperature).softmax(-1), 1, generator=generator)
+            # drawing from the whole vocabulary takes longer than the forward pass
+            best = logits.topk(LIKELIEST)
+            drawn = torch.multinomial(
+                (best.values / temperature).softmax(-1), 1, generator=generator
+            )
             token = best.indices.gather(1, drawn).squeeze(1)
         tokens.append(token)
         done |= torch.isin(token, ends)
         if bool(done.all()) or step == new_tokens - 1:
             break
         at = width + step
-        states.append(model.forward(token[:, None], at, (at - offset)[:, None], real[:, None, : at + 1]))
+        states.append(
+            model.forward(token[:, None], at, (at - offset)[:, None], real[:, None, : at + 1])
+        )
     text, hidden = torch.stack(tokens, 1), torch.cat(states, 1)
     result = []
     for row, p in enumerate(prompts):

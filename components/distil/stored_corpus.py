@@ -1,7 +1,7 @@
 """A corpus that stays on disk: ids are read at once, states when they are asked for.
 
-With the states of several layers a corpus of millions of tokens takes tens of gigabytes, which `corpus.read_corpus` would hold in
-memory. Shards are the same files.
+With the states of several layers a corpus of millions of tokens takes tens of gigabytes, which
+`corpus.read_corpus` would hold in memory. Shards are the same files.
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ def _shard(path: Path) -> list[Conversation]:
         file = safe_open(path, "pt")
         ids, prompts, totals = (file.get_tensor(name) for name in ("ids", "prompt", "total"))
         states = file.get_slice("hidden")
-        sound = [len(prompts), len(ids), states.get_shape()[0]] == [len(totals), int(totals.sum()), int((totals - 1).sum())]
+        sound = [len(prompts), len(ids), states.get_shape()[0]] == [
+            len(totals),
+            int(totals.sum()),
+            int((totals - 1).sum()),
+        ]
     except (OSError, ValueError, KeyError, SafetensorError):
         sound = False
     if not sound:
-        raise DraftwellError(f"{path} is damaged: delete it and run the same command again, which writes it again", code="damaged_shard")
+        raise DraftwellError(
+            f"{path} is damaged: delete it and run the same command again, which writes it again",
+            code="damaged_shard",
+        )
     found: list[Conversation] = []
     at = start = 0
     for prompt, total in zip(prompts.tolist(), totals.tolist(), strict=True):

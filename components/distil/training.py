@@ -1,13 +1,15 @@
 """Distil a small draft from a target: keep a few layers, train them on the target's own text.
 
-The draft borrows the target's embeddings and head (frozen), so only the kept layers and norms are learned. Loss: KL or total
-variation (DistillSpec, arXiv 2310.08461, section 3) from the target's distribution over the head's tokens, plus a small
-regression of the last hidden state, which gives every position a dense signal (as EAGLE's feature loss does, arXiv
-2401.15077). The schedule is a cosine over a budget of minutes, so that a run ends on time on any machine, or of tokens,
-so that it ends with the same weights every time.
+The draft borrows the target's embeddings and head (frozen), so only the kept layers and norms are
+learned. Loss: KL or total variation (DistillSpec, arXiv 2310.08461, section 3) from the target's
+distribution over the head's tokens, plus a small regression of the last hidden state, which gives
+every position a dense signal (as EAGLE's feature loss does, arXiv 2401.15077). The schedule is a
+cosine over a budget of minutes, so that a run ends on time on any machine, or of tokens, so that it
+ends with the same weights every time.
 
-A run that was killed resumes from its last checkpoint, at the same batch of the same pass. Under a budget of tokens, on the
-same machine and number of threads, it ends with the weights of an unbroken run, bit for bit.
+A run that was killed resumes from its last checkpoint, at the same batch of the same pass. Under a
+budget of tokens, on the same machine and number of threads, it ends with the weights of an unbroken
+run, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,12 +46,18 @@ class Schedule:
 
     def spent(self, progress: Mapping[str, float]) -> float:
         """Share of the budget that is used up."""
-        return progress["tokens"] / self.tokens if self.tokens is not None else progress["minutes"] / self.minutes
+        return (
+            progress["tokens"] / self.tokens
+            if self.tokens is not None
+            else progress["minutes"] / self.minutes
+        )
 
     def rate(self, progress: Mapping[str, float]) -> float:
         """Learning rate of the next step: a cosine over the budget, after a linear warm-up."""
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.spent(progress))))
-        return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(1.0, (progress["steps"] + 1) / self.warmup_steps)
+        return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(
+            1.0, (progress["steps"] + 1) / self.warmup_steps
+        )
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,14 @@ class Recipe(Schedule):
     Args:
         layers: numbers of the target's layers that are kept.
         head_tokens: tokens that the head covers at most.
-        loss: KL(target ‖ draft), or total variation ½ Σ |p − q|, which is one minus the chance of acceptance.
-        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is given.
+        loss: KL(target ‖ draft), or total variation ½ Σ |p − q|, which is one minus the chance of
+            acceptance.
+        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is
+            given.
         tokens: tokens to train on, each as often as it is seen.
         hard_weight: weight of the target's own choice as a label, under KL only.
-        prompt_weight: weight of a position in a prompt relative to one in the target's own text: prompts cost nothing and
-            reduce overfitting, but drafts are judged on the target's text.
+        prompt_weight: weight of a position in a prompt relative to one in the target's own text:
+            prompts cost nothing and reduce overfitting, but drafts are judged on the target's text.
         save_seconds: time between two checkpoints.
         measure_steps: steps between two measurements of held-out agreement.
     """
@@ -87,19 +97,24 @@ class Recipe(Schedule):
     measure_steps: int = 200
 
 
-def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+def losses(
+    draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe
+) -> tuple[Tensor, dict[str, float]]:
     """Loss of a batch.
 
     Returns:
-        scalar loss and its parts: `kl` or `tv`, `hidden` (share of the states' variance) and `agreement`, the share of
+        scalar loss and its parts: `kl` or `tv`, `hidden` (share of the states' variance) and
+            `agreement`, the share of
         output positions whose argmax equals the target's.
     """
     device = draft.device
     width = max(len(s.ids) for s in group)
     ids = torch.stack([F.pad(s.ids, (0, width - len(s.ids))) for s in group]).to(device)
-    written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group]).to(device)  # the target's own text
+    # the target's own text
+    written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group]).to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state  # padding comes after what counts
+        # padding comes after what counts
+        states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state
         mine = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
         wanted = torch.cat([s.hidden[1:] for s in group]).to(device)
         logits, target = head(mine), head(wanted)
@@ -107,10 +122,16 @@ def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe
     guess = logits.log_softmax(-1)
     weight = torch.where(written, 1.0, recipe.prompt_weight)
     weight = weight / weight.sum()
-    labels = target.argmax(-1)  # the target's choice, which is the text itself where the target wrote it
+    # the target's choice, which is the text itself where the target wrote it
+    labels = target.argmax(-1)
     if recipe.loss == "kl":
-        soft = (F.kl_div(guess, target.log_softmax(-1), log_target=True, reduction="none").sum(-1) * weight).sum()
-        loss = soft + recipe.hard_weight * (F.nll_loss(guess, labels, reduction="none") * weight).sum()
+        soft = (
+            F.kl_div(guess, target.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+            * weight
+        ).sum()
+        loss = (
+            soft + recipe.hard_weight * (F.nll_loss(guess, labels, reduction="none") * weight).sum()
+        )
     else:
         loss = soft = (0.5 * (guess.exp() - target.softmax(-1)).abs().sum(-1) * weight).sum()
     loss = loss + recipe.hidden_weight * hidden
@@ -129,31 +150,52 @@ def train_draft(
     log: Log = lambda name, value, step: None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train until the budget is used; checkpoints make it resumable, and a finished run that is resumed returns at once.
+    """Train until the budget is used; checkpoints make it resumable, and a finished run that is
+    resumed returns at once.
 
     Args:
         draft: of `keep_layers`.
         folder: of the checkpoint.
-        bound: further identity of the run, such as the target's digest; a checkpoint of a different run is refused.
+        bound: further identity of the run, such as the target's digest; a checkpoint of a different
+            run is refused.
         log: called with the loss's parts and `held_out_agreement` during training.
     Returns:
-        steps, tokens, minutes, and agreement on held-out conversations (2 %): `held_out_agreement` and its `curve` during
-        training (pairs of step and agreement).
+        steps, tokens, minutes, and agreement on held-out conversations (2 %): `held_out_agreement`
+        and its `curve` during training (pairs of step and agreement).
     Raises:
         DraftwellError: the folder's checkpoint belongs to another run, or there is too little text.
     """
     corpus = [s for s in corpus if len(s.ids) > 2]  # the first token's state is never learned
     held, train_set = hold_out(corpus)
     if not train_set:
-        raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts", code="too_little_text")
-    identity = {**(bound or {}), "layers": ",".join(map(str, recipe.layers)), "loss": recipe.loss,
-                "head": hashlib.sha256(head.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest(), "corpus": corpus_digest(corpus)}
+        raise DraftwellError(
+            "the target wrote fewer than two texts to learn from: give more prompts",
+            code="too_little_text",
+        )
+    identity = {
+        **(bound or {}),
+        "layers": ",".join(map(str, recipe.layers)),
+        "loss": recipe.loss,
+        "head": hashlib.sha256(head.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest(),
+        "corpus": corpus_digest(corpus),
+    }
     trained = [p for p in draft.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.AdamW(
+        trained, lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
+    )
     progress = restore(draft, optimizer, folder, identity)
-    started, spent, saved, shown = time.monotonic(), progress["minutes"], time.monotonic(), list[dict[str, float]]()
+    started, spent, saved, shown = (
+        time.monotonic(),
+        progress["minutes"],
+        time.monotonic(),
+        list[dict[str, float]](),
+    )
     while recipe.spent(progress) < 1:
-        groups = list(batches(train_set, recipe.batch_tokens, random.Random(f"{recipe.seed}/{progress['passes']}")))
+        groups = list(
+            batches(
+                train_set, recipe.batch_tokens, random.Random(f"{recipe.seed}/{progress['passes']}")
+            )
+        )
         for group in groups[progress["position"] :]:
             parts = update(draft, optimizer, group, head, recipe, progress)
             progress["position"] += 1
@@ -178,34 +220,62 @@ def train_draft(
     return {**progress, "held_out_agreement": final}
 
 
-def update(draft: Any, optimizer: torch.optim.Optimizer, group: Sequence[Conversation], head: Head, recipe: Recipe,
-           progress: Mapping[str, Any]) -> dict[str, float]:
+def update(
+    draft: Any,
+    optimizer: torch.optim.Optimizer,
+    group: Sequence[Conversation],
+    head: Head,
+    recipe: Recipe,
+    progress: Mapping[str, Any],
+) -> dict[str, float]:
     """One optimizer step on one batch; returns the parts of its loss."""
     for slot in optimizer.param_groups:
         slot["lr"] = recipe.rate(progress)
     loss, parts = losses(draft, group, head, recipe)
     if not torch.isfinite(loss):
-        raise DraftwellError(f"training diverged at step {progress['steps']} (the loss is not finite): try --dtype float32; "
-                             "the last checkpoint is sound", code="training_diverged")
+        raise DraftwellError(
+            f"training diverged at step {progress['steps']} (the loss is not finite): try "
+            "--dtype float32; "
+            "the last checkpoint is sound",
+            code="training_diverged",
+        )
     optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_([p for slot in optimizer.param_groups for p in slot["params"]], 1.0)
+    torch.nn.utils.clip_grad_norm_(
+        [p for slot in optimizer.param_groups for p in slot["params"]], 1.0
+    )
     optimizer.step()
     return parts
 
 
-def measure(draft: Any, held: Sequence[Conversation], head: Head, recipe: Recipe, progress: dict[str, Any], means: Mapping[str, float],
-            log: Log, say: Callable[[str], None]) -> None:
+def measure(
+    draft: Any,
+    held: Sequence[Conversation],
+    head: Head,
+    recipe: Recipe,
+    progress: dict[str, Any],
+    means: Mapping[str, float],
+    log: Log,
+    say: Callable[[str], None],
+) -> None:
     """Report how far training is, and agreement with the target on held-out conversations."""
     found = held_out(draft, held, head, recipe)
     progress["curve"].append([progress["steps"], found])
     for name, value in {**means, "held_out_agreement": found}.items():
         log(name, value, progress["steps"])
-    say(f"step {progress['steps']}  {progress['minutes']:.1f} min  {progress['tokens'] / 1e6:.2f} M tokens  "
-        + "  ".join(f"{name} {value:.3f}" for name, value in means.items()) + f"  held-out agreement {found:.3f}")
+    say(
+        (
+            f"step {progress['steps']}  {progress['minutes']:.1f} min  "
+            f"{progress['tokens'] / 1e6:.2f} M tokens  "
+        )
+        + "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+        + f"  held-out agreement {found:.3f}"
+    )
 
 
-def head_of(corpus: Sequence[Conversation], module: Any, count: int, vocab: int | None = None) -> Head:
+def head_of(
+    corpus: Sequence[Conversation], module: Any, count: int, vocab: int | None = None
+) -> Head:
     """The target's head over the tokens that it emits most.
 
     Args:
@@ -219,5 +289,8 @@ def head_of(corpus: Sequence[Conversation], module: Any, count: int, vocab: int 
 @torch.no_grad()
 def held_out(draft: Any, held: Sequence[Conversation], head: Head, recipe: Recipe) -> float:
     """Top-1 agreement on conversations that are not trained on, weighted by batch."""
-    shares = [losses(draft, g, head, recipe)[1]["agreement"] for g in batches(held, recipe.batch_tokens, random.Random(0))]
+    shares = [
+        losses(draft, g, head, recipe)[1]["agreement"]
+        for g in batches(held, recipe.batch_tokens, random.Random(0))
+    ]
     return sum(shares) / len(shares)

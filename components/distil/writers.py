@@ -1,4 +1,5 @@
-"""How the target writes the text that a draft learns from: fast where it is a plain Llama, over the engine's slots otherwise."""
+"""How the target writes the text that a draft learns from: fast where it is a plain Llama, over the
+engine's slots otherwise."""
 
 from __future__ import annotations
 
@@ -29,14 +30,22 @@ class Writer(Protocol):
     identity: str
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
-        """For each prompt its output, up to and with a stop token, and the target's normalised last states
-        `[prompt + output − 1, hidden]`, which predict tokens 1.. of both."""
+        """For each prompt its output, up to and with a stop token, and the target's normalised last
+        states `[prompt + output − 1, hidden]`, which predict tokens 1.. of both."""
 
-    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+    def sampled(
+        self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
         """For each prompt an output drawn from the likeliest tokens."""
 
 
-def writer_of(pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None, *, features: tuple[int, ...] = ()) -> Writer:
+def writer_of(
+    pair: LoadedPair,
+    at_once: int,
+    governor: ThreadGovernor | None = None,
+    *,
+    features: tuple[int, ...] = (),
+) -> Writer:
     """The fastest writer that the pair's target allows.
 
     Args:
@@ -47,8 +56,12 @@ def writer_of(pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = 
     """
     module = pair.modules["target"]
     plain = fits(module) and module.config.tie_word_embeddings and pair.padded_to is None
-    if (plain and module.config.rope_parameters.get("rope_type", "default") == "default" and module.device.type == "cpu"
-            and pair.models["target"].max_context <= LONGEST):
+    if (
+        plain
+        and module.config.rope_parameters.get("rope_type", "default") == "default"
+        and module.device.type == "cpu"
+        and pair.models["target"].max_context <= LONGEST
+    ):
         return LeanWriter(module, pair.stop_tokens, module.dtype, governor, features)
     return EngineWriter(pair, at_once, governor, features)
 
@@ -64,28 +77,60 @@ class LeanWriter:
         features: as in `BatchedLlama`; the states then have those of these layers in front.
     """
 
-    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype, governor: ThreadGovernor | None = None,
-                 features: tuple[int, ...] = ()):
-        self.model, self.stops, self.governor = BatchedLlama(module, dtype, features), stops, governor
+    def __init__(
+        self,
+        module: Any,
+        stops: frozenset[int],
+        dtype: torch.dtype,
+        governor: ThreadGovernor | None = None,
+        features: tuple[int, ...] = (),
+    ):
+        self.model, self.stops, self.governor = (
+            BatchedLlama(module, dtype, features),
+            stops,
+            governor,
+        )
         self.identity = f"lean {dtype}" + (f" features {features}" if features else "")
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
         return self._write(rows, new_tokens)
 
-    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+    def sampled(
+        self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
         return [out for out, _ in self._write(rows, new_tokens, temperature, generator)]
 
-    def _write(self, rows: Sequence[list[int]], new_tokens: int, temperature: float = 0.0,
-               generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
+    def _write(
+        self,
+        rows: Sequence[list[int]],
+        new_tokens: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> list[tuple[list[int], Tensor]]:
         with self.governor or nullcontext():
-            return generate_batch(self.model, list(rows), new_tokens, self.stops, temperature, generator, governor=self.governor)
+            return generate_batch(
+                self.model,
+                list(rows),
+                new_tokens,
+                self.stops,
+                temperature,
+                generator,
+                governor=self.governor,
+            )
 
 
 class EngineWriter:
-    """Any model over slots, on any device: batched decoding, then one teacher-forced pass of each text for its states."""
+    """Any model over slots, on any device: batched decoding, then one teacher-forced pass of each
+    text for its states."""
 
-    def __init__(self, pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None, features: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        pair: LoadedPair,
+        at_once: int,
+        governor: ThreadGovernor | None = None,
+        features: tuple[int, ...] = (),
+    ):
         self.pair, self.at_once, self.governor, self.features = pair, at_once, governor, features
         self.identity = f"slots {pair.dtype}" + (f" features {features}" if features else "")
         if features:
@@ -96,22 +141,38 @@ class EngineWriter:
         outputs = self._decode(rows, [sampling] * len(rows))
         return [(out, self._states([*ids, *out])) for ids, out in zip(rows, outputs, strict=True)]
 
-    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
-        return self._decode(rows, [self.pair.sampling(max_tokens=new_tokens, temperature=temperature, top_k=LIKELIEST, seed=seed + i)
-                                   for i in range(len(rows))])
+    def sampled(
+        self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
+        return self._decode(
+            rows,
+            [
+                self.pair.sampling(
+                    max_tokens=new_tokens, temperature=temperature, top_k=LIKELIEST, seed=seed + i
+                )
+                for i in range(len(rows))
+            ],
+        )
 
     def _decode(self, rows: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
         engine = self.pair.engine(governor=self.governor)
         strategies = [build_strategy("autoregressive")] * len(rows)
         with self.governor or nullcontext():
-            return decode_all(engine, list(zip(rows, samplings, strict=True)), strategies, room(engine, self.at_once))
+            return decode_all(
+                engine,
+                list(zip(rows, samplings, strict=True)),
+                strategies,
+                room(engine, self.at_once),
+            )
 
     def _states(self, ids: list[int]) -> Tensor:
         """`[ids − 1, hidden]` of one text, with those of `features` in front."""
         model: Any = self.pair.models["target"]
         slot = model.open()
         try:
-            output = model.forward([Forward("target", slot, tuple(ids[:-1]), keep=len(ids) - 1, prefill=True)])[0]
+            output = model.forward(
+                [Forward("target", slot, tuple(ids[:-1]), keep=len(ids) - 1, prefill=True)]
+            )[0]
             assert output.hidden is not None  # every module gives its states
             parts = [model.hidden_states(slot, 0, len(ids) - 1)] if self.features else []
             states: Tensor = torch.cat([*parts, output.hidden], -1).cpu()

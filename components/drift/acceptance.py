@@ -1,6 +1,8 @@
-"""Whether drafts fare as they did when they were tuned, by counts alone: all that our plug-in of another engine can record.
+"""Whether drafts fare as they did when they were tuned, by counts alone: all that our plug-in of
+another engine can record.
 
-Looked at is the first token of drafts: how often the target keeps it does not depend on how long drafts are, which follows the load.
+Looked at is the first token of drafts: how often the target keeps it does not depend on how long
+drafts are, which follows the load.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from serving.errors import DraftwellError
 
 FILES = "acceptance-*.ndjson"
 LEARNS = "custom_class"
-"""The method of our plug-in, whose rule learns while it serves, so that drafts are to fare better than at first."""
+"""The method of our plug-in, whose rule learns while it serves, so that drafts are to fare better
+than at first."""
 HEAD = "eagle3"
 """The method of a head, which was trained for the target's texts and may no longer fit them."""
 FEWEST_LINES = 12
@@ -36,7 +39,9 @@ class AcceptanceLine(BaseModel):
 
     version: int = Field(ge=1, le=1)
     begun: float = Field(ge=0, description="seconds since 1970")
-    bundle: str | None = Field(None, description="that was served, such as default/3-cpu; left out, none of ours")
+    bundle: str | None = Field(
+        None, description="that was served, such as default/3-cpu; left out, none of ours"
+    )
     method: str | None = None
     num_speculative_tokens: int | None = None
     rounds: int = Field(ge=0)
@@ -55,12 +60,18 @@ class AcceptanceReport(Record):
     engine: str
     verdict: str = Field(description="one of steady, drift, not enough yet")
     why: str
-    tuned: float | None = Field(description="share of drafts whose first token was kept when it was tuned")
+    tuned: float | None = Field(
+        description="share of drafts whose first token was kept when it was tuned"
+    )
     served: float | None = Field(None, description="the same of what was served")
     low: float | None = Field(None, description="of an interval of it, over lines")
     high: float | None = None
-    change_low: float | None = Field(None, description="of an interval of served less tuned, over lines and the tuning's prompts; None: "
-                                                       "the tuning did not count each prompt")
+    change_low: float | None = Field(
+        None,
+        description="of an interval of served less tuned, over lines and the tuning's prompts; "
+        "None: "
+        "the tuning did not count each prompt",
+    )
     change_high: float | None = None
     limit: float = Field(description="difference that counts")
     lines: int = 0
@@ -90,58 +101,129 @@ def read_lines(folder: Path) -> list[AcceptanceLine]:
             except (ValueError, ValidationError):
                 continue
     if not found:
-        raise DraftwellError(f"{folder} holds no counts of acceptance: name the folder that vLLM writes to (DRAFTWELL_SPOOL), and see that "
-                             "the bundle has our plug-in", code="spool_empty")
+        raise DraftwellError(
+            f"{folder} holds no counts of acceptance: name the folder that vLLM writes to "
+            "(DRAFTWELL_SPOOL), and see that "
+            "the bundle has our plug-in",
+            code="spool_empty",
+        )
     return sorted(found, key=lambda line: line.begun)
 
 
-def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, served: Mapping[str, Any] | None, limits: DriftLimits, *,
-                       pair: str, engine: str, bundle: str, now: datetime) -> AcceptanceReport:
-    """Compare what was counted last with the tuning. Both are counted with their chance: of lines and of prompts.
+def compare_acceptance(
+    lines: Iterable[AcceptanceLine],
+    tuned: Acceptance,
+    served: Mapping[str, Any] | None,
+    limits: DriftLimits,
+    *,
+    pair: str,
+    engine: str,
+    bundle: str,
+    now: datetime,
+) -> AcceptanceReport:
+    """Compare what was counted last with the tuning. Both are counted with their chance: of lines
+    and of prompts.
 
     Args:
         lines: the oldest first.
-        tuned: of what was chosen, when it was measured, with `each` prompt where that is known; else the tuning is taken as exact.
+        tuned: of what was chosen, when it was measured, with `each` prompt where that is known;
+            else the tuning is taken as exact.
         served: the speculative config that is served; lines of others are left out.
-        bundle: that is served, as lines name it; those of others are left out, such as of a draft that was made again.
-        limits: `acceptance`, `window` (lines here), `min_positions` (drafts here), `false_alarm_rate`, `resamples`, `stale_after_hours`.
+        bundle: that is served, as lines name it; those of others are left out, such as of a draft
+            that was made again.
+        limits: `acceptance`, `window` (lines here), `min_positions` (drafts here),
+            `false_alarm_rate`, `resamples`, `stale_after_hours`.
         now: the age of the counts is measured from.
     """
     known = list(lines)
     wanted = (bundle, (served or {}).get("method"), (served or {}).get("num_speculative_tokens"))
-    matching = [line for line in known if (line.bundle, line.method, line.num_speculative_tokens) == wanted]
+    matching = [
+        line for line in known if (line.bundle, line.method, line.num_speculative_tokens) == wanted
+    ]
     own, others = matching[-limits.window :], len(known) - len(matching)
-    notes = (f"{others} lines of other bundles or settings than those that are served ({bundle}) are left out",) if others else ()
+    notes = (
+        (
+            (
+                f"{others} lines of other bundles or settings than those that are served "
+                f"({bundle}) are left out"
+            ),
+        )
+        if others
+        else ()
+    )
     table = np.array([line.first for line in own], dtype=np.float64).reshape(-1, 2)
     kept, drafts = (int(one) for one in table.sum(axis=0))
     before = tuned.first[0] / tuned.rounds if tuned.rounds and tuned.accepted_at else None
     if before is not None and len(tuned.each) < 2:
-        notes = (*notes, "the tuning is taken as exact, because the bundle does not say how drafts of each prompt fared: drift is said "
-                         "more often than false_alarm_rate; tune and deploy again")
+        notes = (
+            *notes,
+            "the tuning is taken as exact, because the bundle does not say how drafts of "
+            "each prompt fared: drift is said "
+            "more often than false_alarm_rate; tune and deploy again",
+        )
 
     def report(verdict: str, why: str, **more: Any) -> AcceptanceReport:
-        return AcceptanceReport(pair=pair, engine=engine, verdict=verdict, why=why, tuned=before, limit=limits.acceptance, lines=len(own),
-                                drafts=drafts, notes=notes, **more)
+        return AcceptanceReport(
+            pair=pair,
+            engine=engine,
+            verdict=verdict,
+            why=why,
+            tuned=before,
+            limit=limits.acceptance,
+            lines=len(own),
+            drafts=drafts,
+            notes=notes,
+            **more,
+        )
 
     if before is None:
-        return report(NOT_ENOUGH, "nothing is drafted, or the tuning counted no drafts: there is nothing to compare")
+        return report(
+            NOT_ENOUGH,
+            "nothing is drafted, or the tuning counted no drafts: there is nothing to compare",
+        )
     if len(own) < FEWEST_LINES or drafts < limits.min_positions:
-        return report(NOT_ENOUGH, f"{len(own)} minutes with {drafts} drafts: {FEWEST_LINES} and {limits.min_positions} are needed")
+        return report(
+            NOT_ENOUGH,
+            (
+                f"{len(own)} minutes with {drafts} drafts: {FEWEST_LINES} and "
+                f"{limits.min_positions} are needed"
+            ),
+        )
     newest = datetime.fromtimestamp(own[-1].begun, UTC)
     if now - newest > timedelta(hours=limits.stale_after_hours):
-        return report(NOT_ENOUGH, f"the newest counts are of {newest:%Y-%m-%d at %H:%M} UTC, more than {limits.stale_after_hours:g} hours "
-                                  "ago")
-    low, high = bootstrap_of_sums(table, lambda sums: sums[:, :1] / np.maximum(sums[:, 1:], 1), resamples=limits.resamples,
-                                  tail=limits.false_alarm_rate / 2)
+        return report(
+            NOT_ENOUGH,
+            f"the newest counts are of {newest:%Y-%m-%d at %H:%M} UTC, more than "
+            f"{limits.stale_after_hours:g} hours "
+            "ago",
+        )
+    low, high = bootstrap_of_sums(
+        table,
+        lambda sums: sums[:, :1] / np.maximum(sums[:, 1:], 1),
+        resamples=limits.resamples,
+        tail=limits.false_alarm_rate / 2,
+    )
     share, ends = kept / drafts, (float(low[0]), float(high[0]))
     figures: dict[str, Any] = {"served": share, "low": ends[0], "high": ends[1]}
-    words = f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), and kept {before:.3f} when it was tuned"
-    change = max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
+    words = (
+        f"the target keeps {share:.3f} of first draft tokens ({ends[0]:.3f} to {ends[1]:.3f}), "
+        f"and kept {before:.3f} when it was tuned"
+    )
+    change = (
+        max(before - share, 0.0) if (served or {}).get("method") == LEARNS else abs(share - before)
+    )
     if len(tuned.each) >= 2:
-        least, most = change_interval(table, np.array(tuned.each, dtype=np.float64), limits.false_alarm_rate / 2)
+        least, most = change_interval(
+            table, np.array(tuned.each, dtype=np.float64), limits.false_alarm_rate / 2
+        )
         if not (math.isfinite(least) and math.isfinite(most)):
-            return report(NOT_ENOUGH, f"{words}, but all drafts of the tuning or of what was served are of one prompt or minute: nothing "
-                                      "can be compared", **figures)
+            return report(
+                NOT_ENOUGH,
+                f"{words}, but all drafts of the tuning or of what was served are of one "
+                "prompt or minute: nothing "
+                "can be compared",
+                **figures,
+            )
         figures |= {"change_low": least, "change_high": most}
         words += f", a change of {least:+.3f} to {most:+.3f}"
         sure = least > 0 or most < 0
@@ -149,16 +231,25 @@ def compare_acceptance(lines: Iterable[AcceptanceLine], tuned: Acceptance, serve
         sure = not ends[0] <= before <= ends[1]
     if change >= limits.acceptance and sure:
         head = (served or {}).get("method") == HEAD and share < before
-        train = f"train the head again (`draftwell train --kind eagle3_head --pair {pair}`), then " if head else ""
-        return report(DRIFTED, f"{words}: {train}tune and gate again on prompts like those that are served", **figures)
+        train = (
+            f"train the head again (`draftwell train --kind eagle3_head --pair {pair}`), then "
+            if head
+            else ""
+        )
+        return report(
+            DRIFTED,
+            f"{words}: {train}tune and gate again on prompts like those that are served",
+            **figures,
+        )
     return report(STEADY, words, **figures)
 
 
 def change_interval(served: np.ndarray, tuned: np.ndarray, tail: float) -> tuple[float, float]:
-    """Ends of an interval of the share of first tokens that are kept, served less tuned: a jackknife of both sides, with Student's t.
+    """Ends of an interval of the share of first tokens that are kept, served less tuned: a
+    jackknife of both sides, with Student's t.
 
-    A percentile bootstrap of a tuning's dozen prompts would need millions of resamples for a tail as small as that of monitoring. Degrees
-    of freedom are Welch's (1947).
+    A percentile bootstrap of a tuning's dozen prompts would need millions of resamples for a tail
+    as small as that of monitoring. Degrees of freedom are Welch's (1947).
 
     Args:
         served: [lines, 2] float64, first tokens that were kept, and drafts; two lines or more.

@@ -1,7 +1,9 @@
-"""The checks of a drift report: each compares a figure of two sets of prompts with its limit, and with chance.
+"""The checks of a drift report: each compares a figure of two sets of prompts with its limit, and
+with chance.
 
-A check fails only if its figure is past its limit (the change matters) and a test by prompt says that chance alone does not do that (the
-change is real; `statistics`). The permitted rate of false alarms is shared among the checks, so it holds for a report as a whole.
+A check fails only if its figure is past its limit (the change matters) and a test by prompt says
+that chance alone does not do that (the change is real; `statistics`). The permitted rate of false
+alarms is shared among the checks, so it holds for a report as a whole.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.drift.schema import AcceptanceBin, DriftCheck, DriftLimits, NoveltyFigures, VerifierFigures
+from components.drift.schema import (
+    AcceptanceBin,
+    DriftCheck,
+    DriftLimits,
+    NoveltyFigures,
+    VerifierFigures,
+)
 from components.drift.statistics import (
     Exchanged,
     Measure,
@@ -54,8 +62,18 @@ class Comparison:
         for name, value, tested, words in self.found:
             limit = float(getattr(self.limits, name))
             drifted = value >= limit and tested.p_value <= needed
-            made.append(DriftCheck(name=name, value=value, limit=limit, chance=tested.chance, p_value=tested.p_value, p_needed=needed,
-                                   drifted=drifted, words=words))
+            made.append(
+                DriftCheck(
+                    name=name,
+                    value=value,
+                    limit=limit,
+                    chance=tested.chance,
+                    p_value=tested.p_value,
+                    p_needed=needed,
+                    drifted=drifted,
+                    words=words,
+                )
+            )
         return tuple(made)
 
     def exchange(self, measure: Measure, sums: Sequence[np.ndarray]) -> Exchanged:
@@ -64,75 +82,158 @@ class Comparison:
         return exchange(then, now, measure, resamples=self.limits.resamples, seed=self.seed)
 
     def confidence(self) -> None:
-        """Population stability index over the table's bins, and the Kolmogorov-Smirnov statistic."""
+        """Population stability index over the table's bins, and the Kolmogorov-Smirnov
+        statistic."""
         from scipy.stats import ks_2samp
 
-        means = f"mean confidence of the draft {self.then.confidence.mean():.2f} when calibrated, {self.now.confidence.mean():.2f} now"
-        stability = self.exchange(stability_index, [self.histograms(self.then), self.histograms(self.now)])
-        self.found.append(("confidence_psi", stability.value, stability, f"confidence has another distribution: stability index "
-                           f"{stability.value:.2f} ({stability.chance:.2f} by chance); {means}"))
-        cuts = np.unique(np.quantile(np.concatenate([self.then.confidence, self.now.confidence]), np.linspace(0, 1, FINE)))
-        gap = self.exchange(largest_gap, [self.counted(traffic, np.searchsorted(cuts, traffic.confidence), len(cuts) + 1)
-                                          for traffic in (self.then, self.now)])
+        means = (
+            f"mean confidence of the draft {self.then.confidence.mean():.2f} when calibrated, "
+            f"{self.now.confidence.mean():.2f} now"
+        )
+        stability = self.exchange(
+            stability_index, [self.histograms(self.then), self.histograms(self.now)]
+        )
+        self.found.append(
+            (
+                "confidence_psi",
+                stability.value,
+                stability,
+                f"confidence has another distribution: stability index "
+                f"{stability.value:.2f} ({stability.chance:.2f} by chance); {means}",
+            )
+        )
+        cuts = np.unique(
+            np.quantile(
+                np.concatenate([self.then.confidence, self.now.confidence]), np.linspace(0, 1, FINE)
+            )
+        )
+        gap = self.exchange(
+            largest_gap,
+            [
+                self.counted(traffic, np.searchsorted(cuts, traffic.confidence), len(cuts) + 1)
+                for traffic in (self.then, self.now)
+            ],
+        )
         exact = float(ks_2samp(self.then.confidence, self.now.confidence, method="asymp").statistic)
-        self.found.append(("confidence_ks", exact, gap, f"confidence has another distribution: Kolmogorov-Smirnov {exact:.2f} "
-                           f"({gap.chance:.2f} by chance); {means}"))
+        self.found.append(
+            (
+                "confidence_ks",
+                exact,
+                gap,
+                f"confidence has another distribution: Kolmogorov-Smirnov {exact:.2f} "
+                f"({gap.chance:.2f} by chance); {means}",
+            )
+        )
 
     def acceptance(self) -> None:
         """Share of judged tokens that are kept."""
-        sums = [traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1)) for traffic in (self.then, self.now)]
+        sums = [
+            traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1))
+            for traffic in (self.then, self.now)
+        ]
         moved = self.exchange(rate_change, sums)
         rates = [float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0))]
-        self.found.append(("acceptance", moved.value, moved, f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
-                           f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)"))
+        self.found.append(
+            (
+                "acceptance",
+                moved.value,
+                moved,
+                f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
+                f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)",
+            )
+        )
 
     def table(self, table: AcceptanceTable | None) -> None:
-        """Acceptance at equal confidence. The test is against the reference's rows, the table's own where it was made of them.
+        """Acceptance at equal confidence. The test is against the reference's rows, the table's own
+        where it was made of them.
 
-        What the table says is smoothed by its own prior weight, as in `AcceptanceTable.alpha`. What the traffic shows is measured, so only
-        cold bins are smoothed: a heavy prior on both sides would hide any change of little traffic.
+        What the table says is smoothed by its own prior weight, as in `AcceptanceTable.alpha`. What
+        the traffic shows is measured, so only cold bins are smoothed: a heavy prior on both sides
+        would hide any change of little traffic.
         """
         if table is None:
-            self.notes.append("no acceptance table: acceptance by confidence is compared with the reference alone")
+            self.notes.append(
+                "no acceptance table: acceptance by confidence is compared with the reference alone"
+            )
         weight = PRIOR_WEIGHT if table is None else table.prior_weight
-        off = self.exchange(table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)),
-                            [self.by_bin(traffic) for traffic in (self.then, self.now)])
-        self.found.append(("table", off.value, off, f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
-                           f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no longer holds"))
+        off = self.exchange(
+            table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)),
+            [self.by_bin(traffic) for traffic in (self.then, self.now)],
+        )
+        self.found.append(
+            (
+                "table",
+                off.value,
+                off,
+                f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
+                f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no "
+                "longer holds",
+            )
+        )
 
     def verifier(self, verifier: Verifier, untouched: Sequence[str]) -> None:
         """Calibration of the verifier's scores, against prompts that it was not fitted to."""
         held = self.then.take(untouched)
         recorded = all(set(verifier.features) <= set(traffic.parts) for traffic in (held, self.now))
         if not recorded or np.isnan(self.now.ratio).any() or np.isnan(held.ratio).any():
-            self.notes.append(f"verifier not checked: it reads {' and '.join(verifier.features)}, which the traces do not all hold")
+            self.notes.append(
+                f"verifier not checked: it reads {' and '.join(verifier.features)}, which "
+                "the traces do not all hold"
+            )
             return
         if len(held.names) < 2:
-            self.notes.append("verifier not checked: the reference holds less than two prompts that it was not fitted to")
+            self.notes.append(
+                "verifier not checked: the reference holds less than two prompts that it "
+                "was not fitted to"
+            )
             return
         then, now = (scored(verifier, traffic) for traffic in (held, self.now))
-        sums = [self.reliability(traffic, *parts) for traffic, parts in ((held, then), (self.now, now))]
+        sums = [
+            self.reliability(traffic, *parts) for traffic, parts in ((held, then), (self.now, now))
+        ]
         rise = self.exchange(calibration_rise, sums)
         errors = [float(calibration_error(part.sum(0))) for part in sums]
         briers = [float(((score - label) ** 2).mean()) for score, label in (then, now)]
-        self.verifier_figures = VerifierFigures(brier_then=briers[0], brier_now=briers[1], error_then=errors[0], error_now=errors[1],
-                                                prompts_then=len(held.names))
-        self.found.append(("verifier", rise.value, rise, f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
-                           f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, {briers[1]:.3f} now)"))
+        self.verifier_figures = VerifierFigures(
+            brier_then=briers[0],
+            brier_now=briers[1],
+            error_then=errors[0],
+            error_now=errors[1],
+            prompts_then=len(held.names),
+        )
+        self.found.append(
+            (
+                "verifier",
+                rise.value,
+                rise,
+                f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
+                f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, "
+                f"{briers[1]:.3f} now)",
+            )
+        )
 
     def novelty(self, memory: CorrectionMemory | None) -> None:
-        """Unknown rejection patterns. A memory knows its own prompts too well to be compared with, so the reference is halved: what one
-        half has not seen of the other is compared with what it has not seen of the feedback."""
+        """Unknown rejection patterns. A memory knows its own prompts too well to be compared with,
+        so the reference is halved: what one half has not seen of the other is compared with what it
+        has not seen of the feedback."""
         if (self.now.pattern < 0).any():
-            self.notes.append("novelty not checked: the spool keeps no tokens (draftwell-serve --feedback-text)")
+            self.notes.append(
+                "novelty not checked: the spool keeps no tokens (draftwell-serve --feedback-text)"
+            )
             return
         names = np.random.default_rng([self.seed, 19]).permutation(np.array(self.then.names))
-        known, held = (self.then.take(part.tolist()) for part in (names[: len(names) // 2], names[len(names) // 2 :]))
+        known, held = (
+            self.then.take(part.tolist())
+            for part in (names[: len(names) // 2], names[len(names) // 2 :])
+        )
         seen = {tuple(pattern) for pattern in known.pattern[known.kept < 1].tolist()}
         if not seen or not (held.kept < 1).any() or not (self.now.kept < 1).any():
             self.notes.append("novelty not checked: too few rejections")
             return
-        sums = [traffic.sums(np.stack([unknown(traffic, seen), 1 - traffic.kept], axis=1)) for traffic in (held, self.now)]
+        sums = [
+            traffic.sums(np.stack([unknown(traffic, seen), 1 - traffic.kept], axis=1))
+            for traffic in (held, self.now)
+        ]
         rise = self.exchange(rate_rise, sums)
         then, now = (float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0)))
         in_memory = None
@@ -142,8 +243,15 @@ class Comparison:
         else:
             self.notes.append("no correction memory: novelty is compared with the reference alone")
         self.novelty_figures = NoveltyFigures(memory=in_memory, then=then, now=now)
-        self.found.append(("novelty", rise.value, rise, f"{now:.0%} of rejections have patterns that half of the reference does not know, "
-                           f"{then:.0%} of its other half's"))
+        self.found.append(
+            (
+                "novelty",
+                rise.value,
+                rise,
+                f"{now:.0%} of rejections have patterns that half of the reference does not know, "
+                f"{then:.0%} of its other half's",
+            )
+        )
 
     def counted(self, traffic: Traffic, index: np.ndarray, bins: int) -> np.ndarray:
         """`[prompts, bins]` positions of each bin."""
@@ -176,17 +284,27 @@ class Comparison:
         if not len(self.now) or not len(self.then):
             return ()
         sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
-        low, high = bootstrap_of_sums(sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed)
+        low, high = bootstrap_of_sums(
+            sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed
+        )
         then, now = (rates_by_bin(part.sum(0)[None])[0] for part in sums)
         positions = sums[1].sum(0)[BINS:].astype(int)  # judged ones
         edges = (0.0, *EDGES, 1.0)
         made = []
         for b in range(BINS):
             ends = wilson(now[b], int(positions[b]))
-            made.append(AcceptanceBin(
-                low=edges[b], high=edges[b + 1], table=table.accepted[b] / table.total[b] if table and table.total[b] else None,
-                then=known(then[b]), now=known(now[b]), now_low=float(min(ends[0], low[b])) if positions[b] else None,
-                now_high=float(max(ends[1], high[b])) if positions[b] else None, positions=int(positions[b])))
+            made.append(
+                AcceptanceBin(
+                    low=edges[b],
+                    high=edges[b + 1],
+                    table=table.accepted[b] / table.total[b] if table and table.total[b] else None,
+                    then=known(then[b]),
+                    now=known(now[b]),
+                    now_low=float(min(ends[0], low[b])) if positions[b] else None,
+                    now_high=float(max(ends[1], high[b])) if positions[b] else None,
+                    positions=int(positions[b]),
+                )
+            )
         return tuple(made)
 
 
@@ -203,7 +321,8 @@ def rates_by_bin(sums: np.ndarray) -> np.ndarray:
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` positions: never of no width, as the bootstrap's is where all were kept."""
+    """Wilson's 95 % interval of a share of `count` positions: never of no width, as the bootstrap's
+    is where all were kept."""
     if not count:
         return np.nan, np.nan
     from scipy.stats import binomtest
@@ -218,14 +337,19 @@ def known(value: float) -> float | None:
 
 
 def scored(verifier: Verifier, traffic: Traffic) -> tuple[np.ndarray, np.ndarray]:
-    """The verifier's scores `[rows]` and what they predict: whether q̄/p̄ is at most lambda, or by another label the chance to be kept."""
+    """The verifier's scores `[rows]` and what they predict: whether q̄/p̄ is at most lambda, or by
+    another label the chance to be kept."""
     inputs = np.concatenate([traffic.parts[name] for name in verifier.features], axis=1)
     z = inputs.astype(np.float64) @ verifier.weight.numpy() + verifier.bias
-    return sigmoid(z), traffic.ratio <= verifier.ratio if verifier.label == "ratio" else traffic.kept
+    return sigmoid(
+        z
+    ), traffic.ratio <= verifier.ratio if verifier.label == "ratio" else traffic.kept
 
 
 def unknown(traffic: Traffic, seen: set[tuple[int, int]]) -> np.ndarray:
     """`[rows]`: the chance of a rejection where its pattern was not seen, else 0."""
-    new = np.array([tuple(pattern) not in seen for pattern in traffic.pattern.tolist()], dtype=float)
+    new = np.array(
+        [tuple(pattern) not in seen for pattern in traffic.pattern.tolist()], dtype=float
+    )
     found: np.ndarray = new * (1 - traffic.kept)
     return found

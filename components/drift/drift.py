@@ -1,8 +1,10 @@
-"""Drift: is the traffic still the one that the champion was calibrated on? Trace rows, artifacts and limits in, a report out.
+"""Drift: is the traffic still the one that the champion was calibrated on? Trace rows, artifacts
+and limits in, a report out.
 
-Five things are compared: how sure the draft is of itself, how many of its tokens the target keeps, whether the acceptance table predicts
-that, whether the verifier's scores are still probabilities, and whether the target's corrections are known ones (`comparison`). Equal
-inputs give an equal report, to the last digit.
+Five things are compared: how sure the draft is of itself, how many of its tokens the target keeps,
+whether the acceptance table predicts that, whether the verifier's scores are still probabilities,
+and whether the target's corrections are known ones (`comparison`). Equal inputs give an equal
+report, to the last digit.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
 
 MOST_UNDRAFTED = 0.05
-"""Share of positions without the draft's view above which what is left is no fair sample of the traffic."""
+"""Share of positions without the draft's view above which what is left is no fair sample of the
+traffic."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class WatchedArtifacts:
     """The champion's artifacts that traffic is compared with; None for what it lacks.
 
     Args:
-        untouched: prompts of the reference that the verifier neither learnt from nor was chosen on (`untouched_prompts`).
+        untouched: prompts of the reference that the verifier neither learnt from nor was chosen on
+            (`untouched_prompts`).
     """
 
     table: AcceptanceTable | None = None
@@ -56,14 +60,23 @@ class WatchedArtifacts:
     untouched: Sequence[str] = ()
 
 
-def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, subject: Subject,
-                    artifacts: WatchedArtifacts | None = None, *, notes: Sequence[str] = (), doubts: Sequence[str] = (),
-                    seed: int = 0) -> DriftReport:
+def compare_traffic(
+    reference: Traffic,
+    feedback: Traffic,
+    limits: DriftLimits,
+    subject: Subject,
+    artifacts: WatchedArtifacts | None = None,
+    *,
+    notes: Sequence[str] = (),
+    doubts: Sequence[str] = (),
+    seed: int = 0,
+) -> DriftReport:
     """Compare feedback with the reference.
 
     Args:
         notes: what was left out before.
-        doubts: why the feedback is not what is served now. They do not rule out a drift; but nothing is called steady then.
+        doubts: why the feedback is not what is served now. They do not rule out a drift; but
+            nothing is called steady then.
         seed: of exchanges and bootstraps.
     Raises:
         DraftwellError: scipy is missing.
@@ -72,8 +85,14 @@ def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, 
     watched = artifacts or WatchedArtifacts()
     sides = (side(subject.digests[0], reference), side(subject.digests[1], feedback))
     comparison = Comparison(reference, feedback, limits, seed)
-    few = [*lacking("feedback", sides[1], limits.min_prompts, limits, "wait for more traffic"), *chosen(feedback)]
-    missing = [*lacking("reference", sides[0], limits.min_reference, limits, "calibrate on more prompts"), *(few and (doubts or few))]
+    few = [
+        *lacking("feedback", sides[1], limits.min_prompts, limits, "wait for more traffic"),
+        *chosen(feedback),
+    ]
+    missing = [
+        *lacking("reference", sides[0], limits.min_reference, limits, "calibrate on more prompts"),
+        *(few and (doubts or few)),
+    ]
     table = watched.table if "target" in subject.kinds else None
     if not missing:
         comparison.confidence()
@@ -92,13 +111,30 @@ def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, 
     elif doubts:
         verdict, reasons = NOT_ENOUGH, tuple(doubts)
     else:
-        verdict, reasons = STEADY, (f"none of {len(checks)} checks found more than chance and its limit allow",)
-    return DriftReport.model_validate({
-        "pair": subject.pair, "fingerprint": subject.fingerprint, "baseline": subject.baseline, "kinds": tuple(subject.kinds),
-        "reference": sides[0], "feedback": sides[1], "limits": limits, "verdict": verdict, "reasons": reasons, "checks": checks,
-        "bins": comparison.bins(table), "confidence_then": shares_of(comparison.histograms(reference)),
-        "confidence_now": shares_of(comparison.histograms(feedback)), "verifier": comparison.verifier_figures,
-        "novelty": comparison.novelty_figures, "notes": (*notes, *comparison.notes)})
+        verdict, reasons = (
+            STEADY,
+            (f"none of {len(checks)} checks found more than chance and its limit allow",),
+        )
+    return DriftReport.model_validate(
+        {
+            "pair": subject.pair,
+            "fingerprint": subject.fingerprint,
+            "baseline": subject.baseline,
+            "kinds": tuple(subject.kinds),
+            "reference": sides[0],
+            "feedback": sides[1],
+            "limits": limits,
+            "verdict": verdict,
+            "reasons": reasons,
+            "checks": checks,
+            "bins": comparison.bins(table),
+            "confidence_then": shares_of(comparison.histograms(reference)),
+            "confidence_now": shares_of(comparison.histograms(feedback)),
+            "verifier": comparison.verifier_figures,
+            "novelty": comparison.novelty_figures,
+            "notes": (*notes, *comparison.notes),
+        }
+    )
 
 
 def require_scipy() -> None:
@@ -106,7 +142,10 @@ def require_scipy() -> None:
     try:
         import scipy.stats  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("monitoring needs the package scipy: pip install 'draftwell[pipeline]'", code="scipy_missing") from error
+        raise DraftwellError(
+            "monitoring needs the package scipy: pip install 'draftwell[pipeline]'",
+            code="scipy_missing",
+        ) from error
 
 
 def side(digest: str, traffic: Traffic) -> Side:
@@ -114,24 +153,38 @@ def side(digest: str, traffic: Traffic) -> Side:
     some = len(traffic) > 0
     judged = traffic.judged.sum()
     kept = float((traffic.judged * traffic.kept).sum() / judged) if judged else None
-    return Side(digest=digest, prompts=len(traffic.names), positions=len(traffic),
-                confidence=float(traffic.confidence.mean()) if some else None, acceptance=kept)
+    return Side(
+        digest=digest,
+        prompts=len(traffic.names),
+        positions=len(traffic),
+        confidence=float(traffic.confidence.mean()) if some else None,
+        acceptance=kept,
+    )
 
 
 def lacking(name: str, side: Side, prompts: int, limits: DriftLimits, fix: str) -> list[str]:
     """What a set has too little of, as sentences."""
-    return [f"the {name} has {had} {what}, {needed} are needed: {fix}"
-            for had, needed, what in ((side.prompts, prompts, "different prompts"),
-                                      (side.positions, limits.min_positions, "drafted positions")) if had < needed]
+    return [
+        f"the {name} has {had} {what}, {needed} are needed: {fix}"
+        for had, needed, what in (
+            (side.prompts, prompts, "different prompts"),
+            (side.positions, limits.min_positions, "drafted positions"),
+        )
+        if had < needed
+    ]
 
 
 def chosen(feedback: Traffic) -> list[str]:
-    """A warning where positions were left out by the strategy: it drafts where the draft is sure, which is no fair sample."""
+    """A warning where positions were left out by the strategy: it drafts where the draft is sure,
+    which is no fair sample."""
     total = len(feedback) + feedback.undrafted
     if feedback.undrafted <= MOST_UNDRAFTED * total:
         return []
-    return [f"{feedback.undrafted / total:.0%} of the feedback's positions lack the draft's view, and those that a strategy chose to draft "
-            "are no fair sample: let the server record every position of the texts that it spools"]
+    return [
+        f"{feedback.undrafted / total:.0%} of the feedback's positions lack the draft's "
+        "view, and those that a strategy chose to draft "
+        "are no fair sample: let the server record every position of the texts that it spools"
+    ]
 
 
 def shares_of(sums: np.ndarray) -> tuple[float, ...]:

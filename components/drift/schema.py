@@ -1,4 +1,5 @@
-"""What drift is in numbers: limits, and the report of a check. Plain data; equal reports have equal digests."""
+"""What drift is in numbers: limits, and the report of a check. Plain data; equal reports have equal
+digests."""
 
 from __future__ import annotations
 
@@ -22,27 +23,44 @@ class Record(BaseModel):
 class DriftLimits(Record):
     """What counts as drift; `registry/drift.yaml` explains each."""
 
-    false_alarm_rate: float = Field(gt=0, le=0.2, description="chance, at most, that a check of unchanged traffic says drift")
+    false_alarm_rate: float = Field(
+        gt=0, le=0.2, description="chance, at most, that a check of unchanged traffic says drift"
+    )
     resamples: int = Field(ge=99, description="random exchanges of prompts for each p value")
     min_prompts: int = Field(ge=3, description="different prompts that the feedback must have")
     min_reference: int = Field(ge=3, description="different prompts that the reference must have")
     min_positions: int = Field(ge=1, description="drafted positions that each side must have")
     window: int = Field(ge=3, description="newest prompts of the spool that are looked at")
-    stale_after_hours: float = Field(24, gt=0, description="of older traffic nothing is called steady")
-    confidence_psi: float = Field(ge=0, description="population stability index of the draft's confidence")
-    confidence_ks: float = Field(ge=0, le=1, description="Kolmogorov-Smirnov statistic of the draft's confidence")
+    stale_after_hours: float = Field(
+        24, gt=0, description="of older traffic nothing is called steady"
+    )
+    confidence_psi: float = Field(
+        ge=0, description="population stability index of the draft's confidence"
+    )
+    confidence_ks: float = Field(
+        ge=0, le=1, description="Kolmogorov-Smirnov statistic of the draft's confidence"
+    )
     acceptance: float = Field(ge=0, le=1, description="change of the acceptance rate")
     table: float = Field(ge=0, le=1, description="mean error of acceptance by confidence bin")
-    verifier: float = Field(ge=0, le=1, description="rise of the verifier's expected calibration error")
-    novelty: float = Field(ge=0, le=1, description="rise of the share of rejections with an unknown pattern")
-    repeat_after_hours: float = Field(gt=0, description="the same drift is not announced again before")
+    verifier: float = Field(
+        ge=0, le=1, description="rise of the verifier's expected calibration error"
+    )
+    novelty: float = Field(
+        ge=0, le=1, description="rise of the share of rejections with an unknown pattern"
+    )
+    repeat_after_hours: float = Field(
+        gt=0, description="the same drift is not announced again before"
+    )
 
     @model_validator(mode="after")
     def fine_enough(self) -> DriftLimits:
         """So few exchanges that no p value can be small enough would silently find nothing."""
         needed = math.ceil(len(CHECKS) / self.false_alarm_rate)
         if self.resamples < needed:
-            raise ValueError(f"resamples must be at least {needed} for a false_alarm_rate of {self.false_alarm_rate:g}")
+            raise ValueError(
+                f"resamples must be at least {needed} for a false_alarm_rate of "
+                f"{self.false_alarm_rate:g}"
+            )
         return self
 
 
@@ -77,16 +95,26 @@ class AcceptanceBin(Record):
 
     low: float
     high: float
-    table: float | None = Field(description="the champion's table: accepted over judged; None where it has seen nothing, or there is none")
+    table: float | None = Field(
+        description=(
+            "the champion's table: accepted over judged; None where it has seen nothing, or "
+            "there is none"
+        )
+    )
     then: float | None = Field(description="the same in the reference")
     now: float | None = Field(description="the same in the feedback")
-    now_low: float | None = Field(description="lower end of its 95 % interval: the lower of a bootstrap over prompts and Wilson's")
+    now_low: float | None = Field(
+        description=(
+            "lower end of its 95 % interval: the lower of a bootstrap over prompts and Wilson's"
+        )
+    )
     now_high: float | None
     positions: int = Field(description="of the feedback in this bin")
 
 
 class VerifierFigures(Record):
-    """Calibration of the champion's verifier; `then` on prompts of the reference that it did not learn from."""
+    """Calibration of the champion's verifier; `then` on prompts of the reference that it did not
+    learn from."""
 
     brier_then: float
     brier_now: float
@@ -98,8 +126,12 @@ class VerifierFigures(Record):
 class NoveltyFigures(Record):
     """Share of rejections whose pattern (draft token, correction) is unknown."""
 
-    memory: float | None = Field(description="of the feedback's rejections, not in the champion's memory; None without one")
-    then: float = Field(description="one half of the reference's prompts, not seen in the other half")
+    memory: float | None = Field(
+        description="of the feedback's rejections, not in the champion's memory; None without one"
+    )
+    then: float = Field(
+        description="one half of the reference's prompts, not seen in the other half"
+    )
     now: float = Field(description="the feedback, not seen in that other half")
 
 
@@ -118,7 +150,9 @@ class DriftReport(Record):
     reasons: tuple[str, ...]
     checks: tuple[DriftCheck, ...] = ()
     bins: tuple[AcceptanceBin, ...] = ()
-    confidence_then: tuple[float, ...] = Field((), description="share of positions in each of the table's bins of confidence")
+    confidence_then: tuple[float, ...] = Field(
+        (), description="share of positions in each of the table's bins of confidence"
+    )
     confidence_now: tuple[float, ...] = ()
     verifier: VerifierFigures | None = None
     novelty: NoveltyFigures | None = None

@@ -1,6 +1,8 @@
-"""Reading a spool: the folder to which a server adds shards of recorded traffic, each by an atomic rename.
+"""Reading a spool: the folder to which a server adds shards of recorded traffic, each by an atomic
+rename.
 
-Shards have the trace schema (`serving/recording/trace.py`). Only the newest are opened; one that cannot be read is left out and named.
+Shards have the trace schema (`serving/recording/trace.py`). Only the newest are opened; one that
+cannot be read is left out and named.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ class RecentTraffic:
     """The newest prompts of a spool.
 
     Args:
-        rows: their rows of `COLUMNS` (and `HIDDEN` if asked for), oldest first; none where all were at other temperatures.
+        rows: their rows of `COLUMNS` (and `HIDDEN` if asked for), oldest first; none where all were
+            at other temperatures.
         headers: of the shards that were read.
         digest: sha256 over these shards.
         shards: their files' names.
         newest: when the newest of them was written; None where none was read.
-        others: further prompts that were left out, because they were sampled at another temperature.
+        others: further prompts that were left out, because they were sampled at another
+            temperature.
         notes: what was left out, and why.
     """
 
@@ -75,14 +79,22 @@ class _Found:
         self.prompts.update(table.column("prompt_id").to_pylist())
 
 
-def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = False, temperature: float | None = None,
-               since: datetime | None = None) -> RecentTraffic:
+def read_spool(
+    folder: Path,
+    fingerprint: str,
+    *,
+    window: int,
+    hidden: bool = False,
+    temperature: float | None = None,
+    since: datetime | None = None,
+) -> RecentTraffic:
     """The last `window` prompts of a spool; older shards are not opened.
 
     Args:
         fingerprint: of the pair; shards of other weights are left out.
         hidden: also the draft's hidden states, most of a trace.
-        temperature: that prompts must have been sampled at to count: what cannot be compared must not crowd out what can. None takes all.
+        temperature: that prompts must have been sampled at to count: what cannot be compared must
+            not crowd out what can. None takes all.
         since: shards that were written before are left out.
     Raises:
         DraftwellError: the folder holds no shard, or none that can be read.
@@ -91,8 +103,12 @@ def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = Fa
 
     shards = TraceSet(folder).shards
     if not shards:
-        raise DraftwellError(f"{folder} holds no traces: name a folder of recorded requests to which a server writes (--feedback-dir), or "
-                             f"`draftwell collect --out {folder}`", code="spool_empty")
+        raise DraftwellError(
+            f"{folder} holds no traces: name a folder of recorded requests to which a "
+            "server writes (--feedback-dir), or "
+            f"`draftwell collect --out {folder}`",
+            code="spool_empty",
+        )
     columns = [*COLUMNS, *(HIDDEN if hidden else ())]
     found, notes = _Found(), list[str]()
     for path in reversed(shards):
@@ -119,20 +135,38 @@ def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = Fa
         schema = trace_schema(found.skipped)
         found.tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
     if not found.tables:
-        raise found.broken[0] if found.broken else DraftwellError(
-            f"the traces in {folder} are being replaced: run it again", code="spool_replaced")
+        raise (
+            found.broken[0]
+            if found.broken
+            else DraftwellError(
+                f"the traces in {folder} are being replaced: run it again", code="spool_replaced"
+            )
+        )
     if found.others:
-        notes.insert(0, f"{len(found.others)} prompts of the feedback left out: sampled at another temperature than {temperature:g}")
+        notes.insert(
+            0,
+            (
+                f"{len(found.others)} prompts of the feedback left out: sampled at another "
+                f"temperature than {temperature:g}"
+            ),
+        )
     if found.broken:
         notes.insert(0, f"{len(found.broken)} of {len(shards)} shards left out: {found.broken[0]}")
     content = "\n".join([str(window), *reversed(found.digests)])
-    return RecentTraffic(newest(pa.concat_tables(found.tables[::-1]), window), tuple(found.headers),
-                         hashlib.sha256(content.encode()).hexdigest(), tuple(reversed(found.names)), max(found.dates, default=None),
-                         len(found.others), tuple(notes))
+    return RecentTraffic(
+        newest(pa.concat_tables(found.tables[::-1]), window),
+        tuple(found.headers),
+        hashlib.sha256(content.encode()).hexdigest(),
+        tuple(reversed(found.names)),
+        max(found.dates, default=None),
+        len(found.others),
+        tuple(notes),
+    )
 
 
 def written_at(path: Path) -> datetime:
-    """When a shard was written: what a server put into its name, which a copy keeps, else the file's date."""
+    """When a shard was written: what a server put into its name, which a copy keeps, else the
+    file's date."""
     stamp = STAMPED.fullmatch(path.name)
     return datetime.fromtimestamp(int(stamp[1]) / 1000 if stamp else path.stat().st_mtime, UTC)
 
@@ -155,4 +189,8 @@ def newest(rows: pa.Table, window: int) -> pa.Table:
     import pyarrow.compute as pc
 
     ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
-    return rows if len(ids) <= window else rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(ids[:window])))
+    return (
+        rows
+        if len(ids) <= window
+        else rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(ids[:window])))
+    )

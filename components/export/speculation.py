@@ -1,4 +1,5 @@
-"""The part of a strategy's settings that fits an engine which drafts with a model or n-grams and accepts tokens by the exact rule."""
+"""The part of a strategy's settings that fits an engine which drafts with a model or n-grams and
+accepts tokens by the exact rule."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Weights:
 
     Args:
         head: folder of an EAGLE-3 head (`checkpoint.save_head`).
-        draft_revision, target_revision: branch, tag or commit of a model on the hub; None for its default.
+        draft_revision, target_revision: branch, tag or commit of a model on the hub; None for its
+            default.
     """
 
     target: str
@@ -31,14 +33,22 @@ class Weights:
     head: str | None = None
 
 
-def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: int | None = None, *, head: bool = False) -> Speculation:
+def speculation_of(
+    strategy: str,
+    parameters: Mapping[str, Any],
+    draft_tokens: int | None = None,
+    *,
+    head: bool = False,
+) -> Speculation:
     """What other engines can do of a strategy.
 
     Args:
         draft_tokens: constant draft length that replaces a strategy's own rule, if it has one.
-        head: whether the engine loads EAGLE-3 heads and there is one: a strategy that can draft from it then does.
+        head: whether the engine loads EAGLE-3 heads and there is one: a strategy that can draft
+            from it then does.
     Raises:
-        DraftwellError: an unknown strategy or setting; a strategy of which nothing sensible would remain (`not_exportable`).
+        DraftwellError: an unknown strategy or setting; a strategy of which nothing sensible would
+            remain (`not_exportable`).
     """
     cls = find_strategy(strategy)
     try:
@@ -51,14 +61,33 @@ def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: i
         chosen = replace(chosen, length=draft_tokens)
     found = chosen or cls.speculation(config)
     if found is None:
-        raise DraftwellError(f"{strategy} cannot be exported: no other engine has what it drafts from, so nothing that was tuned would "
-                             "remain: serve it with `draftwell deploy`, or tune with --lossless-only and export that",
-                             code="not_exportable")
+        raise DraftwellError(
+            f"{strategy} cannot be exported: no other engine has what it drafts from, so "
+            "nothing that was tuned would "
+            "remain: serve it with `draftwell deploy`, or tune with --lossless-only and "
+            "export that",
+            code="not_exportable",
+        )
     notes = found.notes
     if not cls.lossless:
-        notes = (f"{strategy} is lossy and other engines accept tokens by the exact rule: this is its lossless equivalent. Outputs are the "
-                 "target's own, fewer draft tokens are accepted, and the measured speedup and quality do not carry over.", *notes)
-    if draft_tokens is not None and found.source == "draft" and (found.length is None or found.threshold is not None):
-        notes = (*notes, f"Every draft has the {draft_tokens} tokens of --draft-tokens; the tuned rule that ends drafts is left out.")
+        notes = (
+            f"{strategy} is lossy and other engines accept tokens by the exact rule: this "
+            "is its lossless equivalent. Outputs are the "
+            "target's own, fewer draft tokens are accepted, and the measured speedup and "
+            "quality do not carry over.",
+            *notes,
+        )
+    if (
+        draft_tokens is not None
+        and found.source == "draft"
+        and (found.length is None or found.threshold is not None)
+    ):
+        notes = (
+            *notes,
+            (
+                f"Every draft has the {draft_tokens} tokens of --draft-tokens; the tuned rule "
+                "that ends drafts is left out."
+            ),
+        )
         return Speculation("draft", draft_tokens, notes=notes)
     return replace(found, notes=notes)

@@ -1,4 +1,5 @@
-"""Deterministic counts: what strategies do in float32 at temperature 0, the same on every machine but for near-ties.
+"""Deterministic counts: what strategies do in float32 at temperature 0, the same on every machine
+but for near-ties.
 
 They are recorded in registry/baselines/ and compared by `baseline_checks.compare_with_baseline`.
 """
@@ -38,7 +39,8 @@ class StrategyCounts(BaseModel):
 
 
 class CountsReport(BaseModel):
-    """Counts of a pair; registry/baselines/ keeps recorded ones (`registry.gates.Baseline`, the same fields)."""
+    """Counts of a pair; registry/baselines/ keeps recorded ones (`registry.gates.Baseline`, the
+    same fields)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,29 +52,45 @@ class CountsReport(BaseModel):
     strategies: dict[str, StrategyCounts]
 
 
-def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
-                         resources: StrategyResources | None = None, progress: Progress | None = None,
-                         texts: dict[str, list[list[int]]] | None = None) -> CountsReport:
+def deterministic_report(
+    pair: LoadedPair,
+    strategies: Sequence[Config],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    resources: StrategyResources | None = None,
+    progress: Progress | None = None,
+    texts: dict[str, list[list[int]]] | None = None,
+) -> CountsReport:
     """Greedy counts of strategies over prompts.
 
     Args:
         pair: loaded in float32.
-        resources: artifacts to work with; None takes `fixed_resources`, whose artifacts are the same everywhere.
+        resources: artifacts to work with; None takes `fixed_resources`, whose artifacts are the
+            same everywhere.
         texts: filled with the outputs of every strategy: label → one for each prompt.
     Raises:
         DraftwellError: the pair is not in float32.
     """
     if pair.dtype != "float32":
-        raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32",
-                             code="needs_float32")
+        raise DraftwellError(
+            (
+                f"deterministic counts need the pair in float32, not {pair.dtype}: load it "
+                "with --dtype float32"
+            ),
+            code="needs_float32",
+        )
     resources = resources or fixed_resources(pair)
     counts: dict[str, StrategyCounts] = {}
     for number, (label, config) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
-        strategy = build_strategy(config.name, dict(config.parameters), replace(resources, deterministic=True))
+        strategy = build_strategy(
+            config.name, dict(config.parameters), replace(resources, deterministic=True)
+        )
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:
-            job = pair.engine().generate(ids_of(pair, prompt), pair.sampling(max_tokens=max_tokens), strategy)
+            job = pair.engine().generate(
+                ids_of(pair, prompt), pair.sampling(max_tokens=max_tokens), strategy
+            )
             outputs.append(job.output)
             parts.append(job.session.stats)
             if progress:
@@ -80,20 +98,37 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
         total = Stats.total(parts)
         if texts is not None:
             texts[label] = outputs
-        counts[label] = StrategyCounts(target_calls=total.target_calls, judged=total.judged, accepted=total.accepted,
-                                       output_digest=hashlib.sha256(json.dumps(outputs).encode()).hexdigest())
-    return CountsReport(pair=pair.name, fingerprint=pair.fingerprint, prompts_digest=prompts_digest(prompts), prompts=len(prompts),
-                        max_tokens=max_tokens, strategies=counts)
+        counts[label] = StrategyCounts(
+            target_calls=total.target_calls,
+            judged=total.judged,
+            accepted=total.accepted,
+            output_digest=hashlib.sha256(json.dumps(outputs).encode()).hexdigest(),
+        )
+    return CountsReport(
+        pair=pair.name,
+        fingerprint=pair.fingerprint,
+        prompts_digest=prompts_digest(prompts),
+        prompts=len(prompts),
+        max_tokens=max_tokens,
+        strategies=counts,
+    )
 
 
 def fixed_resources(pair: LoadedPair) -> StrategyResources:
     """Artifacts that need no calibration and are the same on every machine.
 
-    An empty table and memory; a profile with the draft at a fifth of the target's time (a measured one would make
-    SPIDE's counts depend on the machine); a verifier that keeps a token while C is at least one half.
+    An empty table and memory; a profile with the draft at a fifth of the target's time (a measured
+    one would make SPIDE's counts depend on the machine); a verifier that keeps a token while C is
+    at least one half.
     """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALARS])
-    artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin),
-                 Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin)]
-    return StrategyResources({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)
+    artifacts = [
+        AcceptanceTable.empty(origin),
+        CorrectionMemory.empty(origin),
+        HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin),
+        Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin),
+    ]
+    return StrategyResources(
+        {artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True
+    )

@@ -1,7 +1,9 @@
-"""The gate for another engine's settings: are they faster than its plain decoding, and do they leave greedy outputs as they are?
+"""The gate for another engine's settings: are they faster than its plain decoding, and do they
+leave greedy outputs as they are?
 
-A setting is judged on the engine, its version, the device and the models that it was measured with; its record names them, and another
-engine that shows the record is refused (`EngineGateRecord.check`).
+A setting is judged on the engine, its version, the device and the models that it was measured with;
+its record names them, and another engine that shows the record is refused
+(`EngineGateRecord.check`).
 """
 
 from __future__ import annotations
@@ -24,29 +26,37 @@ from serving.number_format import dtype_of
 from serving.runtime.requests import Sampling
 
 NEAR_TIES = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
-"""dtype → natural logarithm's distance of two tokens that passes of different widths may exchange: four steps between neighbouring numbers
-where the largest logit is below 32 (`near_tie_gap`), because engines give log-probabilities and no logits."""
+"""dtype → natural logarithm's distance of two tokens that passes of different widths may exchange:
+four steps between neighbouring numbers where the largest logit is below 32 (`near_tie_gap`),
+because engines give log-probabilities and no logits."""
 TOP = 5
 
 
 MARGIN = 0.1
-"""Share of prompts that may have near-ties beyond those that plain decoding has with itself; one prompt always may."""
+"""Share of prompts that may have near-ties beyond those that plain decoding has with itself; one
+prompt always may."""
 LOSSLESS_REJECTION = "standard"
 """The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
 
 class Difference(Message):
-    """A token of a greedy output that is another one than plain decoding's after the same tokens."""
+    """A token of a greedy output that is another one than plain decoding's after the same
+    tokens."""
 
     prompt: int = Field(description="place among the distinct prompts, from 0")
     at: int = Field(description="place in the output, from 0")
     at_once: int = Field(1, description="requests that were decoded at once")
-    gap: float | None = Field(description="between plain decoding's best token and the lower of both; None: not among its best")
+    gap: float | None = Field(
+        description=(
+            "between plain decoding's best token and the lower of both; None: not among its best"
+        )
+    )
     near_tie: bool
 
 
 class Null(Message):
-    """Plain decoding compared with itself in wider batches: so many outputs differ where nothing is drafted."""
+    """Plain decoding compared with itself in wider batches: so many outputs differ where nothing is
+    drafted."""
 
     differing: int
     prompts: int
@@ -57,13 +67,18 @@ class Null(Message):
         >>> Null(differing=2, prompts=10).allowed(20), Null(differing=0, prompts=8).allowed(8)
         (6, 1)
         """
-        return math.floor(prompts * self.differing / self.prompts) + max(1, math.floor(prompts * MARGIN))
+        return math.floor(prompts * self.differing / self.prompts) + max(
+            1, math.floor(prompts * MARGIN)
+        )
 
 
-def differences(beside: Beside, groups: Sequence[Group], plain: Engine, dtype: str, sampling: Sampling) -> list[Difference]:
+def differences(
+    beside: Beside, groups: Sequence[Group], plain: Engine, dtype: str, sampling: Sampling
+) -> list[Difference]:
     """Where outputs differ from plain decoding's; `plain` is asked for its likeliest tokens there.
 
-    After a near-tie plain decoding continues behind the other token, so that the rest of the output is compared too.
+    After a near-tie plain decoding continues behind the other token, so that the rest of the output
+    is compared too.
 
     Args:
         beside: greedy, of these groups.
@@ -78,50 +93,90 @@ def differences(beside: Beside, groups: Sequence[Group], plain: Engine, dtype: s
             prompt = places.setdefault(tuple(ids), len(places))
             if (case := (prompt, tuple(one), tuple(other))) not in seen:
                 seen.add(case)
-                found += [Difference(prompt=prompt, at=at, at_once=beside.at_once, gap=gap, near_tie=near_tie)
-                          for at, gap, near_tie in parting(ids, one, other, plain, NEAR_TIES[dtype_of(dtype)], sampling)]
+                found += [
+                    Difference(
+                        prompt=prompt, at=at, at_once=beside.at_once, gap=gap, near_tie=near_tie
+                    )
+                    for at, gap, near_tie in parting(
+                        ids, one, other, plain, NEAR_TIES[dtype_of(dtype)], sampling
+                    )
+                ]
     return found
 
 
-def parting(ids: Sequence[int], one: Sequence[int], other: Sequence[int], plain: Engine, tolerance: float,
-            sampling: Sampling) -> Iterator[tuple[int, float | None, bool]]:
-    """(place, gap, whether it is a near-tie) of every near-tie up to the first real difference, that included."""
+def parting(
+    ids: Sequence[int],
+    one: Sequence[int],
+    other: Sequence[int],
+    plain: Engine,
+    tolerance: float,
+    sampling: Sampling,
+) -> Iterator[tuple[int, float | None, bool]]:
+    """(place, gap, whether it is a near-tie) of every near-tie up to the first real difference,
+    that included."""
     while (at := first_difference(other, one)) is not None:
-        if at >= min(len(one), len(other)):  # one goes on where the other has ended, though a stop token would be part of both
+        # one goes on where the other has ended, though a stop token would be part of both
+        if at >= min(len(one), len(other)):
             yield at, None, False
             return
-        row = plain.decode([[*ids, *one[:at]]], Sampling(max_tokens=1, logprobs=TOP)).answers[0].top_logprobs
+        row = (
+            plain.decode([[*ids, *one[:at]]], Sampling(max_tokens=1, logprobs=TOP))
+            .answers[0]
+            .top_logprobs
+        )
         rated = dict(row[0]) if row else {}
-        gap = max(rated.values()) - min(rated[one[at]], rated[other[at]]) if one[at] in rated and other[at] in rated else None
+        gap = (
+            max(rated.values()) - min(rated[one[at]], rated[other[at]])
+            if one[at] in rated and other[at] in rated
+            else None
+        )
         yield at, gap, gap is not None and gap <= tolerance
         left = sampling.max_tokens - at - 1
         if gap is None or gap > tolerance:
             return
         kept = list(other[: at + 1])
         ended = left == 0 or other[at] in sampling.stop_token_ids
-        one = kept if ended else kept + plain.decode([[*ids, *kept]], replace(sampling, max_tokens=left)).answers[0].tokens
+        one = (
+            kept
+            if ended
+            else kept
+            + plain.decode([[*ids, *kept]], replace(sampling, max_tokens=left)).answers[0].tokens
+        )
 
 
-def null_of(beside: Beside, groups: Sequence[Group], wide: Engine, width: int, sampling: Sampling) -> Null:
+def null_of(
+    beside: Beside, groups: Sequence[Group], wide: Engine, width: int, sampling: Sampling
+) -> Null:
     """Compare plain decoding of these groups with that of another batch width.
 
     Args:
         wide: started, without speculation, with `width` slots.
     """
-    known = {tuple(ids): output for group, outputs in zip(groups, beside.plain.outputs, strict=True)
-             for ids, output in zip(group, outputs, strict=True)}
+    known = {
+        tuple(ids): output
+        for group, outputs in zip(groups, beside.plain.outputs, strict=True)
+        for ids, output in zip(group, outputs, strict=True)
+    }
     prompts = list(known)
     again: list[list[int]] = []
     for start in range(0, len(prompts), width):
         # the last group is filled up, so that all have the width
         group = [prompts[i % len(prompts)] for i in range(start, start + width)]
         again += [answer.tokens for answer in wide.decode(group, sampling).answers]
-    return Null(differing=sum(known[ids] != output for ids, output in zip(prompts, again, strict=False)), prompts=len(prompts))
+    return Null(
+        differing=sum(known[ids] != output for ids, output in zip(prompts, again, strict=False)),
+        prompts=len(prompts),
+    )
 
 
-def judge_engine(figures: Sequence[Figure], unlike: Sequence[Difference] | None, thresholds: Thresholds,
-                 null: Null | None = None, settings: Mapping[str, Any] | None = None,
-                 idle: frozenset[int] = frozenset()) -> GateVerdict:
+def judge_engine(
+    figures: Sequence[Figure],
+    unlike: Sequence[Difference] | None,
+    thresholds: Thresholds,
+    null: Null | None = None,
+    settings: Mapping[str, Any] | None = None,
+    idle: frozenset[int] = frozenset(),
+) -> GateVerdict:
     """The verdict.
 
     Args:
@@ -135,20 +190,45 @@ def judge_engine(figures: Sequence[Figure], unlike: Sequence[Difference] | None,
     """
     least = thresholds.min_speedup_lower_bound
     if least is None:
-        raise DraftwellError("the gate of an engine needs min_speedup_lower_bound: add it to registry/gates.yaml", code="no_threshold")
+        raise DraftwellError(
+            "the gate of an engine needs min_speedup_lower_bound: add it to registry/gates.yaml",
+            code="no_threshold",
+        )
     if not figures:
-        return GateVerdict((Check("plain decoding", 1.0, 1.0, True, "plain decoding was chosen: nothing to compare"),))
+        return GateVerdict(
+            (
+                Check(
+                    "plain decoding",
+                    1.0,
+                    1.0,
+                    True,
+                    "plain decoding was chosen: nothing to compare",
+                ),
+            )
+        )
     checks = [speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
     if rejection != LOSSLESS_REJECTION:
-        checks.append(Check("lossless settings", 0, 1, False, f"rejection_sample_method is {rejection!r}, which changes what is sampled: "
-                                                              f"only {LOSSLESS_REJECTION!r} does not"))
+        checks.append(
+            Check(
+                "lossless settings",
+                0,
+                1,
+                False,
+                f"rejection_sample_method is {rejection!r}, which changes what is sampled: "
+                f"only {LOSSLESS_REJECTION!r} does not",
+            )
+        )
     notes = []
     if unlike is None:
         notes.append("sampled outputs are not compared")
     else:
         for figure in figures:
-            checks += output_checks([one for one in unlike if one.at_once == figure.at_once], figure, null or Null(differing=0, prompts=1))
+            checks += output_checks(
+                [one for one in unlike if one.at_once == figure.at_once],
+                figure,
+                null or Null(differing=0, prompts=1),
+            )
     return GateVerdict(tuple(checks), tuple(notes))
 
 
@@ -160,25 +240,46 @@ def output_checks(unlike: Sequence[Difference], figure: Figure, null: Null) -> l
     first = min(wrong.values(), key=lambda one: one.prompt, default=None)
     where = f": the first in prompt {first.prompt} at token {first.at}" if first else ""
     of = f"of {figure.prompts} prompts"
-    return [Check(f"greedy outputs as plain decoding's, {figure.at_once} at once", len(wrong), 0, not wrong,
-                  f"outputs differ for {len(wrong)} {of}{where}"),
-            Check(f"near-ties, {figure.at_once} at once", len(close), allowed, len(close) <= allowed,
-                  f"near-ties for {len(close)} {of}, at most {allowed} wanted: plain decoding in wider batches differs from itself for "
-                  f"{null.differing} of {null.prompts}")]
+    return [
+        Check(
+            f"greedy outputs as plain decoding's, {figure.at_once} at once",
+            len(wrong),
+            0,
+            not wrong,
+            f"outputs differ for {len(wrong)} {of}{where}",
+        ),
+        Check(
+            f"near-ties, {figure.at_once} at once",
+            len(close),
+            allowed,
+            len(close) <= allowed,
+            f"near-ties for {len(close)} {of}, at most {allowed} wanted: plain decoding in "
+            "wider batches differs from itself for "
+            f"{null.differing} of {null.prompts}",
+        ),
+    ]
 
 
 def speed_check(figure: Figure, least: float, *, drafts: bool = True) -> Check:
-    """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted, whether the upper one does.
+    """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted,
+    whether the upper one does.
 
     Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
     """
     known = figure.prompts >= FEWEST_PROMPTS
     passed = known and (figure.low if drafts else figure.high) >= least
-    return Check(f"speed over plain decoding, {figure.at_once} at once", figure.low if drafts else figure.high, least,
-                 passed, f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over {figure.prompts} prompts, "
-                 f"at least {least:g} wanted"
-                 + ("" if known else f"; fewer than {FEWEST_PROMPTS} prompts decide nothing"),
-                 enough=passed or (known and figure.high < least), prompts_needed=None if known else FEWEST_PROMPTS)
+    return Check(
+        f"speed over plain decoding, {figure.at_once} at once",
+        figure.low if drafts else figure.high,
+        least,
+        passed,
+        f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over "
+        f"{figure.prompts} prompts, "
+        f"at least {least:g} wanted"
+        + ("" if known else f"; fewer than {FEWEST_PROMPTS} prompts decide nothing"),
+        enough=passed or (known and figure.high < least),
+        prompts_needed=None if known else FEWEST_PROMPTS,
+    )
 
 
 class EngineGateRecord(Message):
@@ -186,18 +287,30 @@ class EngineGateRecord(Message):
 
     engine: str
     version: str
-    distribution: str | None = Field(None, description="that the engine is installed as; None: not known")
+    distribution: str | None = Field(
+        None, description="that the engine is installed as; None: not known"
+    )
     device_class: str
     dtype: str
     fingerprint: str = Field(description="of the models")
-    threads: int | None = Field(None, description="compute threads that were measured with; None: not known")
+    threads: int | None = Field(
+        None, description="compute threads that were measured with; None: not known"
+    )
     temperature: float = Field(0.0, description="of the requests that were judged")
-    plugin: str | None = Field(None, description="version of our plug-in, where the settings name a class of it")
-    settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
-    judged: str | None = Field(None, description="digest of the prompts and tokens that were judged; None: not known")
+    plugin: str | None = Field(
+        None, description="version of our plug-in, where the settings name a class of it"
+    )
+    settings: dict[str, Any] | None = Field(
+        description="the speculative config; None: plain decoding"
+    )
+    judged: str | None = Field(
+        None, description="digest of the prompts and tokens that were judged; None: not known"
+    )
     passed: bool
     checks: list[dict[str, Any]]
-    figures: tuple[Figure, ...] = Field((), strict=False, description="that speed was judged by, one for each load")
+    figures: tuple[Figure, ...] = Field(
+        (), strict=False, description="that speed was judged by, one for each load"
+    )
     made: str = Field(description="ISO 8601, UTC")
 
     def check(self, **here: Any) -> None:
@@ -206,11 +319,19 @@ class EngineGateRecord(Message):
         Args:
             here: fields of the record → what is there now, such as `version` and `device_class`.
         Raises:
-            DraftwellError: a field differs (`gated_elsewhere`), or the gate failed (`gate_not_passed`).
+            DraftwellError: a field differs (`gated_elsewhere`), or the gate failed
+                (`gate_not_passed`).
         """
         for name, value in here.items():
             if getattr(self, name) != value:
-                raise DraftwellError(f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, and here it is {value!r}: run "
-                                     f"`draftwell gate --engine {here.get('engine', self.engine)}` here", code="gated_elsewhere")
+                raise DraftwellError(
+                    f"the gate judged {name.replace('_', ' ')} {getattr(self, name)!r}, "
+                    f"and here it is {value!r}: run "
+                    f"`draftwell gate --engine {here.get('engine', self.engine)}` here",
+                    code="gated_elsewhere",
+                )
         if not self.passed:
-            raise DraftwellError(f"the gate did not pass these settings of {self.engine}: tune again", code="gate_not_passed")
+            raise DraftwellError(
+                f"the gate did not pass these settings of {self.engine}: tune again",
+                code="gate_not_passed",
+            )

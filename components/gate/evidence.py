@@ -1,4 +1,5 @@
-"""Checks of a measurement with an interval: passed or failed where the interval leaves no doubt, else not enough evidence."""
+"""Checks of a measurement with an interval: passed or failed where the interval leaves no doubt,
+else not enough evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from components.gate.verdict import Check
 
 MOST_PROMPTS = 5000
-"""A larger estimate is not reported: the value is as good as at the threshold, and more prompts will not tell."""
+"""A larger estimate is not reported: the value is as good as at the threshold, and more prompts
+will not tell."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +27,24 @@ class Interval:
 
 
 def at_least(name: str, found: Interval, floor: float, detail: str) -> Check:
-    """The value must reach `floor`: passed where the lower bound does, failed where not even the upper one does."""
+    """The value must reach `floor`: passed where the lower bound does, failed where not even the
+    upper one does."""
     if found.low >= floor or found.high < floor:
         return Check(name, found.low, floor, found.low >= floor, detail)
     return undecided(name, found, detail, floor)
 
 
 def at_most(name: str, found: Interval, limit: float, detail: str) -> Check:
-    """The value must not exceed `limit`: passed where the upper bound does not, failed where even the lower one does."""
+    """The value must not exceed `limit`: passed where the upper bound does not, failed where even
+    the lower one does."""
     if found.high <= limit or found.low > limit:
         return Check(name, found.high, limit, found.high <= limit, detail)
     return undecided(name, found, detail, limit)
 
 
 def within(name: str, found: Interval, limit: float, detail: str) -> Check:
-    """The value must be between −`limit` and `limit`: passed where both bounds are, failed where both are beyond the same end.
+    """The value must be between −`limit` and `limit`: passed where both bounds are, failed where
+    both are beyond the same end.
 
     Both bounds leave out 5 %, so it passes wrongly in 5 % of cases at most (two one-sided tests).
     """
@@ -58,15 +63,28 @@ def undecided(name: str, found: Interval, detail: str, *thresholds: float) -> Ch
     if found.prompts < 2:
         more = "one prompt has no interval"
     else:
-        more = f"an estimated {needed} prompts would decide" if needed else "it is too close to the threshold for more prompts to decide"
-    return Check(name, found.value, thresholds[0], False, f"{detail}: not enough evidence from {found.prompts} prompts, {more}",
-                 enough=False, prompts_needed=needed)
+        more = (
+            f"an estimated {needed} prompts would decide"
+            if needed
+            else "it is too close to the threshold for more prompts to decide"
+        )
+    return Check(
+        name,
+        found.value,
+        thresholds[0],
+        False,
+        f"{detail}: not enough evidence from {found.prompts} prompts, {more}",
+        enough=False,
+        prompts_needed=needed,
+    )
 
 
 def prompts_to_decide(found: Interval, threshold: float) -> int | None:
-    """How many prompts would bring both bounds to the value's side of the threshold, if the value stayed the same.
+    """How many prompts would bring both bounds to the value's side of the threshold, if the value
+    stayed the same.
 
-    An interval shrinks with the square root of the prompts: n · ((value − bound) / (value − threshold))².
+    An interval shrinks with the square root of the prompts: n · ((value − bound) / (value −
+    threshold))².
 
     Returns:
         None where it is more than `MOST_PROMPTS`, or where one prompt says nothing about others.

@@ -1,4 +1,5 @@
-"""How long a server needs to start from a bundle: measured on a process of its own, as a restart would be."""
+"""How long a server needs to start from a bundle: measured on a process of its own, as a restart
+would be."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from serving.server.model.loading import from_bundle
 from serving.server.settings import ServerSettings
 from_bundle(ServerSettings(bundle=pathlib.Path(sys.argv[1]), slots=1))
 """
-"""What `draftwell-serve` does before it listens: check every digest, load the models, decode a few tokens. With several slots it also times
-batches (5 s at most), which says nothing of the bundle."""
+"""What `draftwell-serve` does before it listens: check every digest, load the models, decode a few
+tokens. With several slots it also times batches (5 s at most), which says nothing of the bundle."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Footprint:
 
     Args:
         bundle_mb: size in 10^6 bytes, without the models that are fetched.
-        startup_seconds: from the start of a process to its first tokens; None where that was not measured.
+        startup_seconds: from the start of a process to its first tokens; None where that was not
+            measured.
         failure: why the bundle did not start, in a line.
         note: why the start was not measured.
     """
@@ -41,17 +43,37 @@ class Footprint:
 def judge_footprint(found: Footprint, thresholds: Thresholds) -> GateVerdict:
     """Judge size and start of a bundle; one that does not start fails, however long it tried.
 
-    A start that took too long may have been a slow minute: it is one measurement without an interval. So that failure is transient.
+    A start that took too long may have been a slow minute: it is one measurement without an
+    interval. So that failure is transient.
     """
     checks = []
     size, start = thresholds.max_bundle_mb, thresholds.max_startup_seconds
     if size is not None:
-        checks.append(Check("bundle size", found.bundle_mb, size, found.bundle_mb <= size,
-                            f"{found.bundle_mb:.1f} MB without fetched models (at most {size:g})"))
+        checks.append(
+            Check(
+                "bundle size",
+                found.bundle_mb,
+                size,
+                found.bundle_mb <= size,
+                f"{found.bundle_mb:.1f} MB without fetched models (at most {size:g})",
+            )
+        )
     if start is not None and found.startup_seconds is not None:
-        took = f"{found.startup_seconds:.1f} s to the first tokens of a new process (at most {start:g})"
+        took = (
+            f"{found.startup_seconds:.1f} s to the first tokens of a new process (at most "
+            f"{start:g})"
+        )
         slow = found.startup_seconds > start
-        checks.append(Check("start-up", found.startup_seconds, start, not found.failure and not slow, found.failure or took, slow))
+        checks.append(
+            Check(
+                "start-up",
+                found.startup_seconds,
+                start,
+                not found.failure and not slow,
+                found.failure or took,
+                slow,
+            )
+        )
     return GateVerdict(tuple(checks), (found.note,) if found.note else ())
 
 
@@ -64,27 +86,47 @@ def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: 
     """
     megabytes = size / 1e6
     if device != "cpu":
-        return Footprint(megabytes, note=f"start-up not measured: the gate's own models hold the {device} device")
+        return Footprint(
+            megabytes, note=f"start-up not measured: the gate's own models hold the {device} device"
+        )
     if not room_for_another(files):
-        return Footprint(megabytes, note="start-up not measured: there is too little memory to load the models once more")
+        return Footprint(
+            megabytes,
+            note="start-up not measured: there is too little memory to load the models once more",
+        )
     seconds, failure = startup_seconds(bundle, limit=limit)
     return Footprint(megabytes, seconds, failure)
 
 
 def startup_seconds(bundle: Path, *, limit: float) -> tuple[float, str | None]:
-    """Seconds from the start of a process until a bundle's first tokens are decoded, and why they were not."""
+    """Seconds from the start of a process until a bundle's first tokens are decoded, and why they
+    were not."""
     begin = time.perf_counter()
     try:
-        done = subprocess.run([sys.executable, "-c", CHILD, str(bundle)], capture_output=True, text=True, timeout=limit, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(bundle)],
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return time.perf_counter() - begin, f"the bundle was not ready after {limit:g} s"
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return time.perf_counter() - begin, None if done.returncode == 0 else f"the bundle does not start: {lines[-1][:300]}"
+    return (
+        time.perf_counter() - begin,
+        None if done.returncode == 0 else f"the bundle does not start: {lines[-1][:300]}",
+    )
 
 
 def room_for_another(files: PairFiles) -> bool:
-    """Whether memory is enough for a pair's models once more: their weights on disk, packed, and in another dtype."""
-    weights = sum(path.stat().st_size for folder in files.roles().values() for path in folder.glob("*.safetensors"))
+    """Whether memory is enough for a pair's models once more: their weights on disk, packed, and in
+    another dtype."""
+    weights = sum(
+        path.stat().st_size
+        for folder in files.roles().values()
+        for path in folder.glob("*.safetensors")
+    )
     return 3 * weights < available_memory()
 
 
@@ -92,4 +134,7 @@ def available_memory() -> int:
     """Bytes that new processes may take, as Linux estimates them; elsewhere without a limit."""
     info = Path("/proc/meminfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")),
+        sys.maxsize,
+    )

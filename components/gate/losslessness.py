@@ -1,4 +1,5 @@
-"""Whether a strategy that claims to be lossless is: every greedy token must be the target's choice after the tokens before it."""
+"""Whether a strategy that claims to be lossless is: every greedy token must be the target's choice
+after the tokens before it."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ from serving.runtime.strategies import StrategyResources, build_strategy, find_s
 def identity_entry(
     reader: OutputReader, resources: StrategyResources, config: Config, prompts: Sequence[Prompt]
 ) -> BenchEntry:
-    """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would write them, or not.
+    """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would
+    write them, or not.
 
-    As many requests are decoded at once as the models have slots, which is how a server decodes them; no time is taken.
+    As many requests are decoded at once as the models have slots, which is how a server decodes
+    them; no time is taken.
 
     Returns:
         the fields of an entry that identity is checked by (see `entry_of`), with `rescued`.
@@ -35,7 +38,12 @@ def identity_entry(
     return entry.model_copy(update={"rescued": sum(job.session.stats.rescued for job in jobs)})
 
 
-def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[Sequence[int]]], max_tokens: int) -> GateVerdict:
+def judge_texts(
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    texts: Mapping[str, Sequence[Sequence[int]]],
+    max_tokens: int,
+) -> GateVerdict:
     """Judge the greedy outputs of every strategy that claims to be lossless.
 
     Args:
@@ -46,29 +54,50 @@ def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str,
     reader = OutputReader(pair, max_tokens)
     for name, outputs in texts.items():
         if find_strategy(name).lossless and name != "autoregressive":
-            verdict = judge_release(entry_of(reader, name, prompts, outputs), None, None, Thresholds(lossless_identical=True))
+            verdict = judge_release(
+                entry_of(reader, name, prompts, outputs),
+                None,
+                None,
+                Thresholds(lossless_identical=True),
+            )
             checks += [replace(check, name=f"{name}: {check.name}") for check in verdict.checks]
     return GateVerdict(tuple(checks))
 
 
-def entry_of(reader: OutputReader, strategy: str, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> BenchEntry:
+def entry_of(
+    reader: OutputReader, strategy: str, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]
+) -> BenchEntry:
     """Outputs read by the target, after the complete prompt (`ids_of`).
 
-    By induction over positions, outputs whose every token is the target's argmax are the autoregressive ones; one forward pass
-    per prompt shows it, where decoding them again would take one per token.
+    By induction over positions, outputs whose every token is the target's argmax are the
+    autoregressive ones; one forward pass per prompt shows it, where decoding them again would take
+    one per token.
 
     Returns:
-        `lossless` (what the strategy claims), `dtype`, `identical_outputs`, `near_ties` (outputs that leave the argmax at near-ties
-        only), `per_prompt`.
+        `lossless` (what the strategy claims), `dtype`, `identical_outputs`, `near_ties` (outputs
+        that leave the argmax at near-ties only), `per_prompt`.
     """
-    kinds = [reader.departure(ids_of(reader.pair, prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
-    rows = tuple(PromptRow(prompt_id=prompt.id, departure=kind) for prompt, kind in zip(prompts, kinds, strict=True))
-    return BenchEntry(strategy=strategy, lossless=find_strategy(strategy).lossless, dtype=reader.pair.dtype, per_prompt=rows,
-                      identical_outputs=kinds.count("none"), near_ties=kinds.count("near-tie"))
+    kinds = [
+        reader.departure(ids_of(reader.pair, prompt), output)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    rows = tuple(
+        PromptRow(prompt_id=prompt.id, departure=kind)
+        for prompt, kind in zip(prompts, kinds, strict=True)
+    )
+    return BenchEntry(
+        strategy=strategy,
+        lossless=find_strategy(strategy).lossless,
+        dtype=reader.pair.dtype,
+        per_prompt=rows,
+        identical_outputs=kinds.count("none"),
+        near_ties=kinds.count("near-tie"),
+    )
 
 
 class OutputReader:
-    """Reads greedy outputs by the target, which takes a pass each; what several strategies gave is read once.
+    """Reads greedy outputs by the target, which takes a pass each; what several strategies gave is
+    read once.
 
     Args:
         pair: loaded in float32.
@@ -80,14 +109,17 @@ class OutputReader:
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
 
     def departure(self, prompt: Sequence[int], output: Sequence[int]) -> str:
-        """How a greedy output leaves the target's own: "none", at a "near-tie" only, "wrong", or "cut" short of its end."""
+        """How a greedy output leaves the target's own: "none", at a "near-tie" only, "wrong", or
+        "cut" short of its end."""
         what = (tuple(prompt), tuple(output))
         if what not in self._known:
             self._known[what] = self._read(prompt, output)
         return self._known[what]
 
     def _read(self, prompt: Sequence[int], output: Sequence[int]) -> str:
-        if not output or (len(output) < self.max_tokens and output[-1] not in self.pair.stop_tokens):
+        if not output or (
+            len(output) < self.max_tokens and output[-1] not in self.pair.stop_tokens
+        ):
             return "cut"
         rows = target_logits(self.pair, prompt, output[:-1], keep=len(output)).float()
         found = "none"

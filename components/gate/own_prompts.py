@@ -1,7 +1,9 @@
-"""Which prompts a release is judged on: none that it was trained, calibrated or tuned on, and none that only the champion was.
+"""Which prompts a release is judged on: none that it was trained, calibrated or tuned on, and none
+that only the champion was.
 
-What the champion learnt from favours the champion. Where too few prompts are new to both, those stay: a candidate that passes in spite
-of them passes, and a regression on them is not enough evidence.
+What the champion learnt from favours the champion. Where too few prompts are new to both, those
+stay: a candidate that passes in spite of them passes, and a regression on them is not enough
+evidence.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from components.prompts.overlap import WHY_UNKNOWN, TrainingPrompts
 from components.prompts.prompt import Prompt
 
 FEWEST = 8
-"""Untouched prompts that a verdict needs, or as many as were asked for: as few as a choice of the tuner needs."""
+"""Untouched prompts that a verdict needs, or as many as were asked for: as few as a choice of the
+tuner needs."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,9 @@ class JudgingPrompts:
     """The prompts that a release is judged on, and what is to be said of them.
 
     Args:
-        prompts: in the order of the candidates. Where too few are new to the release, also its own: then `objection` fails the gate,
-            and the measurement shows how it does on its own prompts.
+        prompts: in the order of the candidates. Where too few are new to the release, also its own:
+            then `objection` fails the gate, and the measurement shows how it does on its own
+            prompts.
         objection: the check `untouched prompts` where it failed.
         favoured: what of the champion was made from some of them, as text; "" where nothing was.
         notes: what was left out.
@@ -37,7 +41,13 @@ class JudgingPrompts:
     unknown: tuple[str, ...] = ()
 
     @classmethod
-    def choose(cls, prompts: Sequence[Prompt], used: TrainingPrompts, rival: TrainingPrompts, limit: int | None) -> JudgingPrompts:
+    def choose(
+        cls,
+        prompts: Sequence[Prompt],
+        used: TrainingPrompts,
+        rival: TrainingPrompts,
+        limit: int | None,
+    ) -> JudgingPrompts:
         """Choose from candidates, in the order in which they are taken.
 
         Args:
@@ -47,16 +57,28 @@ class JudgingPrompts:
         left, own = used.split(prompts)
         wanted = min(len(prompts), limit or len(prompts))
         least = min(wanted, FEWEST)
-        unknown = (*used.unknown, *(f"the champion's {name}" for name in rival.unknown if name not in used.unknown))
+        unknown = (
+            *used.unknown,
+            *(f"the champion's {name}" for name in rival.unknown if name not in used.unknown),
+        )
         if len(left) < least:
-            return cls(list(prompts[:wanted]), too_few(len(left), own, least, used), unknown=unknown)
-        notes = [f"{len(own)} prompts left out: they were used to make {used.users_of(own)}"] if own else []
+            return cls(
+                list(prompts[:wanted]), too_few(len(left), own, least, used), unknown=unknown
+            )
+        notes = (
+            [f"{len(own)} prompts left out: they were used to make {used.users_of(own)}"]
+            if own
+            else []
+        )
         fair, theirs = rival.split(left)
         if len(fair) < least:
             rows = [*fair, *theirs][:wanted]
             return cls(rows, None, rival.users_of(rows), tuple(notes), unknown)
         if theirs:
-            notes.append(f"{len(theirs)} prompts left out: they were used to make the champion's {rival.users_of(theirs)}")
+            notes.append(
+                f"{len(theirs)} prompts left out: they were used to make the champion's "
+                f"{rival.users_of(theirs)}"
+            )
         return cls(fair[:wanted], None, "", tuple(notes), unknown)
 
     def verdict(self, thresholds: Thresholds) -> GateVerdict:
@@ -64,27 +86,50 @@ class JudgingPrompts:
         checks = [self.objection] if self.objection is not None else []
         notes = list(self.notes)
         if self.favoured:
-            notes.append(f"some prompts were used to make the champion's {self.favoured}, and favour it: too few others are left")
+            notes.append(
+                f"some prompts were used to make the champion's {self.favoured}, and "
+                "favour it: too few others are left"
+            )
         if thresholds.unknown_prompts == "refuse":
-            detail = f"not recorded: {', '.join(self.unknown)}" if self.unknown else "every artifact records its training prompts"
-            checks.append(Check("training prompts known", len(self.unknown), 0, not self.unknown, detail))
+            detail = (
+                f"not recorded: {', '.join(self.unknown)}"
+                if self.unknown
+                else "every artifact records its training prompts"
+            )
+            checks.append(
+                Check("training prompts known", len(self.unknown), 0, not self.unknown, detail)
+            )
         elif self.unknown:
-            notes.append(f"warning: training prompts unknown: {', '.join(self.unknown)} ({WHY_UNKNOWN}); what it learnt "
-                         "from may be among the prompts")
+            notes.append(
+                f"warning: training prompts unknown: {', '.join(self.unknown)} "
+                f"({WHY_UNKNOWN}); what it learnt "
+                "from may be among the prompts"
+            )
         return GateVerdict(tuple(checks), tuple(notes))
 
     def excuse(self, verdict: GateVerdict) -> GateVerdict:
-        """A verdict of the bench in which a regression on the champion's own prompts is not enough evidence."""
+        """A verdict of the bench in which a regression on the champion's own prompts is not enough
+        evidence."""
         if not self.favoured:
             return verdict
-        why = f"; not enough evidence: the champion's {self.favoured} were made from some of these prompts (name others with --prompts)"
-        checks = tuple(replace(check, enough=False, detail=check.detail + why)
-                       if check.name.endswith("regression") and check.result == FAILED else check for check in verdict.checks)
+        why = (
+            f"; not enough evidence: the champion's {self.favoured} were made from some of "
+            "these prompts (name others with --prompts)"
+        )
+        checks = tuple(
+            replace(check, enough=False, detail=check.detail + why)
+            if check.name.endswith("regression") and check.result == FAILED
+            else check
+            for check in verdict.checks
+        )
         return GateVerdict(checks, verdict.notes)
 
 
 def too_few(left: int, own: Sequence[Prompt], least: int, used: TrainingPrompts) -> Check:
     """The check that fails where too few prompts are new to the release."""
-    detail = (f"judged on its own training prompts: {len(own)} of {left + len(own)} were used to make {used.users_of(own)}, and "
-              f"{left} others are too few (at least {least}): name a file of other prompts with --prompts")
+    detail = (
+        f"judged on its own training prompts: {len(own)} of {left + len(own)} were used to "
+        f"make {used.users_of(own)}, and "
+        f"{left} others are too few (at least {least}): name a file of other prompts with --prompts"
+    )
     return Check("untouched prompts", left, least, False, detail)

@@ -1,4 +1,5 @@
-"""Settings of the gate: how a release is measured before it is judged. Thresholds are data, in registry/gates.yaml."""
+"""Settings of the gate: how a release is measured before it is judged. Thresholds are data, in
+registry/gates.yaml."""
 
 from __future__ import annotations
 
@@ -13,14 +14,28 @@ class GateSettings(Settings):
 
     called = "gate setting"
 
-    device: str | None = Field(None, pattern="^(cpu|cuda)$", description="device that the release is for; None: that of the loaded pair, "
-                                                                         "which it has to be in any case")
+    device: str | None = Field(
+        None,
+        pattern="^(cpu|cuda)$",
+        description="device that the release is for; None: that of the loaded pair, "
+        "which it has to be in any case",
+    )
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
-    others: bool = Field(False, description="whether other strategies decode the prompts too, for a table; nothing is judged by them")
+    others: bool = Field(
+        False,
+        description=(
+            "whether other strategies decode the prompts too, for a table; nothing is judged "
+            "by them"
+        ),
+    )
     dry_run: bool = Field(False, description="keep nothing in the registry, and move no alias")
-    unmeasured: str | None = Field(None, description="why a release may pass although the champion or traces cannot be measured here; "
-                                   "kept with the verdict. None fails the gate then")
+    unmeasured: str | None = Field(
+        None,
+        description="why a release may pass although the champion or traces cannot be measured "
+        "here; "
+        "kept with the verdict. None fails the gate then",
+    )
 
 
 DEFAULTS = GateSettings()

@@ -1,4 +1,5 @@
-"""Whether a release's artifacts fit the temperatures that its choices are for, and checks of what serves sampled requests."""
+"""Whether a release's artifacts fit the temperatures that its choices are for, and checks of what
+serves sampled requests."""
 
 from __future__ import annotations
 
@@ -23,12 +24,17 @@ def tuned_classes(config: DecodingConfig) -> Iterator[tuple[StrategyChoice, floa
 
 
 def objections(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> list[str]:
-    """For each choice the first artifact it reads that was made for the other class of temperatures, in words; none where all fit."""
-    found = (objection(choice, temperature, artifacts) for choice, temperature in tuned_classes(config))
+    """For each choice the first artifact it reads that was made for the other class of
+    temperatures, in words; none where all fit."""
+    found = (
+        objection(choice, temperature, artifacts) for choice, temperature in tuned_classes(config)
+    )
     return [why for why in found if why is not None]
 
 
-def objection(choice: StrategyChoice, temperature: float, artifacts: Mapping[str, Artifact]) -> str | None:
+def objection(
+    choice: StrategyChoice, temperature: float, artifacts: Mapping[str, Artifact]
+) -> str | None:
     """The same for one choice; None where all that it reads fits."""
     used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
     why = other_temperature(used, temperature)
@@ -36,74 +42,127 @@ def objection(choice: StrategyChoice, temperature: float, artifacts: Mapping[str
 
 
 def judge_artifacts(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> GateVerdict:
-    """A check for each choice that fails where an artifact that it reads is for the other class of temperatures.
+    """A check for each choice that fails where an artifact that it reads is for the other class of
+    temperatures.
 
-    The sampled choice's has a name of its own: where only that fails, the greedy choice is served all the same.
+    The sampled choice's has a name of its own: where only that fails, the greedy choice is served
+    all the same.
     """
     checks = []
     for choice, temperature in tuned_classes(config):
         why = objection(choice, temperature, artifacts)
-        checks.append(Check("sampled temperature" if temperature else "temperature", int(why is not None), 0, why is None,
-                            why or "every artifact is for the temperature it serves"))
+        checks.append(
+            Check(
+                "sampled temperature" if temperature else "temperature",
+                int(why is not None),
+                0,
+                why is None,
+                why or "every artifact is for the temperature it serves",
+            )
+        )
     return GateVerdict(tuple(checks))
 
 
 def sampled_temperature(config: DecodingConfig, champion: DecodingConfig | None) -> float | None:
-    """The temperature to judge sampled requests at: that of the candidate's choice for them, else of the champion's; None where neither
-    has one."""
+    """The temperature to judge sampled requests at: that of the candidate's choice for them, else
+    of the champion's; None where neither has one."""
     tuned = [one.sampled for one in (config, champion) if one is not None]
     return next((choice.temperature for choice in tuned if choice is not None), None)
 
 
 def greedy_on_trial(config: DecodingConfig) -> StrategyChoice | None:
-    """The greedy choice, where it may serve sampled requests too once it is measured for them: nothing was tuned for them, and it is
-    lossless, so that what it writes is right at every temperature; None where plain decoding serves them without a measurement."""
+    """The greedy choice, where it may serve sampled requests too once it is measured for them:
+    nothing was tuned for them, and it is lossless, so that what it writes is right at every
+    temperature; None where plain decoding serves them without a measurement."""
     greedy = served_choice(config, 0.0)
-    return greedy if config.sampled is None and greedy.name != PLAIN.name and find_strategy(greedy.name).lossless else None
+    return (
+        greedy
+        if config.sampled is None
+        and greedy.name != PLAIN.name
+        and find_strategy(greedy.name).lossless
+        else None
+    )
 
 
 def passes_trial(verdict: GateVerdict) -> bool:
-    """Whether the verdict on the greedy choice lets it serve sampled requests. How it compares with the champion is not asked: it is
-    compared as what serves them, and so is plain decoding in its place."""
+    """Whether the verdict on the greedy choice lets it serve sampled requests. How it compares with
+    the champion is not asked: it is compared as what serves them, and so is plain decoding in its
+    place."""
     own = [check for check in verdict.checks if check.name != "regression"]
     return any(check.name == "speedup" for check in own) and all(check.passed for check in own)
 
 
-def untuned(config: DecodingConfig, temperature: float | None, serves: StrategyChoice = PLAIN, low: float | None = None) -> tuple[str, ...]:
+def untuned(
+    config: DecodingConfig,
+    temperature: float | None,
+    serves: StrategyChoice = PLAIN,
+    low: float | None = None,
+) -> tuple[str, ...]:
     """A note where nothing was tuned for sampled requests.
 
     Args:
         temperature: that they were measured at; None where they were not.
         serves: what decodes them.
-        low: lower end of the greedy choice's speedup over plain decoding there, where that was measured.
+        low: lower end of the greedy choice's speedup over plain decoding there, where that was
+            measured.
     """
     if config.sampled is not None:
         return ()
     if temperature is None:
-        return (f"sampled requests are not judged: nothing was tuned for them, and {serves} decodes them (`draftwell tune --temperature`)",)
-    trial = "" if low is None else f"; {served_choice(config, 0.0)} is at least {low:.2f} times as fast as plain decoding there"
-    return (f"nothing was tuned for sampled requests (`draftwell tune --temperature`): measured at temperature {temperature:g}, {serves} "
-            f"decodes them{trial}",)
+        return (
+            (
+                f"sampled requests are not judged: nothing was tuned for them, and {serves} "
+                "decodes them (`draftwell tune --temperature`)"
+            ),
+        )
+    trial = (
+        ""
+        if low is None
+        else (
+            f"; {served_choice(config, 0.0)} is at least {low:.2f} times as fast as plain "
+            "decoding there"
+        )
+    )
+    return (
+        "nothing was tuned for sampled requests (`draftwell tune --temperature`): "
+        f"measured at temperature {temperature:g}, {serves} "
+        f"decodes them{trial}",
+    )
 
 
-def judge_sampled(verdict: GateVerdict, entry: BenchEntry, reference: BenchEntry, temperature: float,
-                  thresholds: Thresholds) -> GateVerdict:
-    """The verdict on what serves sampled requests under names of its own, with how likely the target finds what it writes.
+def judge_sampled(
+    verdict: GateVerdict,
+    entry: BenchEntry,
+    reference: BenchEntry,
+    temperature: float,
+    thresholds: Thresholds,
+) -> GateVerdict:
+    """The verdict on what serves sampled requests under names of its own, with how likely the
+    target finds what it writes.
 
     Args:
         verdict: on its bench.
         entry, reference: its entry there, and plain decoding's.
     """
     likely = likelihood(entry, reference, thresholds.max_surprisal_shift)
-    return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") for check in (*verdict.checks, *likely.checks)),
-                       tuple(f"at temperature {temperature:g}: {note}" for note in (*verdict.notes, *likely.notes)))
+    return GateVerdict(
+        tuple(
+            replace(check, name=f"sampled {check.name}")
+            for check in (*verdict.checks, *likely.checks)
+        ),
+        tuple(
+            f"at temperature {temperature:g}: {note}" for note in (*verdict.notes, *likely.notes)
+        ),
+    )
 
 
 def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) -> GateVerdict:
-    """How likely the target finds a choice's samples, compared with plain decoding's in the same run.
+    """How likely the target finds a choice's samples, compared with plain decoding's in the same
+    run.
 
-    Of a lossy choice it is judged by its interval over prompts. A lossless one draws from the target's own distribution, which is proved of
-    its strategy: whatever it shows on some prompts is chance, and is reported only.
+    Of a lossy choice it is judged by its interval over prompts. A lossless one draws from the
+    target's own distribution, which is proved of its strategy: whatever it shows on some prompts is
+    chance, and is reported only.
     """
     if limit is None or entry.strategy == reference.strategy:
         return GateVerdict(())
@@ -111,9 +170,24 @@ def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) ->
     if shift is None:
         if entry.lossless:
             return GateVerdict(())
-        return GateVerdict((Check("likelihood", 0.0, limit, False, "how likely the target finds its samples was not measured"),))
-    text = (f"the target finds its samples {shift.value:+.3f} nats a token less likely than plain decoding's "
-            f"[{shift.low:+.3f}, {shift.high:+.3f}]")
+        return GateVerdict(
+            (
+                Check(
+                    "likelihood",
+                    0.0,
+                    limit,
+                    False,
+                    "how likely the target finds its samples was not measured",
+                ),
+            )
+        )
+    text = (
+        f"the target finds its samples {shift.value:+.3f} nats a token less likely than "
+        "plain decoding's "
+        f"[{shift.low:+.3f}, {shift.high:+.3f}]"
+    )
     if entry.lossless:
         return GateVerdict((), (f"likelihood, not judged of a lossless choice: {text}",))
-    return GateVerdict((within("likelihood", shift, limit, f"{text} (both ends within {limit:g})"),))
+    return GateVerdict(
+        (within("likelihood", shift, limit, f"{text} (both ends within {limit:g})"),)
+    )

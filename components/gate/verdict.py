@@ -16,7 +16,8 @@ UNDECIDED: Result = "not enough evidence"
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of promotion, as registry/gates.yaml explains them; one that is None is not checked."""
+    """Thresholds of promotion, as registry/gates.yaml explains them; one that is None is not
+    checked."""
 
     max_regression: float | None = None
     min_speedup_lower_bound: float | None = None
@@ -24,7 +25,8 @@ class Thresholds:
     min_acceptance_ratio: float | None = None
     min_quality_ratio: float | None = None
     min_weights_agreement: float | None = None
-    max_rouge_l_loss: float | None = None  # read by the bench of the gate, which marks whether the floors are held
+    # read by the bench of the gate, which marks whether the floors are held
+    max_rouge_l_loss: float | None = None
     max_surprisal_shift: float | None = None
     max_tpot_ratio: float | None = None
     max_prediction_loss_ratio: float | None = None
@@ -40,8 +42,12 @@ class Thresholds:
             DraftwellError: a threshold that no check reads.
         """
         if unknown := sorted(set(gates) - {field.name for field in fields(cls)}):
-            raise DraftwellError(f"no check reads the threshold {', '.join(unknown)}: add it to Thresholds in components/gate/verdict.py "
-                                 "or remove it from registry/gates.yaml", code="unknown_threshold")
+            raise DraftwellError(
+                f"no check reads the threshold {', '.join(unknown)}: add it to Thresholds "
+                "in components/gate/verdict.py "
+                "or remove it from registry/gates.yaml",
+                code="unknown_threshold",
+            )
         return cls(**gates)
 
 
@@ -50,10 +56,14 @@ class Check:
     """One value against its threshold; `detail` is the same as text.
 
     Args:
-        passed: whether the value keeps the threshold, beyond doubt where it is a measurement with an interval.
-        transient: it failed because the machine lacked something at that moment (memory, traces, time), not because of the candidate.
-        enough: False where the interval holds values on both sides of the threshold: it neither passed nor failed.
-        prompts_needed: estimate of the prompts that would decide, where `enough` is False; None where it is too many, or unknown.
+        passed: whether the value keeps the threshold, beyond doubt where it is a measurement with
+            an interval.
+        transient: it failed because the machine lacked something at that moment (memory, traces,
+            time), not because of the candidate.
+        enough: False where the interval holds values on both sides of the threshold: it neither
+            passed nor failed.
+        prompts_needed: estimate of the prompts that would decide, where `enough` is False; None
+            where it is too many, or unknown.
     """
 
     name: str
@@ -80,9 +90,16 @@ class GateVerdict:
 
     @property
     def result(self) -> Result:
-        """Failed if any check failed, or there was none; else not enough evidence if any lacked it."""
+        """Failed if any check failed, or there was none; else not enough evidence if any lacked
+        it."""
         results = {check.result for check in self.checks}
-        return PASSED if results == {PASSED} else FAILED if FAILED in results or not results else UNDECIDED
+        return (
+            PASSED
+            if results == {PASSED}
+            else FAILED
+            if FAILED in results or not results
+            else UNDECIDED
+        )
 
     @property
     def passed(self) -> bool:
@@ -91,9 +108,14 @@ class GateVerdict:
 
     @property
     def prompts_needed(self) -> int | None:
-        """The most that any check without enough evidence asks for; None where one cannot say, or none lacks it."""
+        """The most that any check without enough evidence asks for; None where one cannot say, or
+        none lacks it."""
         wanted = [check.prompts_needed for check in self.checks if not check.enough]
-        return None if None in wanted else max((number for number in wanted if number is not None), default=None)
+        return (
+            None
+            if None in wanted
+            else max((number for number in wanted if number is not None), default=None)
+        )
 
     def __add__(self, other: GateVerdict) -> GateVerdict:
         """Both together."""

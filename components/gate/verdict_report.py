@@ -1,4 +1,5 @@
-"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches: components.bench.report.tables, plots)."""
+"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches:
+components.bench.report.tables, plots)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from components.bench.report.plots import bench_plots
-from components.bench.report.tables import bench_markdown, bench_table, caption, headline_table, markdown_table
+from components.bench.report.tables import (
+    bench_markdown,
+    bench_table,
+    caption,
+    headline_table,
+    markdown_table,
+)
 from components.gate.verdict import FAILED, PASSED, UNDECIDED, GateVerdict
 from components.report.tables import markdown, rich_table
 from serving.files import write_atomically
@@ -17,9 +24,23 @@ from serving.files import write_atomically
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["bench_markdown", "bench_plots", "bench_table", "caption", "error_junit", "error_markdown",
-           "headline_table", "markdown_table", "verdict_junit", "verdict_markdown", "verdict_table", "verdicts_junit", "verdicts_markdown",
-           "write_json", "write_text"]
+__all__ = [
+    "bench_markdown",
+    "bench_plots",
+    "bench_table",
+    "caption",
+    "error_junit",
+    "error_markdown",
+    "headline_table",
+    "markdown_table",
+    "verdict_junit",
+    "verdict_markdown",
+    "verdict_table",
+    "verdicts_junit",
+    "verdicts_markdown",
+    "write_json",
+    "write_text",
+]
 
 VERDICT_COLUMNS = ("check", "value", "threshold", "result", "detail")
 SHOWN = {PASSED: "passed", FAILED: "FAILED", UNDECIDED: "NOT ENOUGH EVIDENCE"}
@@ -27,26 +48,37 @@ SHOWN = {PASSED: "passed", FAILED: "FAILED", UNDECIDED: "NOT ENOUGH EVIDENCE"}
 
 def verdict_rows(verdict: GateVerdict) -> list[list[str]]:
     """One row of text for each check, in `VERDICT_COLUMNS`."""
-    return [[c.name, f"{c.value:.4g}", f"{c.threshold:.4g}", SHOWN[c.result], c.detail] for c in verdict.checks]
+    return [
+        [c.name, f"{c.value:.4g}", f"{c.threshold:.4g}", SHOWN[c.result], c.detail]
+        for c in verdict.checks
+    ]
 
 
 def verdict_table(verdict: GateVerdict, title: str | None = None) -> Table:
     """A verdict as a table for the terminal."""
     result = f"gate: {SHOWN[verdict.result]}{prompts_hint(verdict)}"
-    return rich_table(VERDICT_COLUMNS, verdict_rows(verdict), "; ".join([result, *verdict.notes]), title)
+    return rich_table(
+        VERDICT_COLUMNS, verdict_rows(verdict), "; ".join([result, *verdict.notes]), title
+    )
 
 
 def prompts_hint(verdict: GateVerdict) -> str:
     """How many prompts would decide a verdict without enough evidence."""
     if verdict.result != UNDECIDED or verdict.prompts_needed is None:
         return ""
-    return f" (an estimated {verdict.prompts_needed} prompts would decide: --limit {verdict.prompts_needed})"
+    return (
+        f" (an estimated {verdict.prompts_needed} prompts would decide: --limit "
+        f"{verdict.prompts_needed})"
+    )
 
 
 def verdict_markdown(verdict: GateVerdict) -> str:
     """A verdict as Markdown, for a pull request or a run's description."""
     notes = "".join(f"- {note}\n" for note in verdict.notes)
-    return f"**Gate: {verdict.result}{prompts_hint(verdict)}**\n\n{markdown(VERDICT_COLUMNS, verdict_rows(verdict))}\n{notes}"
+    return (
+        "**Gate: "
+        f"{verdict.result}{prompts_hint(verdict)}**\n\n{markdown(VERDICT_COLUMNS, verdict_rows(verdict))}\n{notes}"  # noqa: E501
+    )
 
 
 def verdicts_markdown(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
@@ -57,7 +89,8 @@ def verdicts_markdown(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
 def verdict_junit(verdict: GateVerdict, name: str = "gate") -> str:
     """A verdict as JUnit XML: a test case for each check, skipped ones for the notes.
 
-    A check without enough evidence is an error there: its test case reached no result, and no reader shows that as passed.
+    A check without enough evidence is an error there: its test case reached no result, and no
+    reader shows that as passed.
     """
     return as_xml(suite_of(verdict, name))
 
@@ -72,12 +105,20 @@ def verdicts_junit(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
 def suite_of(verdict: GateVerdict, name: str) -> ElementTree.Element:
     """A verdict as a JUnit suite."""
     results = [check.result for check in verdict.checks]
-    suite = ElementTree.Element("testsuite", name=name, tests=str(len(verdict.checks) + len(verdict.notes)),
-                                failures=str(results.count(FAILED)), errors=str(results.count(UNDECIDED)), skipped=str(len(verdict.notes)))
+    suite = ElementTree.Element(
+        "testsuite",
+        name=name,
+        tests=str(len(verdict.checks) + len(verdict.notes)),
+        failures=str(results.count(FAILED)),
+        errors=str(results.count(UNDECIDED)),
+        skipped=str(len(verdict.notes)),
+    )
     for check in verdict.checks:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
         if not check.passed:
-            ElementTree.SubElement(case, "failure" if check.result == FAILED else "error", message=check.detail)
+            ElementTree.SubElement(
+                case, "failure" if check.result == FAILED else "error", message=check.detail
+            )
     for note in verdict.notes:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=note)
         ElementTree.SubElement(case, "skipped", message=note)
@@ -91,7 +132,9 @@ def error_markdown(message: str) -> str:
 
 def error_junit(message: str) -> str:
     """The same as JUnit XML: an error, not a failure."""
-    suite = ElementTree.Element("testsuite", name="gate", tests="1", failures="0", errors="1", skipped="0")
+    suite = ElementTree.Element(
+        "testsuite", name="gate", tests="1", failures="0", errors="1", skipped="0"
+    )
     case = ElementTree.SubElement(suite, "testcase", classname="gate", name="verdict")
     ElementTree.SubElement(case, "error", message=message)
     return as_xml(suite)

@@ -1,7 +1,8 @@
 """How far a target with rounded weights is from the full ones.
 
-A lossless strategy gives what plain decoding with the rounded weights gives, so no other check would notice that these are too coarse.
-Here the rounded target writes greedily, and both read what it wrote: at how many positions do they choose the same token?
+A lossless strategy gives what plain decoding with the rounded weights gives, so no other check
+would notice that these are too coarse. Here the rounded target writes greedily, and both read what
+it wrote: at how many positions do they choose the same token?
 """
 
 from __future__ import annotations
@@ -22,25 +23,35 @@ Agreement = tuple[int, int]
 """Positions where both choose the same token, and all."""
 
 
-def weights_agreement(pair: LoadedPair, full: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int) -> list[Agreement]:
-    """For each prompt, how `pair` and `full`, the same pair with full weights, agree along the greedy text of `pair`.
+def weights_agreement(
+    pair: LoadedPair, full: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int
+) -> list[Agreement]:
+    """For each prompt, how `pair` and `full`, the same pair with full weights, agree along the
+    greedy text of `pair`.
 
-    Both read it in one forward pass of the same width, so that of the rounding in a dtype only what the weights change is left.
+    Both read it in one forward pass of the same width, so that of the rounding in a dtype only what
+    the weights change is left.
     """
     settings = BenchSettings(max_tokens=max_tokens, warmup=False)
     measured = measure(pair, StrategyResources({}, pair.special_tokens), [PLAIN], prompts, settings)
     texts = [run.tokens for run in next(iter(measured.values())).typical]
-    return [(agreeing(pair, full, ids_of(pair, prompt), text), len(text)) for prompt, text in zip(prompts, texts, strict=True)]
+    return [
+        (agreeing(pair, full, ids_of(pair, prompt), text), len(text))
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
 
 
 def agreeing(pair: LoadedPair, full: LoadedPair, prompt: Sequence[int], text: Sequence[int]) -> int:
     """Positions of a text, of at least one token, where two targets choose the same token."""
-    mine, theirs = (target_logits(each, prompt, text[:-1], keep=len(text)).argmax(-1) for each in (pair, full))
+    mine, theirs = (
+        target_logits(each, prompt, text[:-1], keep=len(text)).argmax(-1) for each in (pair, full)
+    )
     return int((mine == theirs).sum())
 
 
 def judge_weights(read: Sequence[Agreement], weights: str, thresholds: Thresholds) -> GateVerdict:
-    """Judge rounded weights by what `weights_agreement` found; a threshold that is None is not checked.
+    """Judge rounded weights by what `weights_agreement` found; a threshold that is None is not
+    checked.
 
     Args:
         weights: int8 or int4, for the text.
@@ -49,5 +60,8 @@ def judge_weights(read: Sequence[Agreement], weights: str, thresholds: Threshold
     if floor is None:
         return GateVerdict(())
     found = over_sums(read, lambda sums: sums[..., 0] / sums[..., 1])
-    text = f"{weights} weights choose the full weights' token in {found.value:.1%} of positions {found} (lower end at least {floor:.0%})"
+    text = (
+        f"{weights} weights choose the full weights' token in {found.value:.1%} of positions "
+        f"{found} (lower end at least {floor:.0%})"
+    )
     return GateVerdict((at_least(f"{weights} weights", found, floor, text),))

@@ -6,7 +6,10 @@ from components.papers import csd, duodecoding, pyramidsd, spide, sprinter
 from components.papers.tables import Paper
 from serving.errors import DraftwellError
 
-PAPERS: dict[str, Paper] = {paper.name: paper for paper in (spide.PAPER, sprinter.PAPER, csd.PAPER, pyramidsd.PAPER, duodecoding.PAPER)}
+PAPERS: dict[str, Paper] = {
+    paper.name: paper
+    for paper in (spide.PAPER, sprinter.PAPER, csd.PAPER, pyramidsd.PAPER, duodecoding.PAPER)
+}
 
 
 def papers_named(only: str | None) -> list[Paper]:
@@ -16,5 +19,7 @@ def papers_named(only: str | None) -> list[Paper]:
         DraftwellError: no paper has that name.
     """
     if only is not None and only not in PAPERS:
-        raise DraftwellError(f"unknown paper {only}: choose from {', '.join(PAPERS)}", code="unknown_paper")
+        raise DraftwellError(
+            f"unknown paper {only}: choose from {', '.join(PAPERS)}", code="unknown_paper"
+        )
     return [paper for name, paper in PAPERS.items() if only in (None, name)]

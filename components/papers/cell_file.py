@@ -25,8 +25,8 @@ DRIFT = 0.15
 
 
 class Costs(Frozen):
-    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by its hardware profile; of a round
-    outside passes (`t_rest`) always the profile's.
+    """Seconds of single forward passes: timed between the texts of the cell, or once before it, by
+    its hardware profile; of a round outside passes (`t_rest`) always the profile's.
 
     `alone`: each model on its own share of the cores, the other one idle; `busy`: both at once.
     """
@@ -40,8 +40,13 @@ class Costs(Frozen):
     @classmethod
     def of(cls, profile: HardwareProfile) -> Costs:
         """Those of a profile."""
-        return cls(t_draft=profile.draft_seconds, t_verify=profile.t_verify, t_rest=profile.t_rest, busy=profile.split,
-                   alone=None if profile.details is None else profile.details.split_alone)
+        return cls(
+            t_draft=profile.draft_seconds,
+            t_verify=profile.t_verify,
+            t_rest=profile.t_rest,
+            busy=profile.split,
+            alone=None if profile.details is None else profile.details.split_alone,
+        )
 
 
 class CellFile(Frozen):
@@ -50,30 +55,64 @@ class CellFile(Frozen):
     version: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
     cell: dict[str, Any]
     source: str = Field(description="of the prompts, in words")
-    made_of: dict[str, str] = Field(description="`pair`: its fingerprint; kind → digest of the artifacts that were read")
+    made_of: dict[str, str] = Field(
+        description="`pair`: its fingerprint; kind → digest of the artifacts that were read"
+    )
     seconds: float = Field(description="that the cell took, loading included")
     costs: Costs | None = None
-    chosen_by: Costs | None = Field(None, description="the hardware profile's, which strategies choose by, where `costs` are others")
-    passes_timed: int = Field(0, ge=0, description="how often `costs` were timed between its texts; 0: once before it")
-    best_memory_rate: float | None = Field(None, description="GB/s at which all threads read memory at best, as far as the run knew; None "
-                                           "where that was not read")
-    remarks: tuple[str, ...] = Field((), description="how it was measured, such as what ran beside it, a sentence each; written by hand")
-    confidence: tuple[Counts, ...] = Field((), description="of a cell that is replayed: for each text and confidence bin, positions "
-                                           "and how many of the draft's first choices were kept")
-    certainty: dict[str, tuple[Certainty, ...]] = Field({}, description="of a cell whose contenders have three models: role → how certain "
-                                                        "each is over the positions of each text that the target writes")
-    roc: dict[str, Roc] = Field({}, description="of a cell with SPRINTER: λ → how well its verifier, or the first one that is "
-                                 "trained for it, ranks the draft's tokens")
-    aucs: dict[str, dict[str, tuple[float, float, float]]] = Field({}, description="of a cell that trains verifiers: role → λ → AUC of the "
-                                                                   "verifier that was trained for it, with the ends of its 95 % interval, "
-                                                                   "on the cell's prompts")
-    rejections: tuple[RejectedPair, ...] = Field((), description="of a cell that is replayed for them: the draft's most frequent rejected "
-                                                 "tokens, and how likely the target finds them")
+    chosen_by: Costs | None = Field(
+        None,
+        description="the hardware profile's, which strategies choose by, where `costs` are others",
+    )
+    passes_timed: int = Field(
+        0, ge=0, description="how often `costs` were timed between its texts; 0: once before it"
+    )
+    best_memory_rate: float | None = Field(
+        None,
+        description="GB/s at which all threads read memory at best, as far as the run knew; None "
+        "where that was not read",
+    )
+    remarks: tuple[str, ...] = Field(
+        (),
+        description=(
+            "how it was measured, such as what ran beside it, a sentence each; written by hand"
+        ),
+    )
+    confidence: tuple[Counts, ...] = Field(
+        (),
+        description="of a cell that is replayed: for each text and confidence bin, positions "
+        "and how many of the draft's first choices were kept",
+    )
+    certainty: dict[str, tuple[Certainty, ...]] = Field(
+        {},
+        description="of a cell whose contenders have three models: role → how certain "
+        "each is over the positions of each text that the target writes",
+    )
+    roc: dict[str, Roc] = Field(
+        {},
+        description="of a cell with SPRINTER: λ → how well its verifier, or the first one that is "
+        "trained for it, ranks the draft's tokens",
+    )
+    aucs: dict[str, dict[str, tuple[float, float, float]]] = Field(
+        {},
+        description="of a cell that trains verifiers: role → λ → AUC of the "
+        "verifier that was trained for it, with the ends of its 95 % interval, "
+        "on the cell's prompts",
+    )
+    rejections: tuple[RejectedPair, ...] = Field(
+        (),
+        description="of a cell that is replayed for them: the draft's most frequent rejected "
+        "tokens, and how likely the target finds them",
+    )
     report: BenchReport
 
     def measured(self) -> Measured:
         """Its entries by role."""
-        alone = None if self.costs is None or self.costs.alone is None else self.costs.alone[1][1] + self.costs.t_rest
+        alone = (
+            None
+            if self.costs is None or self.costs.alone is None
+            else self.costs.alone[1][1] + self.costs.t_rest
+        )
         return Measured(cell_of(self.cell), self.report.strategies, plain_share=alone)
 
     @property
@@ -83,7 +122,8 @@ class CellFile(Frozen):
 
     @property
     def drift(self) -> tuple[float, float] | None:
-        """Seconds of a token of plain decoding, behind the first, in its texts and by its passes; None where they agree within `DRIFT`."""
+        """Seconds of a token of plain decoding, behind the first, in its texts and by its passes;
+        None where they agree within `DRIFT`."""
         pace = self.report.strategies[REFERENCE].decode_tokens_per_second
         if self.costs is None or not pace:
             return None
@@ -98,17 +138,24 @@ def cell_of(settings: dict[str, Any]) -> Cell:
 
 
 def read_cell(path: Path) -> CellFile | None:
-    """A measured cell; None where there is no file, or one that cannot be read (it is measured again)."""
+    """A measured cell; None where there is no file, or one that cannot be read (it is measured
+    again)."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         found.pop("notes", None)  # of older files: what they say follows from the rest
         file = CellFile.model_validate(found)
     except (OSError, ValueError, AttributeError, ValidationError):
         return None
-    return None if file.cell.get("replay") and not file.confidence else file  # of a version that did not count it: replayed again
+    # of a version that did not count it: replayed again
+    return None if file.cell.get("replay") and not file.confidence else file
 
 
-def counted_texts(cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code") -> dict[str, tuple[Counts, ...]]:
+def counted_texts(
+    cells: Sequence[Cell], files: Mapping[str, CellFile], data: str = "code"
+) -> dict[str, tuple[Counts, ...]]:
     """Pair → counts of its texts on one set of prompts, of the cells that have a file."""
-    return {cell.pair: files[cell.name].confidence for cell in cells
-            if cell.data == data and cell.name in files and files[cell.name].confidence}
+    return {
+        cell.pair: files[cell.name].confidence
+        for cell in cells
+        if cell.data == data and cell.name in files and files[cell.name].confidence
+    }

@@ -1,7 +1,7 @@
 """Cells: what is measured in one piece, and how large a run is.
 
-A cell is one interleaved bench of several contenders on one pair and one set of prompts. Its settings make its key, so that a run that was
-interrupted measures only what is still missing.
+A cell is one interleaved bench of several contenders on one pair and one set of prompts. Its
+settings make its key, so that a run that was interrupted measures only what is still missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from serving.settings import Settings
 FORMAT = 2
 """Of the files of cells; part of every key."""
 PADDED = 1.1e9
-"""Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to it."""
+"""Parameters that targets are padded to, so that a draft of the target's own depth is cheap next to
+it."""
 PLAIN = "plain"
 """Role of plain decoding, which every cell measures."""
 PLAIN_SHARE = "plain, equal cores"
-"""Plain decoding with the target's share of the cores, the other share idle, as the papers' has the target's GPUs alone. It is not run: a
-token takes a pass over one token with that share, as it was timed for the cell, and the time outside passes."""
+"""Plain decoding with the target's share of the cores, the other share idle, as the papers' has the
+target's GPUs alone. It is not run: a token takes a pass over one token with that share, as it was
+timed for the cell, and the time outside passes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Scale:
         remark: a sentence for the page on what a run of this size can decide; empty for none.
         pad_target: parameters that the targets of measured cells are padded to.
         patience: seconds of a cell that may go into waiting for fast memory, on CPUs.
-        times: how often passes are timed between the texts of a cell; 0: once before it, by its hardware profile.
+        times: how often passes are timed between the texts of a cell; 0: once before it, by its
+            hardware profile.
     """
 
     name: str
@@ -78,21 +81,50 @@ class Scale:
         >>> Scale("a run", 1, 1, 1, (), (), (), pad_target=7e9).pad_option
         ' --pad-target 7e9'
         """
-        return "" if self.pad_target == PADDED else f" --pad-target {self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
+        return (
+            ""
+            if self.pad_target == PADDED
+            else f" --pad-target {self.pad_target:g}".replace("e+0", "e").replace("e+", "e")
+        )
 
 
-QUICK = Scale("quick", prompts=2, max_tokens=12, repeats=3, gammas=(5,), gammas_all=(5,), taus=(0.7,), remark=(
-    "This is a quick run: 2 prompts of 12 tokens a cell (SPRINTER: 20), one draft length and one threshold. A bootstrap over 2 prompts "
-    "knows three different draws, so its intervals are too narrow, and its verdicts decide little: it shows that everything runs, and "
-    "roughly where."))
-FULL = Scale("full", prompts=12, max_tokens=64, repeats=9, gammas=(2, 5, 8), gammas_all=(2, 5), taus=(0.3, 0.5, 0.7, 0.9),
-             replayed=32, training=64, training_tokens=64, patience=300.0, times=4)
+QUICK = Scale(
+    "quick",
+    prompts=2,
+    max_tokens=12,
+    repeats=3,
+    gammas=(5,),
+    gammas_all=(5,),
+    taus=(0.7,),
+    remark=(
+        "This is a quick run: 2 prompts of 12 tokens a cell (SPRINTER: 20), one draft "
+        "length and one threshold. A bootstrap over 2 prompts "
+        "knows three different draws, so its intervals are too narrow, and its verdicts "
+        "decide little: it shows that everything runs, and "
+        "roughly where."
+    ),
+)
+FULL = Scale(
+    "full",
+    prompts=12,
+    max_tokens=64,
+    repeats=9,
+    gammas=(2, 5, 8),
+    gammas_all=(2, 5),
+    taus=(0.3, 0.5, 0.7, 0.9),
+    replayed=32,
+    training=64,
+    training_tokens=64,
+    patience=300.0,
+    times=4,
+)
 
 
 class Cell(Settings):
     """One interleaved bench.
 
-    A contender's spec is written as for `draftwell bench`: NAME, NAME@1+1, NAME:key=value:key=value.
+    A contender's spec is written as for `draftwell bench`: NAME, NAME@1+1,
+    NAME:key=value:key=value.
     """
 
     called = "cell setting"
@@ -101,48 +133,84 @@ class Cell(Settings):
     pair: str = Field(description="name of a pair in the catalogue")
     pad_target: float | None = Field(None, description="parameters that the target is padded to")
     data: str = Field(description="a name of `prompts.SETS`")
-    contenders: dict[str, tuple[str, ...]] = Field(min_length=1, description="role → specs, of which the fastest plays the role")
+    contenders: dict[str, tuple[str, ...]] = Field(
+        min_length=1, description="role → specs, of which the fastest plays the role"
+    )
     prompts: int = Field(ge=1)
     max_tokens: int = Field(ge=1)
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0)
-    seeds: int = Field(1, ge=1, description="how often each prompt is decoded, each time with another seed")
+    seeds: int = Field(
+        1, ge=1, description="how often each prompt is decoded, each time with another seed"
+    )
     repeats: int = Field(9, ge=1, description="forward passes per median of the hardware profile")
-    replay: int | None = Field(None, ge=1, description="the paper's s, draft passes in a target pass: contenders are replayed on a trace, "
-                               "at this ratio of costs, and none is run")
+    replay: int | None = Field(
+        None,
+        ge=1,
+        description="the paper's s, draft passes in a target pass: contenders are replayed on "
+        "a trace, "
+        "at this ratio of costs, and none is run",
+    )
 
-    rejections: bool = Field(False, description="of a cell that is replayed: keep how likely the target finds the draft's rejected tokens")
-    verifiers: dict[str, str] = Field({}, description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is trained on "
-                                      "these prompts before the bench; the first role's are of the kind that is measured")
+    rejections: bool = Field(
+        False,
+        description=(
+            "of a cell that is replayed: keep how likely the target finds the draft's rejected "
+            "tokens"
+        ),
+    )
+    verifiers: dict[str, str] = Field(
+        {},
+        description="role → name of `prompts.SETS`: SPRINTER at τ .5 with a verifier that is "
+        "trained "
+        "on "
+        "these prompts before the bench; the first role's are of the kind that is measured",
+    )
     training_prompts: int = Field(FULL.training, ge=3, description="of each verifier")
-    training_tokens: int = Field(FULL.training_tokens, ge=1, description="of each text that it learns from")
+    training_tokens: int = Field(
+        FULL.training_tokens, ge=1, description="of each text that it learns from"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Cell:
         if self.rejections and self.replay is None:
-            raise ValueError("rejections are kept of a cell that is replayed: set replay, or leave rejections out")
+            raise ValueError(
+                "rejections are kept of a cell that is replayed: set replay, or leave "
+                "rejections out"
+            )
         if both := sorted({*self.contenders} & {*self.verifiers}):
             raise ValueError(f"{', '.join(both)}: a role has contenders or a verifier, not both")
         if self.verifiers and self.replay is not None:
             raise ValueError("a replay trains no verifiers: leave replay or verifiers out")
         if self.seeds > 1 and not self.temperature:
-            raise ValueError("greedy texts are the same with every seed: leave seeds out, or set a temperature")
+            raise ValueError(
+                "greedy texts are the same with every seed: leave seeds out, or set a temperature"
+            )
         return self
 
     def choices(self) -> list[StrategyChoice]:
         """The strategies that it measures, each once."""
-        return list(dict.fromkeys(choice_of(spec) for specs in self.contenders.values() for spec in specs))
+        return list(
+            dict.fromkeys(choice_of(spec) for specs in self.contenders.values() for spec in specs)
+        )
 
     def labels(self) -> dict[str, list[str]]:
         """Role → labels of its contenders in the bench's report; plain decoding among them."""
         choices = self.choices()
         known = dict(zip(choices, labels_of(choices), strict=True))
-        return {PLAIN: ["autoregressive"], **{role: [known[choice_of(spec)] for spec in specs] for role, specs in self.contenders.items()},
-                **{role: [role] for role in self.verifiers}}
+        return {
+            PLAIN: ["autoregressive"],
+            **{
+                role: [known[choice_of(spec)] for spec in specs]
+                for role, specs in self.contenders.items()
+            },
+            **{role: [role] for role in self.verifiers},
+        }
 
     @property
     def collects(self) -> bool:
-        """Whether texts are collected for it, several at once: its pair has a slot for each of them."""
+        """Whether texts are collected for it, several at once: its pair has a slot for each of
+        them."""
         return self.replay is not None or bool(self.verifiers)
 
     @property
@@ -160,23 +228,36 @@ class Cell(Settings):
         return dict(zip(choices, labels_of(choices), strict=True))[choice]
 
     def settings(self) -> dict[str, Any]:
-        """As JSON; a setting that came later is left out where it has its default, so that older files are still of this cell."""
-        later = {"replay": self.replay is None, "seeds": self.seeds == 1, "rejections": not self.rejections,
-                 "verifiers": not self.verifiers, "training_prompts": not self.verifiers,
-                 "training_tokens": not self.verifiers or self.training_tokens == FULL.training_tokens}
-        return self.model_dump(mode="json", exclude={name for name, default in later.items() if default})
+        """As JSON; a setting that came later is left out where it has its default, so that older
+        files are still of this cell."""
+        later = {
+            "replay": self.replay is None,
+            "seeds": self.seeds == 1,
+            "rejections": not self.rejections,
+            "verifiers": not self.verifiers,
+            "training_prompts": not self.verifiers,
+            "training_tokens": not self.verifiers or self.training_tokens == FULL.training_tokens,
+        }
+        return self.model_dump(
+            mode="json", exclude={name for name, default in later.items() if default}
+        )
 
     def key(self, prompts_digest: str, where: str, made_of: Mapping[str, str]) -> str:
-        """What its file is named by: settings, prompts, where it runs (number format and device), and what it is measured with.
+        """What its file is named by: settings, prompts, where it runs (number format and device),
+        and what it is measured with.
 
         Args:
-            made_of: kind → digest of the artifacts that its strategies read, and the pair's fingerprint.
+            made_of: kind → digest of the artifacts that its strategies read, and the pair's
+                fingerprint.
         """
-        return json_digest([FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.settings()])[:12]
+        return json_digest(
+            [FORMAT, prompts_digest, where, dict(sorted(made_of.items())), self.settings()]
+        )[:12]
 
 
 def padding_name(padded: float | None) -> str:
-    """What marks pages, pictures and folders of cells whose target has another padding; empty for the usual one, and for none.
+    """What marks pages, pictures and folders of cells whose target has another padding; empty for
+    the usual one, and for none.
 
     >>> padding_name(7e9), padding_name(PADDED)
     ('padded-7b', '')
@@ -196,4 +277,11 @@ def choice_of(spec: str) -> StrategyChoice:
 
 def sized(scale: Scale, **settings: Any) -> Cell:
     """A cell of a run of this size; `settings` may say otherwise."""
-    return Cell.model_validate({"prompts": scale.prompts, "max_tokens": scale.max_tokens, "repeats": scale.repeats, **settings})
+    return Cell.model_validate(
+        {
+            "prompts": scale.prompts,
+            "max_tokens": scale.max_tokens,
+            "repeats": scale.repeats,
+            **settings,
+        }
+    )

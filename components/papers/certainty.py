@@ -30,14 +30,22 @@ class Certainty(NamedTuple):
     confidence: float
 
 
-def certainty(pair: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int, temperature: float,
-              seed: int = 0) -> dict[Role, tuple[Certainty, ...]]:
-    """Role → what each model says at the same positions: those of texts that the target writes by itself, one a prompt.
+def certainty(
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    temperature: float,
+    seed: int = 0,
+) -> dict[Role, tuple[Certainty, ...]]:
+    """Role → what each model says at the same positions: those of texts that the target writes by
+    itself, one a prompt.
 
     Args:
         seed: of the first prompt; every further one has the next.
     Returns:
-        empty where a model's head covers a part of the vocabulary: it is certain of what it cannot say otherwise.
+        empty where a model's head covers a part of the vocabulary: it is certain of what it cannot
+        say otherwise.
     """
     roles: tuple[Role, ...] = ("draft", "qualifier", "target")
     present = [role for role in roles if role in pair.models]
@@ -53,16 +61,24 @@ def certainty(pair: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int, t
     return {role: tuple(certainty_of(pair, role, *text) for text in texts) for role in present}
 
 
-def certainty_of(pair: LoadedPair, role: Role, prompt: Sequence[int], output: Sequence[int]) -> Certainty:
+def certainty_of(
+    pair: LoadedPair, role: Role, prompt: Sequence[int], output: Sequence[int]
+) -> Certainty:
     """One model on one text, by one teacher-forced pass."""
     model = pair.models[role]
     slot = model.open()
     try:
-        logits = model.forward([Forward(role, slot, (*prompt, *output[:-1]), keep=len(output), prefill=True)])[0].logits
+        logits = model.forward(
+            [Forward(role, slot, (*prompt, *output[:-1]), keep=len(output), prefill=True)]
+        )[0].logits
     finally:
         model.close(slot)
     probabilities = torch.softmax(logits.float(), -1)  # [output, vocab]
-    return Certainty(len(output), float(torch.special.entr(probabilities).sum()), float(probabilities.max(-1).values.sum()))
+    return Certainty(
+        len(output),
+        float(torch.special.entr(probabilities).sum()),
+        float(probabilities.max(-1).values.sum()),
+    )
 
 
 def certainty_words(found: Mapping[str, Sequence[Certainty]]) -> str:
@@ -72,13 +88,20 @@ def certainty_words(found: Mapping[str, Sequence[Certainty]]) -> str:
     'Figure 3 (no values in the text; larger models have a lower entropy and a higher confidence there), at the same 2 positions of texts \
 that the target wrote, mean entropy in nats and mean probability of the first choice: draft 2.50 [2.50, 2.50] and 0.40 [0.40, 0.40], \
 target 1.00 [1.00, 1.00] and 0.70 [0.70, 0.70].'
-    """
+    """  # noqa: E501
     if not found:
         return ""
     positions = sum(one.positions for one in next(iter(found.values())))
-    values = ", ".join(f"{role} {with_interval(texts, 1)} and {with_interval(texts, 2)}" for role, texts in found.items())
-    return (f"Figure 3 (no values in the text; larger models have a lower entropy and a higher confidence there), at the same {positions} "
-            f"positions of texts that the target wrote, mean entropy in nats and mean probability of the first choice: {values}.")
+    values = ", ".join(
+        f"{role} {with_interval(texts, 1)} and {with_interval(texts, 2)}"
+        for role, texts in found.items()
+    )
+    return (
+        "Figure 3 (no values in the text; larger models have a lower entropy and a higher "
+        f"confidence there), at the same {positions} "
+        "positions of texts that the target wrote, mean entropy in nats and mean "
+        f"probability of the first choice: {values}."
+    )
 
 
 def with_interval(texts: Sequence[Certainty], which: int) -> str:

@@ -1,9 +1,11 @@
-"""Cells that the project has measured and keeps in `measured/`: a page shows them where a run has none of its own.
+"""Cells that the project has measured and keeps in `measured/`: a page shows them where a run has
+none of its own.
 
-A full run takes hours, and its files are in a folder that git ignores. Without these, the page of a fresh clone, or of another machine,
-would have "open" in the place of every value.
+A full run takes hours, and its files are in a folder that git ignores. Without these, the page of a
+fresh clone, or of another machine, would have "open" in the place of every value.
 
-    python -m components.papers.committed .draftwell/papers/full/csd-*.json --remark "Tests ran beside its last minutes."
+    python -m components.papers.committed .draftwell/papers/full/csd-*.json --remark "Tests ran
+    beside its last minutes."
 """
 
 from __future__ import annotations
@@ -22,16 +24,56 @@ from serving.files import write_atomically
 FOLDER = Path(__file__).parent / "measured"
 DIGITS = 6
 """Of seconds and shares: microseconds."""
-ENTRY = ("strategy", "parameters", "split_cores", "lossless", "greedy", "dtype", "decode_tokens_per_second", "ttft_ms", "acceptance_rate",
-         "draft_efficiency", "identical_outputs", "near_ties", "tasks", "time_share", "draft_calls",
-         "qualifier_calls", "per_prompt")
-PROMPT = ("prompt_id", "seconds", "tokens", "target_calls", "accepted", "judged", "ttft_ms", "target_argmax", "sequences",
-          "rouge_1", "rouge_2", "rouge_l", "memory_rate")
-REPORT = ("schema_version", "pair", "fingerprint", "padded_to", "machine", "settings", "prompts", "prompt_ids", "prompts_digest")
+ENTRY = (
+    "strategy",
+    "parameters",
+    "split_cores",
+    "lossless",
+    "greedy",
+    "dtype",
+    "decode_tokens_per_second",
+    "ttft_ms",
+    "acceptance_rate",
+    "draft_efficiency",
+    "identical_outputs",
+    "near_ties",
+    "tasks",
+    "time_share",
+    "draft_calls",
+    "qualifier_calls",
+    "per_prompt",
+)
+PROMPT = (
+    "prompt_id",
+    "seconds",
+    "tokens",
+    "target_calls",
+    "accepted",
+    "judged",
+    "ttft_ms",
+    "target_argmax",
+    "sequences",
+    "rouge_1",
+    "rouge_2",
+    "rouge_l",
+    "memory_rate",
+)
+REPORT = (
+    "schema_version",
+    "pair",
+    "fingerprint",
+    "padded_to",
+    "machine",
+    "settings",
+    "prompts",
+    "prompt_ids",
+    "prompts_digest",
+)
 
 
 def committed_cells(cells: Sequence[Cell], folder: Path = FOLDER) -> dict[str, CellFile]:
-    """Name → file of those cells that the project keeps; one whose settings have changed since is not the cell any more."""
+    """Name → file of those cells that the project keeps; one whose settings have changed since is
+    not the cell any more."""
     found = {}
     for cell in cells:
         file = read_kept(place(cell.name, cell.pad_target, folder))
@@ -41,7 +83,8 @@ def committed_cells(cells: Sequence[Cell], folder: Path = FOLDER) -> dict[str, C
 
 
 def place(name: str, padded: float | None, folder: Path = FOLDER) -> Path:
-    """Where a cell is kept: those of another padding, which measure the same, in a folder of their own.
+    """Where a cell is kept: those of another padding, which measure the same, in a folder of their
+    own.
 
     >>> place("csd-code", 1.1e9, Path()), place("csd-code", 7e9, Path())
     (PosixPath('csd-code.json'), PosixPath('padded-7b/csd-code.json'))
@@ -55,31 +98,56 @@ def read_kept(path: Path) -> CellFile | None:
     return read_cell(path)
 
 
-def with_committed(own: Mapping[str, CellFile], cells: Sequence[Cell], folder: Path = FOLDER) -> dict[str, CellFile]:
-    """A run's own cells, and the committed ones where it has none; of the same measurement the committed file, which has the remarks."""
+def with_committed(
+    own: Mapping[str, CellFile], cells: Sequence[Cell], folder: Path = FOLDER
+) -> dict[str, CellFile]:
+    """A run's own cells, and the committed ones where it has none; of the same measurement the
+    committed file, which has the remarks."""
     kept = committed_cells(cells, folder)
-    return {**kept, **{name: file for name, file in own.items() if name not in kept or not same(file, kept[name])}}
+    return {
+        **kept,
+        **{
+            name: file
+            for name, file in own.items()
+            if name not in kept or not same(file, kept[name])
+        },
+    }
 
 
 def same(one: CellFile, kept: CellFile) -> bool:
     """Whether a committed file is of this measurement."""
-    return round(one.seconds, DIGITS) == kept.seconds and one.report.prompts_digest == kept.report.prompts_digest
+    return (
+        round(one.seconds, DIGITS) == kept.seconds
+        and one.report.prompts_digest == kept.report.prompts_digest
+    )
 
 
 def compact(file: CellFile, remarks: Iterable[str] = ()) -> str:
     """A cell as JSON with what the page needs of it, a contender a line."""
     report = file.report.to_json()
     kept = {name: report[name] for name in REPORT if name in report}
-    entries = {label: {**{name: entry[name] for name in ENTRY if name in entry}, "per_prompt": rows_of(entry)}
-               for label, entry in report["strategies"].items()}
-    whole = json.loads(file.model_dump_json(exclude={"report"})) | {"remarks": [*file.remarks, *remarks]} | {"report": kept}
+    entries = {
+        label: {
+            **{name: entry[name] for name in ENTRY if name in entry},
+            "per_prompt": rows_of(entry),
+        }
+        for label, entry in report["strategies"].items()
+    }
+    whole = (
+        json.loads(file.model_dump_json(exclude={"report"}))
+        | {"remarks": [*file.remarks, *remarks]}
+        | {"report": kept}
+    )
     lines = [f"{json.dumps(label)}: {dumped(entry)}" for label, entry in entries.items()]
     return dumped(whole).removesuffix("}}") + ',"strategies":{\n' + ",\n".join(lines) + "\n}}}\n"
 
 
 def rows_of(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Its prompts, without what is unknown of them."""
-    return [{name: row[name] for name in PROMPT if row.get(name) is not None} for row in entry["per_prompt"]]
+    return [
+        {name: row[name] for name in PROMPT if row.get(name) is not None}
+        for row in entry["per_prompt"]
+    ]
 
 
 def dumped(value: Any) -> str:
@@ -102,9 +170,21 @@ def rounded(value: Any) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Keep measured cells in the project."""
-    parser = argparse.ArgumentParser(description="Keep measured cells of `draftwell papers` in the project.")
-    parser.add_argument("files", nargs="+", type=Path, help="of the run's folder, such as .draftwell/papers/full/csd-code-….json")
-    parser.add_argument("--remark", action="append", default=[], help="a sentence on how they were measured, for the page")
+    parser = argparse.ArgumentParser(
+        description="Keep measured cells of `draftwell papers` in the project."
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        help="of the run's folder, such as .draftwell/papers/full/csd-code-….json",
+    )
+    parser.add_argument(
+        "--remark",
+        action="append",
+        default=[],
+        help="a sentence on how they were measured, for the page",
+    )
     options = parser.parse_args(arguments)
     for path in options.files:
         file = read_cell(path)

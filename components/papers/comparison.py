@@ -1,4 +1,5 @@
-"""The rows of a table, compared: ours next to the paper's, with a verdict where both are of like conditions."""
+"""The rows of a table, compared: ours next to the paper's, with a verdict where both are of like
+conditions."""
 
 from __future__ import annotations
 
@@ -33,9 +34,15 @@ class Result:
     def cells(self) -> list[str]:
         """As text, in `COLUMNS`."""
         ours = self.ours
-        return [self.what, number(self.paper, ".2f"), "–" if ours is None else f"{ours.value:.2f}",
-                "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}", number(self.whole, ".2f"), self.settings,
-                f"{self.verdict} ({self.remark})" if self.remark else str(self.verdict)]
+        return [
+            self.what,
+            number(self.paper, ".2f"),
+            "–" if ours is None else f"{ours.value:.2f}",
+            "–" if ours is None else f"{ours.low:.2f} to {ours.high:.2f}",
+            number(self.whole, ".2f"),
+            self.settings,
+            f"{self.verdict} ({self.remark})" if self.remark else str(self.verdict),
+        ]
 
 
 def results(table: PaperTable, file: CellFile | None) -> list[Result]:
@@ -44,33 +51,73 @@ def results(table: PaperTable, file: CellFile | None) -> list[Result]:
     found = []
     for row in table.rows:
         ours = None if measured is None else measured.estimate(row)
-        judged = verdict(row.paper, ours, row.neutral, comparable=is_comparable(table, row, file), flattered=row.flattered)
-        whole, settings = (None, "") if measured is None else (measured.whole(row), measured.settings(row))
-        found.append(Result(row.what, row.paper, ours, judged, whole, settings, remark_on(row, ours, judged, file)))
+        judged = verdict(
+            row.paper,
+            ours,
+            row.neutral,
+            comparable=is_comparable(table, row, file),
+            flattered=row.flattered,
+        )
+        whole, settings = (
+            (None, "") if measured is None else (measured.whole(row), measured.settings(row))
+        )
+        found.append(
+            Result(
+                row.what,
+                row.paper,
+                ours,
+                judged,
+                whole,
+                settings,
+                remark_on(row, ours, judged, file),
+            )
+        )
     for confidence_bin, paper in table.confidence.items():
         texts = file.confidence if file else ()
         ours = share_kept(texts, confidence_bin) if texts else None
-        found.append(Result(row_words(confidence_bin), paper, ours, verdict(paper, ours, None, comparable=False),
-                            settings=f"{positions(texts, confidence_bin)} positions" if texts else ""))
+        found.append(
+            Result(
+                row_words(confidence_bin),
+                paper,
+                ours,
+                verdict(paper, ours, None, comparable=False),
+                settings=f"{positions(texts, confidence_bin)} positions" if texts else "",
+            )
+        )
     for ratio, paper in table.aucs.items():
         auc = Estimate(*file.roc[ratio].auc) if file and ratio in file.roc else None
         whose = next(iter(file.aucs), "the verifier") if file else "the verifier"
-        found.append(Result(f"AUC of {whose}, λ {ratio}", paper, auc, verdict(paper, auc, None, comparable=False),
-                            settings=f"λ {ratio}; 95 % interval"))
+        found.append(
+            Result(
+                f"AUC of {whose}, λ {ratio}",
+                paper,
+                auc,
+                verdict(paper, auc, None, comparable=False),
+                settings=f"λ {ratio}; 95 % interval",
+            )
+        )
     return found
 
 
 def remark_on(row: Row, ours: Estimate | None, judged: Verdict, file: CellFile | None) -> str:
-    """What a reader of a verdict must know: that ours is larger where that is why it fails, and that slow memory may have made it."""
+    """What a reader of a verdict must know: that ours is larger where that is why it fails, and
+    that slow memory may have made it."""
     if file is None or ours is None or row.paper is None or judged == Verdict.NOT_COMPARABLE:
         return ""
-    larger = judged == Verdict.NOT_REPRODUCED and row.neutral is not None and ours.low > row.paper >= row.neutral
+    larger = (
+        judged == Verdict.NOT_REPRODUCED
+        and row.neutral is not None
+        and ours.low > row.paper >= row.neutral
+    )
     slow = row.metric == "speed" and row.against in (PLAIN, PLAIN_SHARE) and mostly_slow(file)
-    return "; ".join(text for text, true in (("ours is larger", larger), ("provisional", slow)) if true)
+    return "; ".join(
+        text for text, true in (("ours is larger", larger), ("provisional", slow)) if true
+    )
 
 
 def mostly_slow(file: CellFile) -> bool:
-    """Whether a cell on a CPU was measured without waiting for fast memory, or most of its texts met slow memory all the same."""
+    """Whether a cell on a CPU was measured without waiting for fast memory, or most of its texts
+    met slow memory all the same."""
     if file.report.machine.cuda or file.cell.get("replay"):
         return False
     counts = slow_texts(file)
@@ -86,7 +133,8 @@ def is_comparable(table: PaperTable, row: Row, file: CellFile | None) -> bool:
 
 
 def costs_otherwise(table: PaperTable, file: CellFile | None) -> bool:
-    """Whether a draft pass costs so much more or less here that speeds say nothing of the paper's."""
+    """Whether a draft pass costs so much more or less here that speeds say nothing of the
+    paper's."""
     if table.cost is None or file is None or file.cost is None:
         return False
     return not 1 / OTHER_COST <= file.cost / table.cost <= OTHER_COST

@@ -1,7 +1,8 @@
 """How often the target keeps a draft token, by the draft's confidence: SPIDE's Figures 3 to 5.
 
-Counted at every position of the texts that a cell replays: the draft's first choice there, and whether the target wrote the same token.
-SPIDE's own table has only the tokens that were drafted and judged, of which more are certain.
+Counted at every position of the texts that a cell replays: the draft's first choice there, and
+whether the target wrote the same token. SPIDE's own table has only the tokens that were drafted and
+judged, of which more are certain.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ BINS = len(EDGES) + 1
 ABOVE = AcceptanceTable.bin_of(0.9)
 """The first bin above a confidence of .9, where most of the paper's draft tokens are."""
 Counts = tuple[tuple[int, int], ...]
-"""Of one text, for each bin of `AcceptanceTable`: positions, and those where the draft's first choice was kept."""
+"""Of one text, for each bin of `AcceptanceTable`: positions, and those where the draft's first
+choice was kept."""
 FIGURE_4_PAIR = "DeepSeek 1.3B & 33B"
 FIGURE_4 = {0: 0.3947, 1: 0.3385, 8: 0.8875, 9: 0.9301, 10: 0.9472, 18: 0.9936, 19: 0.9995}
-"""Most likely HumanEval, as Figure 5: bin → share that was kept, of the bins that the paper prints."""
+"""Most likely HumanEval, as Figure 5: bin → share that was kept, of the bins that the paper
+prints."""
 
 
 def counts_of(text: TracedText) -> Counts:
@@ -37,7 +40,8 @@ def counts_of(text: TracedText) -> Counts:
 
 
 def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
-    """The share of a bin that was kept, its interval over texts; None where nothing fell into it."""
+    """The share of a bin that was kept, its interval over texts; None where nothing fell into
+    it."""
     table = np.array([counts[confidence_bin] for counts in texts], dtype=np.float64)
     if not table[:, 0].sum():
         return None
@@ -46,7 +50,9 @@ def share_kept(texts: Sequence[Counts], confidence_bin: int) -> Estimate | None:
         with np.errstate(invalid="ignore"):
             return np.asarray(sums[..., 1] / sums[..., 0])[..., None]
 
-    low, high = bootstrap_of_sums(table, share, resamples=resamples_for(TAIL, len(table)), tail=TAIL)
+    low, high = bootstrap_of_sums(
+        table, share, resamples=resamples_for(TAIL, len(table)), tail=TAIL
+    )
     return Estimate(float(share(table.sum(0)[None])[0, 0]), float(low[0]), float(high[0]))
 
 
@@ -59,8 +65,13 @@ def row_words(confidence_bin: int) -> str:
     """What a row is called.
 
     >>> row_words(8), row_words(19)
-    ('draft tokens of confidence 0.8 to 0.9: share kept', 'draft tokens of confidence 1: share kept')
+    ('draft tokens of confidence 0.8 to 0.9: share kept', 'draft tokens of confidence 1: share
+    kept')
     """
     edges = [0.0, *EDGES[:-1], 1.0]
-    span = "1" if confidence_bin == BINS - 1 else f"{edges[confidence_bin]:g} to {edges[confidence_bin + 1]:g}"
+    span = (
+        "1"
+        if confidence_bin == BINS - 1
+        else f"{edges[confidence_bin]:g} to {edges[confidence_bin + 1]:g}"
+    )
     return f"draft tokens of confidence {span}: share kept"

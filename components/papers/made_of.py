@@ -1,4 +1,5 @@
-"""What a cell is measured with that its settings do not name: the pair's weights, and the artifacts that its strategies read."""
+"""What a cell is measured with that its settings do not name: the pair's weights, and the artifacts
+that its strategies read."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ class MadeOf:
 
     Args:
         fingerprint: of the pair (`serving.artifacts.pair_files.fingerprint`).
-        artifacts: kind → digest of the artifacts that its strategies read, but for the hardware profile, which every run measures.
-        prompts: that these artifacts and a distilled draft were made from: nothing is measured on them.
+        artifacts: kind → digest of the artifacts that its strategies read, but for the hardware
+            profile, which every run measures.
+        prompts: that these artifacts and a distilled draft were made from: nothing is measured on
+            them.
     """
 
     fingerprint: str = ""

@@ -1,7 +1,9 @@
-"""Passes timed between the texts of a cell: what a formula says of a cell has to know the machine that its texts met.
+"""Passes timed between the texts of a cell: what a formula says of a cell has to know the machine
+that its texts met.
 
-A shared machine reads memory at one rate in one minute and at little more than half of it in the next, so passes that are timed once,
-before a cell, may take a third longer than those of its texts, or less.
+A shared machine reads memory at one rate in one minute and at little more than half of it in the
+next, so passes that are timed once, before a cell, may take a third longer than those of its texts,
+or less.
 """
 
 from __future__ import annotations
@@ -22,25 +24,37 @@ ROUNDS = 2
 OVERLAPPED = 3
 """Of passes on cores of their own each time: the first one is cold, and counts in the median."""
 WAITS = ROUNDS + 1 + 2
-"""Each time: before every round with all cores, and before overlapped passes, the other model idle and busy."""
+"""Each time: before every round with all cores, and before overlapped passes, the other model idle
+and busy."""
 
 
 class PassTimes:
-    """A `Progress` that times the profile's passes so many times, evenly spread over a cell's texts; none of it falls into a text.
+    """A `Progress` that times the profile's passes so many times, evenly spread over a cell's
+    texts; none of it falls into a text.
 
     Args:
-        profile: whose passes, after a context as long as its; one without `details` does not say how long that is, and nothing is timed.
+        profile: whose passes, after a context as long as its; one without `details` does not say
+            how long that is, and nothing is timed.
         times: how often; less often where a cell has fewer texts.
         progress: called after it.
         patience: seconds that may go into waiting for fast memory, on CPUs.
     """
 
-    def __init__(self, pair: LoadedPair, profile: HardwareProfile, times: int, progress: Progress | None = None, patience: float = 0.0):
+    def __init__(
+        self,
+        pair: LoadedPair,
+        profile: HardwareProfile,
+        times: int,
+        progress: Progress | None = None,
+        patience: float = 0.0,
+    ):
         self.pair, self.profile, self.progress = pair, profile, progress
         self.times = times if profile.details else 0
         self.timed: list[Costs] = []
         waits = patience > 0 and self.times > 0 and pair.device == "cpu"
-        self.wait: Callable[[], object] | None = Patience(patience, self.times * WAITS).wait if waits else None
+        self.wait: Callable[[], object] | None = (
+            Patience(patience, self.times * WAITS).wait if waits else None
+        )
 
     def __call__(self, done: int, total: int, label: str) -> None:
         due = (2 * len(self.timed) + 1) * total / (2 * self.times) if self.times else total
@@ -55,18 +69,34 @@ class PassTimes:
         if not self.timed:
             return known
         draft, verify = medians([(each.t_draft, each.t_verify) for each in self.timed])
-        return Costs(t_draft=draft, t_verify=verify, t_rest=known.t_rest, alone=known_medians([each.alone for each in self.timed]),
-                     busy=known_medians([each.busy for each in self.timed]))
+        return Costs(
+            t_draft=draft,
+            t_verify=verify,
+            t_rest=known.t_rest,
+            alone=known_medians([each.alone for each in self.timed]),
+            busy=known_medians([each.busy for each in self.timed]),
+        )
 
     def _time(self) -> Costs:
-        sizes, details, rest = list(self.profile.t_verify), self.profile.details, self.profile.t_rest
+        sizes, details, rest = (
+            list(self.profile.t_verify),
+            self.profile.details,
+            self.profile.t_rest,
+        )
         assert details is not None
         seconds = time_forwards(self.pair, sizes, ROUNDS, details.context, before_round=self.wait)
-        draft, verify = median(seconds["draft", 1]), {size: median(seconds["target", size]) for size in sizes}
+        draft, verify = (
+            median(seconds["draft", 1]),
+            {size: median(seconds["target", size]) for size in sizes},
+        )
         if self.profile.split is None:
             return Costs(t_draft=draft, t_verify=verify, t_rest=rest)
-        alone, busy = (time_overlapped(self.pair, sizes, OVERLAPPED, details.context, busy=both, before_round=self.wait)
-                       for both in (False, True))
+        alone, busy = (
+            time_overlapped(
+                self.pair, sizes, OVERLAPPED, details.context, busy=both, before_round=self.wait
+            )
+            for both in (False, True)
+        )
         return Costs(t_draft=draft, t_verify=verify, t_rest=rest, alone=alone, busy=busy)
 
 
@@ -76,7 +106,9 @@ def medians(timed: Sequence[Passes]) -> Passes:
     >>> medians([(1.0, {1: 4.0}), (9.0, {1: 6.0}), (2.0, {1: 11.0})])
     (2.0, {1: 6.0})
     """
-    return median(draft for draft, _ in timed), {size: median(verify[size] for _, verify in timed) for size in timed[0][1]}
+    return median(draft for draft, _ in timed), {
+        size: median(verify[size] for _, verify in timed) for size in timed[0][1]
+    }
 
 
 def known_medians(timed: Sequence[Passes | None]) -> Passes | None:

@@ -1,6 +1,8 @@
-"""What the formulas predict of a measured cell: Leviathan's speed-up of every SD, and SPIDE's gain over SD.
+"""What the formulas predict of a measured cell: Leviathan's speed-up of every SD, and SPIDE's gain
+over SD.
 
-The formulas know nothing of the prompt: measured speeds next to them are of decoding alone, from the first token on.
+The formulas know nothing of the prompt: measured speeds next to them are of decoding alone, from
+the first token on.
 """
 
 from __future__ import annotations
@@ -43,47 +45,83 @@ class Prediction(NamedTuple):
         return self.measured / self.predicted
 
     def cells(self) -> list[str]:
-        """As text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured, share reached."""
-        return [self.engine + (f", over {self.over}" if self.over else ""), f"{self.acceptance:.2f}",
-                "–" if self.gamma is None else str(self.gamma), f"{self.c:.3f}", "–" if self.ideal is None else f"{self.ideal:.2f}",
-                f"{self.predicted:.2f}", f"{self.measured:.2f}", f"{self.share:.0%}"]
+        """As text: engine, acceptance, γ, c, Leviathan's formula, with measured passes, measured,
+        share reached."""
+        return [
+            self.engine + (f", over {self.over}" if self.over else ""),
+            f"{self.acceptance:.2f}",
+            "–" if self.gamma is None else str(self.gamma),
+            f"{self.c:.3f}",
+            "–" if self.ideal is None else f"{self.ideal:.2f}",
+            f"{self.predicted:.2f}",
+            f"{self.measured:.2f}",
+            f"{self.share:.0%}",
+        ]
 
 
 def agreement_words(rows: Sequence[Prediction]) -> str:
     """How many predictions were right; empty where there are none."""
     said = []
-    for name, some in (("vanilla SD", [row for row in rows if not row.over]), ("SPIDE over SD", [row for row in rows if row.over])):
+    for name, some in (
+        ("vanilla SD", [row for row in rows if not row.over]),
+        ("SPIDE over SD", [row for row in rows if row.over]),
+    ):
         if some:
-            right = sum(abs(round(row.share, 2) - 1) <= CLOSE + 1e-9 for row in some)  # as it is printed
+            # as it is printed
+            right = sum(abs(round(row.share, 2) - 1) <= CLOSE + 1e-9 for row in some)
             said.append(f"{right} of {len(some)} of {name}")
-    spread = [(min(values), max(values)) for values in zip(*((row.predicted, row.measured) for row in rows if row.over), strict=True)]
-    ranges = "" if not spread else (f" SPIDE over SD is predicted at {spread[0][0]:.2f} to {spread[0][1]:.2f} and measured at "
-                                    f"{spread[1][0]:.2f} to {spread[1][1]:.2f}.")
-    return f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}.{ranges}" if said else ""
+    spread = [
+        (min(values), max(values))
+        for values in zip(*((row.predicted, row.measured) for row in rows if row.over), strict=True)
+    ]
+    ranges = (
+        ""
+        if not spread
+        else (
+            f" SPIDE over SD is predicted at {spread[0][0]:.2f} to {spread[0][1]:.2f} and "
+            "measured at "
+            f"{spread[1][0]:.2f} to {spread[1][1]:.2f}."
+        )
+    )
+    return (
+        f"Within {CLOSE:.0%} of what acceptance and passes predict: {' and '.join(said)}.{ranges}"
+        if said
+        else ""
+    )
 
 
 def predictions(file: CellFile) -> list[Prediction]:
     """Of every vanilla SD of a cell, and of every SPIDE that overlaps.
 
-    All speeds are over plain decoding with all cores, also those of engines whose models have a share of them each.
-    The share is of the prediction with measured passes. SPIDE's rows predict its speed over SD's, both by
-    the passes, text by text: a text's tokens have one chance, which is its acceptance rate with the strategy, and no draft goes beyond it.
+    All speeds are over plain decoding with all cores, also those of engines whose models have a
+    share of them each. The share is of the prediction with measured passes. SPIDE's rows predict
+    its speed over SD's, both by the passes, text by text: a text's tokens have one chance, which is
+    its acceptance rate with the strategy, and no draft goes beyond it.
     """
     costs = file.costs
     if costs is None:
         return []
     entries, plain = file.report.strategies, file.measured().entry(PLAIN)
-    rows = [row for label, entry in entries.items() if entry.strategy == "vanilla_sd" and (row := sd_row(label, entry, plain, costs))]
+    rows = [
+        row
+        for label, entry in entries.items()
+        if entry.strategy == "vanilla_sd" and (row := sd_row(label, entry, plain, costs))
+    ]
     return rows + spide_rows(file, costs)
 
 
 def times(entry: BenchEntry, costs: Costs) -> formulas.Passes:
     """Draft and target passes as this entry ran them."""
-    return costs.alone if entry.split_cores and costs.alone is not None else (costs.t_draft, costs.t_verify)
+    return (
+        costs.alone
+        if entry.split_cores and costs.alone is not None
+        else (costs.t_draft, costs.t_verify)
+    )
 
 
 def decoding_speed(entry: BenchEntry, base: BenchEntry) -> float | None:
-    """How many times as fast one entry decodes as another, the prompt's reading left out on both sides; None where nothing was decoded."""
+    """How many times as fast one entry decodes as another, the prompt's reading left out on both
+    sides; None where nothing was decoded."""
     mine, other = entry.decode_tokens_per_second, base.decode_tokens_per_second
     return mine / other if mine and other else None
 
@@ -92,32 +130,56 @@ def sd_row(label: str, entry: BenchEntry, plain: BenchEntry, costs: Costs) -> Pr
     """One vanilla SD."""
     alpha, gamma = entry.acceptance_rate, int(entry.parameters.get("num_speculative_tokens", 5))
     measured = decoding_speed(entry, plain)
-    if alpha is None or measured is None or entry.parameters.get("drafter") == "qualifier":  # whose passes no profile has
+    # whose passes no profile has
+    if alpha is None or measured is None or entry.parameters.get("drafter") == "qualifier":
         return None
     draft, verify = times(entry, costs)
-    share = costs.t_verify[1] / verify[1]  # the formula is over the same target pass, which on a share of the cores is slower than plain's
+    # the formula is over the same target pass, which on a share of the cores is slower than plain's
+    share = costs.t_verify[1] / verify[1]
     ideal = formulas.leviathan_speedup(alpha, gamma, draft / verify[1]) * share
     predicted = formulas.sd_speedup(alpha, gamma, costs.t_verify[1], draft, verify, costs.t_rest)
     return Prediction(label, alpha, gamma, draft / verify[1], ideal, predicted, measured)
 
 
 def spide_rows(file: CellFile, costs: Costs) -> list[Prediction]:
-    """Every SPIDE that overlaps, over the fastest SD of its cell: text by text, with its own acceptance and length."""
+    """Every SPIDE that overlaps, over the fastest SD of its cell: text by text, with its own
+    acceptance and length."""
     found = file.measured()
     if "SD" not in found.labels or costs.busy is None or costs.alone is None:
         return []
     base = found.entry("SD")
     gamma = int(base.parameters.get("num_speculative_tokens", 5))
-    slow = sum(formulas.sd_seconds(tokens, alpha, gamma, costs.alone, costs.t_rest) for tokens, alpha in texts(base))
+    slow = sum(
+        formulas.sd_seconds(tokens, alpha, gamma, costs.alone, costs.t_rest)
+        for tokens, alpha in texts(base)
+    )
     rows = []
     for label, entry in file.report.strategies.items():
-        if entry.strategy != "spide" or str(entry.parameters.get("parallel", True)).lower() == "false" or "tau" not in entry.parameters:
+        if (
+            entry.strategy != "spide"
+            or str(entry.parameters.get("parallel", True)).lower() == "false"
+            or "tau" not in entry.parameters
+        ):
             continue
         tau = float(entry.parameters["tau"])
-        fast = sum(formulas.spide_seconds(tokens, alpha, tau, costs.alone, costs.busy, costs.t_rest) for tokens, alpha in texts(entry))
+        fast = sum(
+            formulas.spide_seconds(tokens, alpha, tau, costs.alone, costs.busy, costs.t_rest)
+            for tokens, alpha in texts(entry)
+        )
         measured, alpha = decoding_speed(entry, base), entry.acceptance_rate
         if measured is not None and alpha is not None and fast:
-            rows.append(Prediction(label, alpha, None, costs.busy[0] / costs.busy[1][1], None, slow / fast, measured, over="SD"))
+            rows.append(
+                Prediction(
+                    label,
+                    alpha,
+                    None,
+                    costs.busy[0] / costs.busy[1][1],
+                    None,
+                    slow / fast,
+                    measured,
+                    over="SD",
+                )
+            )
     return rows
 
 

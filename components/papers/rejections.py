@@ -25,7 +25,8 @@ class RejectedPair(NamedTuple):
 
     Args:
         draft, target: their texts.
-        exponents: ascending, log10 of p(draft's token) / p(target's token) wherever the pair occurs, both by the target at temperature 1.
+        exponents: ascending, log10 of p(draft's token) / p(target's token) wherever the pair
+            occurs, both by the target at temperature 1.
     """
 
     draft: str
@@ -39,17 +40,26 @@ class RejectedPair(NamedTuple):
 
 
 def rejected_pairs(pair: LoadedPair, trace: TraceSet, most: int = MOST) -> tuple[RejectedPair, ...]:
-    """The most frequent pairs of a greedy trace's first choices that differ, frequent ones first."""
+    """The most frequent pairs of a greedy trace's first choices that differ, frequent ones
+    first."""
     table = trace.read(["kind", "draft_token", "target_token", "draft_raw_p", "target_p"])
-    tokens = zip(*(table.column(name).to_pylist() for name in ("kind", "draft_token", "target_token")), strict=True)
+    tokens = zip(
+        *(table.column(name).to_pylist() for name in ("kind", "draft_token", "target_token")),
+        strict=True,
+    )
     least = np.finfo(np.float32).tiny  # a probability that was rounded to 0
-    p_draft, p_target = (np.log10(np.maximum(column(table, name), least)) for name in ("draft_raw_p", "target_p"))
+    p_draft, p_target = (
+        np.log10(np.maximum(column(table, name), least)) for name in ("draft_raw_p", "target_p")
+    )
     found = defaultdict[tuple[int, int], list[float]](list)
     for (kind, draft, target), exponent in zip(tokens, (p_draft - p_target).tolist(), strict=True):
         if kind == "target" and draft != target:
             found[draft, target].append(exponent)
     frequent = sorted(found.items(), key=lambda one: -len(one[1]))[:most]
-    return tuple(RejectedPair(text_of(pair, draft), text_of(pair, target), tuple(sorted(values))) for (draft, target), values in frequent)
+    return tuple(
+        RejectedPair(text_of(pair, draft), text_of(pair, target), tuple(sorted(values)))
+        for (draft, target), values in frequent
+    )
 
 
 def text_of(pair: LoadedPair, token: int) -> str:
@@ -59,8 +69,18 @@ def text_of(pair: LoadedPair, token: int) -> str:
 
 def rejections_table(pairs: Sequence[RejectedPair]) -> str:
     """A row for each pair, as Markdown; empty without any."""
-    rows = [[repr(one.draft), repr(one.target), str(len(one.exponents)),
-             *(f"{10**value:.1e}" for value in (one.exponents[0], float(np.median(one.exponents)), one.exponents[-1]))] for one in pairs]
+    rows = [
+        [
+            repr(one.draft),
+            repr(one.target),
+            str(len(one.exponents)),
+            *(
+                f"{10**value:.1e}"
+                for value in (one.exponents[0], float(np.median(one.exponents)), one.exponents[-1])
+            ),
+        ]
+        for one in pairs
+    ]
     return markdown(COLUMNS, rows) if rows else ""
 
 
@@ -70,10 +90,14 @@ def decades_words(pairs: Sequence[RejectedPair]) -> str:
     >>> decades_words([RejectedPair("a", "the", (-4.0, -1.0)), RejectedPair("a", "an", (-1.5, -0.5))])
     'Between the lowest and the highest ratio of a pair are 1.0 to 3.0 powers of ten (median 2.0); in the paper, of 28,000 samples, more \
 than 10. Such a span grows with how often a pair occurs.'
-    """
+    """  # noqa: E501
     if not pairs:
         return ""
     decades = [one.decades for one in pairs]
-    return (f"Between the lowest and the highest ratio of a pair are {min(decades):.1f} to {max(decades):.1f} powers of ten (median "
-            f"{float(np.median(decades)):.1f}); in the paper, of 28,000 samples, more than {PAPERS_DECADES}. Such a span grows with how "
-            "often a pair occurs.")
+    return (
+        f"Between the lowest and the highest ratio of a pair are {min(decades):.1f} to "
+        f"{max(decades):.1f} powers of ten (median "
+        f"{float(np.median(decades)):.1f}); in the paper, of 28,000 samples, more than "
+        f"{PAPERS_DECADES}. Such a span grows with how "
+        "often a pair occurs."
+    )

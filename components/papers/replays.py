@@ -1,8 +1,11 @@
-"""Cells that are replayed: target calls and accepted tokens counted on a trace, at a paper's own ratio of costs, in minutes.
+"""Cells that are replayed: target calls and accepted tokens counted on a trace, at a paper's own
+ratio of costs, in minutes.
 
-The target's greedy texts are collected once with the draft's continuations of every position (`components.collect`); a replay runs a
-strategy's own code over them. Padding a target with zeros changes no token, so the pair is not padded. What is counted is exact for these
-texts; seconds are predicted: a target pass takes as long as s draft passes and a quarter, whatever it reads, and no pass slows another.
+The target's greedy texts are collected once with the draft's continuations of every position
+(`components.collect`); a replay runs a strategy's own code over them. Padding a target with zeros
+changes no token, so the pair is not padded. What is counted is exact for these texts; seconds are
+predicted: a target pass takes as long as s draft passes and a quarter, whatever it reads, and no
+pass slows another.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from typing import NamedTuple
 from components.bench.bench import subject
 from components.bench.metrics import REFERENCE
 from components.bench.runner import Progress
-from components.bench.schema import SCHEMA, BenchEntry, BenchReport, Machine, PromptRow, ReportSettings
+from components.bench.schema import (
+    SCHEMA,
+    BenchEntry,
+    BenchReport,
+    Machine,
+    PromptRow,
+    ReportSettings,
+)
 from components.collect.collect import collect_traces
 from components.collect.settings import CollectionSettings
 from components.papers.cells import Cell
@@ -29,8 +39,8 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 ROLLOUT = 16
-"""Draft tokens that are recorded behind every position; a longer draft continues as before the record ended. Tokens behind a wrong one
-are never judged, so no count depends on them."""
+"""Draft tokens that are recorded behind every position; a longer draft continues as before the
+record ended. Tokens behind a wrong one are never judged, so no count depends on them."""
 SLOTS = 8
 """Texts that are written at once."""
 PART = 0.25
@@ -50,8 +60,14 @@ class Replayed(NamedTuple):
     rejections: tuple[RejectedPair, ...] = ()
 
 
-def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources, trace: Path,
-             progress: Progress | None = None) -> Replayed:
+def replayed(
+    cell: Cell,
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    resources: StrategyResources,
+    trace: Path,
+    progress: Progress | None = None,
+) -> Replayed:
     """Replay a cell's contenders, and plain decoding.
 
     Args:
@@ -59,8 +75,13 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
         trace: folder of the trace; a collection that was cut short resumes there.
         progress: called with (done, total, label), a text or a replay each.
     """
-    settings = CollectionSettings(max_tokens=cell.max_tokens, rollout=ROLLOUT, batch=min(SLOTS, len(prompts)), hidden=False,
-                                  prefix_kinds=("target",))
+    settings = CollectionSettings(
+        max_tokens=cell.max_tokens,
+        rollout=ROLLOUT,
+        batch=min(SLOTS, len(prompts)),
+        hidden=False,
+        prefix_kinds=("target",),
+    )
     choices = [StrategyChoice(REFERENCE), *cell.choices()]
     total = len(prompts) + len(choices)
 
@@ -71,31 +92,63 @@ def replayed(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources:
     traces = collect_traces(pair, prompts, trace, settings, progress=collected)
     texts = read_texts(traces)
     profile = constant_costs(cell.replay or 1, pair)
-    used = StrategyResources({**resources.artifacts, "hardware_profile": profile}, pair.special_tokens)
+    used = StrategyResources(
+        {**resources.artifacts, "hardware_profile": profile}, pair.special_tokens
+    )
     entries = {}
-    for i, (choice, label) in enumerate(zip(choices, [REFERENCE, *map(cell.label_of_choice, cell.choices())], strict=True), 1):
+    for i, (choice, label) in enumerate(
+        zip(choices, [REFERENCE, *map(cell.label_of_choice, cell.choices())], strict=True), 1
+    ):
         entries[label] = entry_of(choice, texts, used, profile)
         if progress:
             progress(len(prompts) + i, total, label)
-    report = BenchReport(**subject(pair, prompts), schema_version=SCHEMA, machine=Machine(**describe_machine(pair)), strategies=entries,
-                         settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1))
-    return Replayed(report, tuple(map(counts_of, texts.texts)), rejected_pairs(pair, traces) if cell.rejections else ())
+    report = BenchReport(
+        **subject(pair, prompts),
+        schema_version=SCHEMA,
+        machine=Machine(**describe_machine(pair)),
+        strategies=entries,
+        settings=ReportSettings(max_tokens=cell.max_tokens, temperature=0.0, runs=1),
+    )
+    return Replayed(
+        report,
+        tuple(map(counts_of, texts.texts)),
+        rejected_pairs(pair, traces) if cell.rejections else (),
+    )
 
 
 def constant_costs(ratio: int, pair: LoadedPair) -> HardwareProfile:
-    """Costs in draft passes: a target pass takes `ratio` of them and a quarter, however many tokens it reads."""
+    """Costs in draft passes: a target pass takes `ratio` of them and a quarter, however many tokens
+    it reads."""
     return HardwareProfile(1.0, {1: ratio + PART}, 0.0, provenance(pair))
 
 
-def entry_of(choice: StrategyChoice, texts: Texts, resources: StrategyResources, profile: HardwareProfile) -> BenchEntry:
-    """One contender's counters in the form of a bench's entry; its seconds are draft passes, the prompt's reading one target pass."""
-    result = replay_strategy(texts, choice.name, dict(choice.parameters), resources, profile, extend=True)
+def entry_of(
+    choice: StrategyChoice, texts: Texts, resources: StrategyResources, profile: HardwareProfile
+) -> BenchEntry:
+    """One contender's counters in the form of a bench's entry; its seconds are draft passes, the
+    prompt's reading one target pass."""
+    result = replay_strategy(
+        texts, choice.name, dict(choice.parameters), resources, profile, extend=True
+    )
     first = profile.verify_seconds(1)
-    rows = tuple(PromptRow(prompt_id=one.name, seconds=max(one.seconds, first), tokens=one.stats.emitted, ttft_ms=first * 1e3,
-                           target_calls=one.stats.target_calls, accepted=one.stats.accepted, judged=one.stats.judged)
-                 for one in result.per_prompt)
+    rows = tuple(
+        PromptRow(
+            prompt_id=one.name,
+            seconds=max(one.seconds, first),
+            tokens=one.stats.emitted,
+            ttft_ms=first * 1e3,
+            target_calls=one.stats.target_calls,
+            accepted=one.stats.accepted,
+            judged=one.stats.judged,
+        )
+        for one in result.per_prompt
+    )
     stats, seconds = result.stats, sum(row.seconds - first for row in rows)
-    return BenchEntry(strategy=choice.name, parameters={name: str(value) for name, value in choice.parameters.items()}, per_prompt=rows,
-                      decode_tokens_per_second=sum(row.tokens - 1 for row in rows) / seconds if seconds else None,
-                      acceptance_rate=stats.accepted / stats.judged if stats.judged else None,
-                      draft_efficiency=stats.accepted / stats.drafted if stats.drafted else None)
+    return BenchEntry(
+        strategy=choice.name,
+        parameters={name: str(value) for name, value in choice.parameters.items()},
+        per_prompt=rows,
+        decode_tokens_per_second=sum(row.tokens - 1 for row in rows) / seconds if seconds else None,
+        acceptance_rate=stats.accepted / stats.judged if stats.judged else None,
+        draft_efficiency=stats.accepted / stats.drafted if stats.drafted else None,
+    )

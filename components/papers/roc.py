@@ -1,4 +1,5 @@
-"""How well a verifier tells the draft's tokens apart on the prompts of a cell: SPRINTER's Figure 3."""
+"""How well a verifier tells the draft's tokens apart on the prompts of a cell: SPRINTER's Figure
+3."""
 
 from __future__ import annotations
 
@@ -20,16 +21,24 @@ from serving.runtime.pair import LoadedPair
 
 TOKENS = 64
 """Of each text that is scored: the more positions, the narrower the intervals."""
-COLUMNS = ("acceptable where q/p ≤", "tokens", "acceptable", "AUC of the verifier", "AUC of the draft's confidence")
+COLUMNS = (
+    "acceptable where q/p ≤",
+    "tokens",
+    "acceptable",
+    "AUC of the verifier",
+    "AUC of the draft's confidence",
+)
 
 
 class Roc(NamedTuple):
-    """A verifier's scores against one label, on the draft's tokens along texts that the target writes.
+    """A verifier's scores against one label, on the draft's tokens along texts that the target
+    writes.
 
     Args:
         tokens: that were scored.
         acceptable: share of them.
-        auc: area under the ROC curve, with the ends of its 95 % interval (a bootstrap over prompts).
+        auc: area under the ROC curve, with the ends of its 95 % interval (a bootstrap over
+            prompts).
         confidence_auc: the same of the draft's confidence.
         fpr, tpr: points of the curve.
         confidence_fpr, confidence_tpr: points of the confidence's.
@@ -45,15 +54,30 @@ class Roc(NamedTuple):
     confidence_tpr: tuple[float, ...]
 
 
-def measured_roc(pair: LoadedPair, verifier: Verifier, prompts: Sequence[Prompt], folder: Path, *, temperature: float,
-                 seed: int = 0) -> dict[str, Roc]:
-    """λ → ROC of the label q̄/p̄ ≤ λ, the verifier being the same; a λ by which all tokens are alike is left out.
+def measured_roc(
+    pair: LoadedPair,
+    verifier: Verifier,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    *,
+    temperature: float,
+    seed: int = 0,
+) -> dict[str, Roc]:
+    """λ → ROC of the label q̄/p̄ ≤ λ, the verifier being the same; a λ by which all tokens are
+    alike is left out.
 
     Args:
         folder: for the trace, which is not needed afterwards.
         temperature, seed: of the texts and of the draft's tokens along them.
     """
-    settings = CollectionSettings(max_tokens=TOKENS, temperature=temperature, seed=seed, rollout=1, batch=1, prefix_kinds=("target",))
+    settings = CollectionSettings(
+        max_tokens=TOKENS,
+        temperature=temperature,
+        seed=seed,
+        rollout=1,
+        batch=1,
+        prefix_kinds=("target",),
+    )
     examples = read_examples(collect_traces(pair, prompts, folder, settings))
     scores = sigmoid(examples.features(verifier.features) @ verifier.weight.numpy() + verifier.bias)
     found = {}
@@ -61,7 +85,10 @@ def measured_roc(pair: LoadedPair, verifier: Verifier, prompts: Sequence[Prompt]
         label = VerifierLabel(ratio=ratio)
         ranked = ranking(examples, scores, label)
         if ranked.auc is not None and ranked.intervals is not None:
-            curve, other = (roc_points(label.targets(examples), values) for values in (scores, examples.confidence))
+            curve, other = (
+                roc_points(label.targets(examples), values)
+                for values in (scores, examples.confidence)
+            )
             found[f"{ratio:g}"] = roc_of(ranked, curve, other)
     return found
 
@@ -71,15 +98,29 @@ def roc_of(ranked: Ranking, curve: RocCurve, confidence: RocCurve) -> Roc:
     assert ranked.auc is not None
     assert ranked.baseline_auc is not None
     assert ranked.intervals is not None
-    return Roc(ranked.test_rows, ranked.prevalence, (ranked.auc, *ranked.intervals["auc"]),
-               (ranked.baseline_auc, *ranked.intervals["baseline_auc"]), tuple(curve.fpr), tuple(curve.tpr),
-               tuple(confidence.fpr), tuple(confidence.tpr))
+    return Roc(
+        ranked.test_rows,
+        ranked.prevalence,
+        (ranked.auc, *ranked.intervals["auc"]),
+        (ranked.baseline_auc, *ranked.intervals["baseline_auc"]),
+        tuple(curve.fpr),
+        tuple(curve.tpr),
+        tuple(confidence.fpr),
+        tuple(confidence.tpr),
+    )
 
 
 def roc_table(found: Mapping[str, Roc]) -> str:
     """A row for each λ, as Markdown; empty without any."""
-    rows = [[ratio, str(roc.tokens), f"{roc.acceptable:.0%}", *map(auc_words, (roc.auc, roc.confidence_auc))]
-            for ratio, roc in found.items()]
+    rows = [
+        [
+            ratio,
+            str(roc.tokens),
+            f"{roc.acceptable:.0%}",
+            *map(auc_words, (roc.auc, roc.confidence_auc)),
+        ]
+        for ratio, roc in found.items()
+    ]
     return markdown(COLUMNS, rows) if rows else ""
 
 

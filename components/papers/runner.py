@@ -1,4 +1,5 @@
-"""Measuring cells, resumably: each is one JSON file in the run's folder, written when it is complete, and never measured twice."""
+"""Measuring cells, resumably: each is one JSON file in the run's folder, written when it is
+complete, and never measured twice."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ Opened = tuple[LoadedPair, StrategyResources]
 Open = Callable[[Sequence[Cell]], Opened]
 """Load the pair of some cells, which have one, with the artifacts of their strategies."""
 SHARE = 0.2
-"""Of a cell's patience that may go into waiting before its passes are timed, where that happens between its texts."""
+"""Of a cell's patience that may go into waiting before its passes are timed, where that happens
+between its texts."""
 Say = Callable[[str], None]
 After = Callable[[Cell, Mapping[str, str]], object]
 
@@ -77,11 +79,23 @@ class Run:
 
     def _plan(self, cell: Cell) -> Planned:
         made = self.made_of(cell)
-        training = {role: choose(name, cell.training_prompts, self.data, made.prompts) for role, name in cell.verifiers.items()}
+        training = {
+            role: choose(name, cell.training_prompts, self.data, made.prompts)
+            for role, name in cell.verifiers.items()
+        }
         taken = {hash_of(prompt) for one in training.values() for prompt in one.prompts}
         chosen = choose(cell.data, cell.prompts, self.data, made.prompts, taken)
-        digest = json_digest([HOW_TRAINED, chosen.digest, *(one.digest for one in training.values())]) if training else chosen.digest
-        return Planned(self.folder / f"{cell.name}-{cell.key(digest, self.where, made.digests)}.json", chosen, made, training)
+        digest = (
+            json_digest([HOW_TRAINED, chosen.digest, *(one.digest for one in training.values())])
+            if training
+            else chosen.digest
+        )
+        return Planned(
+            self.folder / f"{cell.name}-{cell.key(digest, self.where, made.digests)}.json",
+            chosen,
+            made,
+            training,
+        )
 
 
 class Planned(NamedTuple):
@@ -95,27 +109,39 @@ class Planned(NamedTuple):
     @property
     def source(self) -> str:
         """All prompts in words."""
-        return "; ".join([self.chosen.source, *(f"{role}: {one.source}" for role, one in self.training.items())])
+        return "; ".join(
+            [self.chosen.source, *(f"{role}: {one.source}" for role, one in self.training.items())]
+        )
 
 
 def measured_cells(cells: Sequence[Cell], run: Run) -> dict[str, CellFile]:
-    """Name → file of the cells that are there; of those that have no file under any key not even the pair is looked at."""
+    """Name → file of the cells that are there; of those that have no file under any key not even
+    the pair is looked at."""
     found = {}
     for cell in cells:
         if not any(run.folder.glob(f"{cell.name}-*.json")):
             continue
-        with suppress(DraftwellError):  # its pair cannot be had here: nothing can be said of its weights
+        # its pair cannot be had here: nothing can be said of its weights
+        with suppress(DraftwellError):
             file = read_cell(run.planned(cell).path)
             if file is not None:
                 found[cell.name] = file
     return found
 
 
-def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = lambda line: None,
-              after: After = lambda cell, failed: None) -> dict[str, str]:
-    """Measure the cells that are missing, those of one pair after each other so that it is loaded, and its profile measured, once.
+def run_cells(
+    cells: Sequence[Cell],
+    run: Run,
+    open_pair: Open,
+    *,
+    say: Say = lambda line: None,
+    after: After = lambda cell, failed: None,
+) -> dict[str, str]:
+    """Measure the cells that are missing, those of one pair after each other so that it is loaded,
+    and its profile measured, once.
 
-    Whatever goes wrong in a cell, a lack of memory too, is that cell's failure; the others are measured.
+    Whatever goes wrong in a cell, a lack of memory too, is that cell's failure; the others are
+    measured.
 
     Args:
         run: its folder is made if needed.
@@ -140,9 +166,18 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
                 continue
             if opened is None or opened[0] != needs(cell):
                 opened = None  # so that two pairs never need memory at once
-                opened = needs(cell), open_pair([one for one in ordered if needs(one) == needs(cell)])
-            file = measure(cell, planned, *opened[1], start, Pace(name, say), run.patience, run.times)
-            write_json(planned.path, json.loads(file.model_dump_json(exclude={"report"})) | {"report": file.report.to_json()})
+                opened = (
+                    needs(cell),
+                    open_pair([one for one in ordered if needs(one) == needs(cell)]),
+                )
+            file = measure(
+                cell, planned, *opened[1], start, Pace(name, say), run.patience, run.times
+            )
+            write_json(
+                planned.path,
+                json.loads(file.model_dump_json(exclude={"report"}))
+                | {"report": file.report.to_json()},
+            )
             say(f"{name}: {file.seconds:.0f} s")
         except Exception as error:
             failed[cell.name] = reason_of(error)
@@ -154,20 +189,32 @@ def run_cells(cells: Sequence[Cell], run: Run, open_pair: Open, *, say: Say = la
 
 
 def best_rate(folder: Path) -> float:
-    """GB/s at which memory was read in the fast texts of the cells that a folder has of this machine; 0 where that is unknown.
+    """GB/s at which memory was read in the fast texts of the cells that a folder has of this
+    machine; 0 where that is unknown.
 
-    A run that meets slow memory from its first moment on would take that for the best. One reading in ten may be better: it may be an
-    outlier, behind which every later run would wait in vain.
+    A run that meets slow memory from its first moment on would take that for the best. One reading
+    in ten may be better: it may be an outlier, behind which every later run would wait in vain.
     """
     here = cpu_model(), usable_cores(), torch.get_num_threads()
-    reports = [file.report for path in folder.glob("*.json") if (file := read_cell(path)) is not None]
-    cells = [[row.memory_rate for entry in report.strategies.values() for row in entry.per_prompt if row.memory_rate is not None]
-             for report in reports if (report.machine.cpu, report.machine.cores, report.machine.threads) == here]
+    reports = [
+        file.report for path in folder.glob("*.json") if (file := read_cell(path)) is not None
+    ]
+    cells = [
+        [
+            row.memory_rate
+            for entry in report.strategies.values()
+            for row in entry.per_prompt
+            if row.memory_rate is not None
+        ]
+        for report in reports
+        if (report.machine.cpu, report.machine.cores, report.machine.threads) == here
+    ]
     return max((float(np.quantile(rates, 0.9)) for rates in cells if rates), default=0.0)
 
 
 def by_pair(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of one pair behind each other; pairs, and the cells of each, in the order that they have here: the most telling first.
+    """Cells of one pair behind each other; pairs, and the cells of each, in the order that they
+    have here: the most telling first.
 
     Before all of them those that are replayed, which take minutes each.
     """
@@ -191,10 +238,13 @@ class Pace:
 
     def __call__(self, done: int, total: int, label: str) -> None:
         now = time.monotonic()
-        start, before = self.first = self.first or (now, done)  # what a cell does before its texts says nothing of their pace
+        # what a cell does before its texts says nothing of their pace
+        start, before = self.first = self.first or (now, done)
         if done > before and now - self.last >= self.every:
             self.last, left = now, (now - start) / (done - before) * (total - done)
-            self.say(f"{self.name}: {done} of {total} texts, about {max(1, round(left / 60))} min left")
+            self.say(
+                f"{self.name}: {done} of {total} texts, about {max(1, round(left / 60))} min left"
+            )
 
 
 def reason_of(error: Exception) -> str:
@@ -210,57 +260,140 @@ def reason_of(error: Exception) -> str:
 
 
 def needs(cell: Cell) -> tuple[Any, ...]:
-    """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the strategies that prefer one stay apart."""
+    """What has to be loaded for a cell; a draft in ONNX Runtime has times of its own, so the
+    strategies that prefer one stay apart."""
     onnx = any(find_strategy(core_plan(choice.name)[0]).prefers_onnx for choice in cell.choices())
-    return cell.pair, cell.pad_target or 0.0, cell.repeats, onnx, cell.replay is not None, bool(cell.verifiers)
+    return (
+        cell.pair,
+        cell.pad_target or 0.0,
+        cell.repeats,
+        onnx,
+        cell.replay is not None,
+        bool(cell.verifiers),
+    )
 
 
 def has_qualifier(cell: Cell) -> bool:
     """Whether a strategy of it has a model between draft and target."""
-    return any("qualifier" in find_strategy(core_plan(choice.name)[0]).roles for choice in cell.choices())
+    return any(
+        "qualifier" in find_strategy(core_plan(choice.name)[0]).roles for choice in cell.choices()
+    )
 
 
-def measure(cell: Cell, planned: Planned, pair: LoadedPair, resources: StrategyResources, start: float,
-            progress: Progress | None = None, patience: float = 0.0, times: int = 0) -> CellFile:
+def measure(
+    cell: Cell,
+    planned: Planned,
+    pair: LoadedPair,
+    resources: StrategyResources,
+    start: float,
+    progress: Progress | None = None,
+    patience: float = 0.0,
+    times: int = 0,
+) -> CellFile:
     """One cell, measured now."""
     if cell.replay is not None:
         trace = planned.path.parent / "traces" / trace_name(cell, planned)
         found = replayed(cell, pair, planned.chosen.prompts, resources, trace, progress)
-        return CellFile(cell=cell.settings(), source=planned.chosen.source, made_of=planned.made.digests, seconds=time.monotonic() - start,
-                        report=found.report, confidence=found.confidence, rejections=found.rejections)
-    trained = trained_verifiers(cell, pair, {role: one.prompts for role, one in planned.training.items()}, planned.chosen.prompts,
-                                planned.path.parent / "traces")  # before the bench: what fails here loses no measured text
+        return CellFile(
+            cell=cell.settings(),
+            source=planned.chosen.source,
+            made_of=planned.made.digests,
+            seconds=time.monotonic() - start,
+            report=found.report,
+            confidence=found.confidence,
+            rejections=found.rejections,
+        )
+    trained = trained_verifiers(
+        cell,
+        pair,
+        {role: one.prompts for role, one in planned.training.items()},
+        planned.chosen.prompts,
+        # before the bench: what fails here loses no measured text
+        planned.path.parent / "traces",
+    )
     extras = beside_the_bench(cell, pair, planned.chosen.prompts, resources, trained)
     profile = resources.artifacts.get("hardware_profile")
-    passes = (PassTimes(pair, profile, times, progress, SHARE * patience)
-              if isinstance(profile, HardwareProfile) and profile.t_draft else None)
+    passes = (
+        PassTimes(pair, profile, times, progress, SHARE * patience)
+        if isinstance(profile, HardwareProfile) and profile.t_draft
+        else None
+    )
     apart = SHARE * patience if passes and passes.times else 0.0
-    settings = BenchSettings(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed, cost_ratios=False,
-                             memory_patience=patience - apart)
-    # Each prompt in the list again has a seed of its own: the bench gives every place in it the next one.
-    report = run_bench(pair, cell.choices(), planned.chosen.prompts * cell.seeds, resources, settings, progress=passes or progress,
-                       extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()])
+    settings = BenchSettings(
+        max_tokens=cell.max_tokens,
+        temperature=cell.temperature,
+        seed=cell.seed,
+        cost_ratios=False,
+        memory_patience=patience - apart,
+    )
+    # Each prompt in the list again has a seed of its own: the bench gives every place in it the
+    # next one.
+    report = run_bench(
+        pair,
+        cell.choices(),
+        planned.chosen.prompts * cell.seeds,
+        resources,
+        settings,
+        progress=passes or progress,
+        extra=[contender(pair, resources, role, one.verifier) for role, one in trained.items()],
+    )
     costs, timed = (passes.costs(), len(passes.timed)) if passes else (None, 0)
     chosen_by = Costs.of(passes.profile) if passes and timed else None
-    return CellFile(cell=cell.settings(), source=planned.source, made_of=planned.made.digests, **extras,
-                    seconds=time.monotonic() - start, costs=costs, passes_timed=timed, chosen_by=chosen_by,
-                    report=report,
-                    best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None)
+    return CellFile(
+        cell=cell.settings(),
+        source=planned.source,
+        made_of=planned.made.digests,
+        **extras,
+        seconds=time.monotonic() - start,
+        costs=costs,
+        passes_timed=timed,
+        chosen_by=chosen_by,
+        report=report,
+        best_memory_rate=memory_rate().best if patience and pair.device == "cpu" else None,
+    )
 
 
-def beside_the_bench(cell: Cell, pair: LoadedPair, prompts: Sequence[Prompt], resources: StrategyResources,
-                     trained: Mapping[str, Trained]) -> dict[str, Any]:
-    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers, how certain each of three models is."""
+def beside_the_bench(
+    cell: Cell,
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    resources: StrategyResources,
+    trained: Mapping[str, Trained],
+) -> dict[str, Any]:
+    """Fields of a cell's file that no bench measures: the ROC of SPRINTER's verifiers, how certain
+    each of three models is."""
     found: dict[str, Any] = {}
     if trained:
         found["roc"] = next(iter(trained.values())).rocs
-        found["aucs"] = {role: {ratio: roc.auc for ratio, roc in one.rocs.items()} for role, one in trained.items()}
+        found["aucs"] = {
+            role: {ratio: roc.auc for ratio, roc in one.rocs.items()}
+            for role, one in trained.items()
+        }
     verifier = resources.artifacts.get("verifier")
-    if not trained and isinstance(verifier, Verifier) and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices()):
+    if (
+        not trained
+        and isinstance(verifier, Verifier)
+        and any(core_plan(choice.name)[0] == "sprinter" for choice in cell.choices())
+    ):
         with TemporaryDirectory() as folder:
-            found["roc"] = measured_roc(pair, verifier, prompts, Path(folder) / "trace", temperature=cell.temperature, seed=cell.seed)
+            found["roc"] = measured_roc(
+                pair,
+                verifier,
+                prompts,
+                Path(folder) / "trace",
+                temperature=cell.temperature,
+                seed=cell.seed,
+            )
     if has_qualifier(cell):
-        found["certainty"] = dict(certainty(pair, prompts, max_tokens=cell.max_tokens, temperature=cell.temperature, seed=cell.seed))
+        found["certainty"] = dict(
+            certainty(
+                pair,
+                prompts,
+                max_tokens=cell.max_tokens,
+                temperature=cell.temperature,
+                seed=cell.seed,
+            )
+        )
     return found
 
 

@@ -9,11 +9,28 @@ from typing import Any, Literal
 from components.papers.cells import PLAIN, Cell, Scale
 from components.papers.formulas import Flops
 
-Metric = Literal["speed", "calls", "mat", "acceptance", "efficiency", "argmax", "rouge_1", "rouge_2", "rouge_l", "rouge_l_ratio", "wins",
-                 "accuracy",
-                 "ttft", "one_kept", "one_lost", "several_kept", "several_lost"]
-"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on; the last four are shares of DuoDecoding's
-rounds: one or several sequences, and whether the first one's first token was kept."""
+Metric = Literal[
+    "speed",
+    "calls",
+    "mat",
+    "acceptance",
+    "efficiency",
+    "argmax",
+    "rouge_1",
+    "rouge_2",
+    "rouge_l",
+    "rouge_l_ratio",
+    "wins",
+    "accuracy",
+    "ttft",
+    "one_kept",
+    "one_lost",
+    "several_kept",
+    "several_lost",
+]
+"""Of `estimates.Measured.estimate`; `speed` is of decoding alone, from the first token on; the last
+four are shares of DuoDecoding's rounds: one or several sequences, and whether the first one's first
+token was kept."""
 
 ROUGE: dict[str, Metric] = {"ROUGE-1": "rouge_1", "ROUGE-2": "rouge_2", "ROUGE-L": "rouge_l"}
 """Name → metric."""
@@ -27,13 +44,17 @@ class Row:
         what: in words.
         paper: its value; None where it has none and ours is shown alone.
         metric: what is measured here.
-        role: of the cell's contenders; or the spec of one of them, where a setting is the paper's and not the fastest.
-        against: the role (or `PLAIN_SHARE`) that it is divided by (or that is subtracted from it, `argmax`, `rouge_…` and `accuracy`; or
-            that it is compared with prompt by prompt, `wins`); None: the metric by itself.
-        neutral: the value at which there is no effect: the paper's side of it is the direction; None: there is no such value.
-        comparable: whether ours is measured as the paper's is; where not, there is no verdict, and the table's `notes` say why.
-        flattered: whether ours is higher than it would be if measured as the paper's is: only what is not reproduced even so gets a
-            verdict.
+        role: of the cell's contenders; or the spec of one of them, where a setting is the paper's
+            and not the fastest.
+        against: the role (or `PLAIN_SHARE`) that it is divided by (or that is subtracted from it,
+            `argmax`, `rouge_…` and `accuracy`; or that it is compared with prompt by prompt,
+            `wins`); None: the metric by itself.
+        neutral: the value at which there is no effect: the paper's side of it is the direction;
+            None: there is no such value.
+        comparable: whether ours is measured as the paper's is; where not, there is no verdict, and
+            the table's `notes` say why.
+        flattered: whether ours is higher than it would be if measured as the paper's is: only what
+            is not reproduced even so gets a verdict.
     """
 
     what: str
@@ -46,18 +67,29 @@ class Row:
     flattered: bool = False
 
 
-EQUAL_PLAIN = ("Rows \"over plain, equal cores\" compare with plain decoding on the target's share of the cores, as the paper runs it on "
-               "the target's GPUs. It is not run: a token takes what a pass over one token takes on that share, timed "
-               "with the pair's passes, and the time outside passes. How that timing varies is not in the interval, and no whole request "
-               "can be given. Over measured plain decoding, with all cores, contenders stand in the table \"Every contender\".")
+EQUAL_PLAIN = (
+    'Rows "over plain, equal cores" compare with plain decoding on the target\'s share of '
+    "the cores, as the paper runs it on "
+    "the target's GPUs. It is not run: a token takes what a pass over one token takes on "
+    "that share, timed "
+    "with the pair's passes, and the time outside passes. How that timing varies is not in "
+    "the interval, and no whole request "
+    "can be given. Over measured plain decoding, with all cores, contenders stand in the "
+    'table "Every contender".'
+)
 """Under tables with such rows."""
 
 
 def drafts_early(method: str, base: str) -> str:
-    """Under tables with a strategy that drafts beside the target's reading of the prompt: what that does to its decoding alone."""
-    return (f"{method} drafts while the target reads the prompt, so its decoding alone lacks the draft model's reading and the first "
-            f"draft, which {base}'s has: in the row \"{method}: speed over {base}\", whole requests compare both in full, and rows of its "
-            "decoding get a verdict only where they are not reproduced even so.")
+    """Under tables with a strategy that drafts beside the target's reading of the prompt: what that
+    does to its decoding alone."""
+    return (
+        f"{method} drafts while the target reads the prompt, so its decoding alone lacks "
+        "the draft model's reading and the first "
+        f'draft, which {base}\'s has: in the row "{method}: speed over {base}", whole '
+        "requests compare both in full, and rows of its "
+        "decoding get a verdict only where they are not reproduced even so."
+    )
 
 
 @dataclass(frozen=True)
@@ -74,29 +106,60 @@ class Headline:
 
 
 def quality_rows(*roles: str) -> tuple[Row, ...]:
-    """For lossy strategies, next to their speed: how many more of their tokens are the target's first choice than of plain decoding's.
+    """For lossy strategies, next to their speed: how many more of their tokens are the target's
+    first choice than of plain decoding's.
 
     Ours only: the papers judge quality by answers, which this target is too small for.
     """
-    return tuple(Row(f"{role}: share of tokens that are the target's first choice, minus plain's (ours only)", None, "argmax", role,
-                     PLAIN, neutral=0.0) for role in roles)
+    return tuple(
+        Row(
+            (
+                f"{role}: share of tokens that are the target's first choice, minus plain's "
+                "(ours only)"
+            ),
+            None,
+            "argmax",
+            role,
+            PLAIN,
+            neutral=0.0,
+        )
+        for role in roles
+    )
 
 
 def overlap_rows(role: str, against: str, *, judged: float | None = None) -> tuple[Row, ...]:
-    """For strategies that the paper judges by their answers: words in common with the reference, by ROUGE.
+    """For strategies that the paper judges by their answers: words in common with the reference, by
+    ROUGE.
 
     Args:
         judged: the paper's share of answers that a judge finds as good as the other's, or better.
     """
-    less = [Row(f"{role}: {name} minus {against}'s, points, 0 to 100 (ours only)", None, metric, role, against, neutral=0.0)
-            for name, metric in ROUGE.items()]
+    less = [
+        Row(
+            f"{role}: {name} minus {against}'s, points, 0 to 100 (ours only)",
+            None,
+            metric,
+            role,
+            against,
+            neutral=0.0,
+        )
+        for name, metric in ROUGE.items()
+    ]
     return (*less, wins_row(role, against, judged))
 
 
 def wins_row(role: str, against: str, judged: float | None = None) -> Row:
-    """How often its answer has as many words in common with the reference as the other's, or more; `judged` as in `overlap_rows`."""
-    return Row(f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)", judged, "wins", role, against, neutral=None,
-               comparable=False)
+    """How often its answer has as many words in common with the reference as the other's, or more;
+    `judged` as in `overlap_rows`."""
+    return Row(
+        f"{role}: share of answers not worse than {against}'s (here by ROUGE-L)",
+        judged,
+        "wins",
+        role,
+        against,
+        neutral=None,
+        comparable=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -129,14 +192,18 @@ class PaperTable:
         title: the paper's number and what it is.
         theirs, ours: what was run there, and here.
         why: one sentence: why values agree or differ.
-        acceptance: chance that SD accepts a token in the paper, where it can be taken from its tables.
+        acceptance: chance that SD accepts a token in the paper, where it can be taken from its
+            tables.
         acceptance_from: how it is taken from them, in words.
         notes: sentences under it, such as why rows have no verdict.
         cost: c in the paper, a draft pass over a target pass, at most.
-        formulas: whether SD's rows get Leviathan's formula next to them, SPIDE's its prediction, and SD's fastest is an operating point.
+        formulas: whether SD's rows get Leviathan's formula next to them, SPIDE's its prediction,
+            and SD's fastest is an operating point.
         aucs: λ → the paper's area under the ROC curve of a verifier whose label it is.
-        rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are not shown.
-        confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target keeps.
+        rounds: what the paper says of a round's parts, a sentence above ours; empty: its rounds are
+            not shown.
+        confidence: bin of `AcceptanceTable` → the share of its draft tokens that the paper's target
+            keeps.
         flops: of models whose computation is counted by SPRINTER's equations.
         pair: of SPIDE's tables, the paper's pair: what its gain comes from is set beside ours.
     """
@@ -171,12 +238,15 @@ class Paper:
         untestable: (what, reason) of what cannot be tested here.
         open: what could be run here and is not yet.
         deviations: what is done otherwise than in the paper.
-        elsewhere: (what, result) of what was measured or counted here by other means than this command.
-        inconsistencies: (what, how) of values that differ within the paper, or follow from others of it by arithmetic.
+        elsewhere: (what, result) of what was measured or counted here by other means than this
+            command.
+        inconsistencies: (what, how) of values that differ within the paper, or follow from others
+            of it by arithmetic.
         headlines: what the page begins with.
-        summary: makes a sentence that follows the headlines, of the measured cells (name → `CellFile`); empty where it has nothing to say.
-        appendix: makes Markdown under its tables, of the measured cells (name → `CellFile`): what follows from the paper's own figures,
-            and ours next to them.
+        summary: makes a sentence that follows the headlines, of the measured cells (name →
+            `CellFile`); empty where it has nothing to say.
+        appendix: makes Markdown under its tables, of the measured cells (name → `CellFile`): what
+            follows from the paper's own figures, and ours next to them.
     """
 
     name: str
@@ -195,4 +265,9 @@ class Paper:
 
 def without_replayed(paper: Paper) -> Paper:
     """A paper without the tables that are counted by replay: padding a target changes no count."""
-    return replace(paper, tables=lambda scale: tuple(table for table in paper.tables(scale) if table.cell.replay is None))
+    return replace(
+        paper,
+        tables=lambda scale: tuple(
+            table for table in paper.tables(scale) if table.cell.replay is None
+        ),
+    )

@@ -1,4 +1,5 @@
-"""Verifiers that are trained for a cell, one on each of several sets of prompts: SPRINTER's Table 4 and its Figures 12 and 13."""
+"""Verifiers that are trained for a cell, one on each of several sets of prompts: SPRINTER's Table 4
+and its Figures 12 and 13."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 TRAINING_KINDS = ("draft", "mixed", "target")
-"""Of the texts that a verifier learns from, of each as many (section 3.2). The paper's fourth kind, a prompt alone, is nothing that a chat
-pair drafts in."""
+"""Of the texts that a verifier learns from, of each as many (section 3.2). The paper's fourth kind,
+a prompt alone, is nothing that a chat pair drafts in."""
 TAU = 0.5
 """The paper's threshold (Table 5)."""
 SETTINGS = VerifierSettings(eta_fp=None)
@@ -40,15 +41,21 @@ class Trained(NamedTuple):
     """A verifier for λ 1.2.
 
     Args:
-        rocs: λ → how well one that was trained for it, on the same texts, ranks the draft's tokens on untouched prompts.
+        rocs: λ → how well one that was trained for it, on the same texts, ranks the draft's tokens
+            on untouched prompts.
     """
 
     verifier: Verifier
     rocs: dict[str, Roc]
 
 
-def trained_verifiers(cell: Cell, pair: LoadedPair, training: Mapping[str, Sequence[Prompt]], prompts: Sequence[Prompt],
-                      folder: Path) -> dict[str, Trained]:
+def trained_verifiers(
+    cell: Cell,
+    pair: LoadedPair,
+    training: Mapping[str, Sequence[Prompt]],
+    prompts: Sequence[Prompt],
+    folder: Path,
+) -> dict[str, Trained]:
     """Role → verifier of each set of training prompts.
 
     Args:
@@ -60,33 +67,67 @@ def trained_verifiers(cell: Cell, pair: LoadedPair, training: Mapping[str, Seque
     """
     if not training:
         return {}
-    settings = CollectionSettings(max_tokens=cell.training_tokens, temperature=cell.temperature, seed=cell.seed, rollout=1,
-                                  prefix_kinds=TRAINING_KINDS)
+    settings = CollectionSettings(
+        max_tokens=cell.training_tokens,
+        temperature=cell.temperature,
+        seed=cell.seed,
+        rollout=1,
+        prefix_kinds=TRAINING_KINDS,
+    )
     of_test = settings.model_copy(update={"max_tokens": TOKENS, "prefix_kinds": ("target",)})
     with TemporaryDirectory() as place:
         tested = collect_traces(pair, prompts, Path(place) / "trace", of_test)
         test = read_examples(tested)
         found = {}
         for role, own in training.items():
-            trace = collect_traces(pair, own, folder / f"verifier-{work_of(pair, own, settings).plan.inputs[:12]}", settings)
+            trace = collect_traces(
+                pair,
+                own,
+                folder / f"verifier-{work_of(pair, own, settings).plan.inputs[:12]}",
+                settings,
+            )
             verifier, report = train_verifier(trace, provenance(pair), SETTINGS, test=tested)
-            rocs = {ratio: roc_of(ranked, ranked.roc, roc_points(VerifierLabel(ratio=float(ratio)).targets(test), test.confidence))
-                    for ratio, ranked in report.lambda_grid.items() if ranked is not None and ranked.intervals is not None}
+            rocs = {
+                ratio: roc_of(
+                    ranked,
+                    ranked.roc,
+                    roc_points(VerifierLabel(ratio=float(ratio)).targets(test), test.confidence),
+                )
+                for ratio, ranked in report.lambda_grid.items()
+                if ranked is not None and ranked.intervals is not None
+            }
             found[role] = Trained(verifier, rocs)
     return found
 
 
-def contender(pair: LoadedPair, resources: StrategyResources, role: str, verifier: Verifier) -> StrategyContender:
+def contender(
+    pair: LoadedPair, resources: StrategyResources, role: str, verifier: Verifier
+) -> StrategyContender:
     """SPRINTER with this verifier, under its role's name."""
     used = replace(resources, artifacts={**resources.artifacts, "verifier": verifier})
     return StrategyContender(pair, used, StrategyChoice("sprinter", {"tau": TAU}), role)
 
 
-def trained_table(aucs: Mapping[str, Mapping[str, tuple[float, float, float]]], roc: Mapping[str, Roc]) -> str:
+def trained_table(
+    aucs: Mapping[str, Mapping[str, tuple[float, float, float]]], roc: Mapping[str, Roc]
+) -> str:
     """A row for each set of training prompts, a column for each λ, as Markdown."""
     ratios = list(dict.fromkeys(ratio for own in (roc, *aucs.values()) for ratio in own))
-    rows = [[role, *(auc_words(own[ratio]) if ratio in own else "–" for ratio in ratios)] for role, own in aucs.items()]
+    rows = [
+        [role, *(auc_words(own[ratio]) if ratio in own else "–" for ratio in ratios)]
+        for role, own in aucs.items()
+    ]
     known = [roc.get(ratio) for ratio in ratios]
-    rows.append(["the draft's confidence", *("–" if one is None else auc_words(one.confidence_auc) for one in known)])
-    rows.append(["(acceptable tokens)", *("–" if one is None else f"{one.acceptable:.0%} of {one.tokens}" for one in known)])
+    rows.append(
+        [
+            "the draft's confidence",
+            *("–" if one is None else auc_words(one.confidence_auc) for one in known),
+        ]
+    )
+    rows.append(
+        [
+            "(acceptable tokens)",
+            *("–" if one is None else f"{one.acceptable:.0%} of {one.tokens}" for one in known),
+        ]
+    )
     return markdown(("AUC of", *(f"λ {ratio}" for ratio in ratios)), rows)

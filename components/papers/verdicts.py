@@ -9,27 +9,45 @@ from components.papers.estimates import Estimate
 CLOSE = 0.15
 """Relative difference up to which a value counts as the paper's."""
 WIDEST = 0.5
-"""Width of an interval, over its value, from which it decides nothing if it holds "no effect" or the paper's value."""
+"""Width of an interval, over its value, from which it decides nothing if it holds "no effect" or
+the paper's value."""
 NO_EFFECT = 0.05
-"""A paper's value this near to "no effect", relatively, claims none; ours must then be as near to the paper's."""
+"""A paper's value this near to "no effect", relatively, claims none; ours must then be as near to
+the paper's."""
 SMALLEST, LARGEST = 0.5, 2.0
-"""Shares of the paper's effect, which is what its value is beyond "no effect", between which ours must lie to count as the paper's."""
+"""Shares of the paper's effect, which is what its value is beyond "no effect", between which ours
+must lie to count as the paper's."""
 UNIT = 0.2
-"""What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be nothing."""
-RULE = (f"- **reproduced**: our whole interval is on the paper's side of \"no effect\" (1 for ratios), our value is within {CLOSE:.0%} of "
-        "the paper's, and its distance from \"no effect\" is between half and twice the paper's. Of a paper's value within "
-        f"{NO_EFFECT:.0%} of \"no effect\", which has no side: ours is within {NO_EFFECT:.0%} of it, and our whole interval within "
-        f"{CLOSE:.0%}. Of a value without a \"no effect\", such as an acceptance rate: within {CLOSE:.0%}.\n"
-        "- **direction only**: our whole interval is on the paper's side, but the value is another (also where it is far beyond).\n"
-        "- **undecided**: our interval holds both \"no effect\" and the paper's value; or the paper's value alone, where it has no side.\n"
-        f"- **too few prompts**, which comes first: our interval is wider than {WIDEST:.0%} of our value, and holds \"no effect\" or the "
-        "paper's value. (Verdicts are by unrounded values.)\n"
-        "- **not reproduced**: none of these.\n"
-        f"- Of differences of shares, whose \"no effect\" is 0, these percentages are taken of {UNIT}: {100 * CLOSE * UNIT:.0f}, "
-        f"{100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.\n")
-OTHERS = ("- **no value in the paper**: ours only. **not comparable**: measured otherwise than in the paper, as the table says. **not "
-          "testable here**: the models, the data or the judge are not available, with the reason. **open**: it could be run here and has "
-          "not been.\n")
+"""What these shares are taken of where "no effect" is 0: of a difference near 0 a share would be
+nothing."""
+RULE = (
+    '- **reproduced**: our whole interval is on the paper\'s side of "no effect" (1 for '
+    f"ratios), our value is within {CLOSE:.0%} of "
+    'the paper\'s, and its distance from "no effect" is between half and twice the '
+    "paper's. Of a paper's value within "
+    f'{NO_EFFECT:.0%} of "no effect", which has no side: ours is within {NO_EFFECT:.0%} of '
+    "it, and our whole interval within "
+    f'{CLOSE:.0%}. Of a value without a "no effect", such as an acceptance rate: within '
+    f"{CLOSE:.0%}.\n"
+    "- **direction only**: our whole interval is on the paper's side, but the value is "
+    "another (also where it is far beyond).\n"
+    '- **undecided**: our interval holds both "no effect" and the paper\'s value; or the '
+    "paper's value alone, where it has no side.\n"
+    f"- **too few prompts**, which comes first: our interval is wider than {WIDEST:.0%} of "
+    'our value, and holds "no effect" or the '
+    "paper's value. (Verdicts are by unrounded values.)\n"
+    "- **not reproduced**: none of these.\n"
+    '- Of differences of shares, whose "no effect" is 0, these percentages are taken of '
+    f"{UNIT}: {100 * CLOSE * UNIT:.0f}, "
+    f"{100 * WIDEST * UNIT:.0f} and {100 * NO_EFFECT * UNIT:.0f} points.\n"
+)
+OTHERS = (
+    "- **no value in the paper**: ours only. **not comparable**: measured otherwise than "
+    "in the paper, as the table says. **not "
+    "testable here**: the models, the data or the judge are not available, with the "
+    "reason. **open**: it could be run here and has "
+    "not been.\n"
+)
 
 
 class Verdict(StrEnum):
@@ -44,8 +62,14 @@ class Verdict(StrEnum):
     OPEN = "open"
 
 
-def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 1.0, *, comparable: bool = True,
-            flattered: bool = False) -> Verdict:
+def verdict(
+    paper: float | None,
+    ours: Estimate | None,
+    neutral: float | None = 1.0,
+    *,
+    comparable: bool = True,
+    flattered: bool = False,
+) -> Verdict:
     """Compare.
 
     Args:
@@ -54,7 +78,10 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
         neutral: as in `tables.Row`.
         comparable, flattered: as in `tables.Row`.
 
-    >>> [str(verdict(1.4, Estimate(*ours))) for ours in ((1.3, 1.2, 1.35), (1.1, 1.05, 1.2), (1.1, 0.9, 1.2), (1.4, 0.9, 1.9))]
+    >>> [
+    ...     str(verdict(1.4, Estimate(*ours)))
+    ...     for ours in ((1.3, 1.2, 1.35), (1.1, 1.05, 1.2), (1.1, 0.9, 1.2), (1.4, 0.9, 1.9))
+    ... ]
     ['reproduced', 'direction only', 'not reproduced', 'too few prompts']
     >>> [str(verdict(1.12, Estimate(*ours))) for ours in ((1.02, 0.99, 1.05), (1.05, 0.95, 1.15))]
     ['not reproduced', 'undecided']
@@ -72,15 +99,22 @@ def verdict(paper: float | None, ours: Estimate | None, neutral: float | None = 
 
 def compared(paper: float, ours: Estimate, neutral: float | None) -> Verdict:
     """The verdict on a value that is measured as the paper's is; arguments as in `verdict`."""
-    holds, open_side = (ours.low <= paper <= ours.high), (neutral is not None and ours.low <= neutral <= ours.high)
+    holds, open_side = (
+        (ours.low <= paper <= ours.high),
+        (neutral is not None and ours.low <= neutral <= ours.high),
+    )
     if ours.high - ours.low > WIDEST * unit(ours.value, neutral) and (holds or open_side):
         return Verdict.TOO_FEW
     close = near(ours.value, paper, CLOSE * unit(paper, neutral))
     if neutral is None:
         return without_side(close, holds)
     if near(paper, neutral, NO_EFFECT * unit(neutral, neutral)):
-        ends_are_close = all(near(end, paper, CLOSE * unit(paper, neutral)) for end in (ours.low, ours.high))
-        return without_side(near(ours.value, paper, NO_EFFECT * unit(paper, neutral)) and ends_are_close, holds)
+        ends_are_close = all(
+            near(end, paper, CLOSE * unit(paper, neutral)) for end in (ours.low, ours.high)
+        )
+        return without_side(
+            near(ours.value, paper, NO_EFFECT * unit(paper, neutral)) and ends_are_close, holds
+        )
     if not (ours.low > neutral if paper > neutral else ours.high < neutral):
         return Verdict.UNDECIDED if holds and open_side else Verdict.NOT_REPRODUCED
     alike = SMALLEST - 1e-9 <= (ours.value - neutral) / (paper - neutral) <= LARGEST + 1e-9

@@ -1,8 +1,10 @@
-"""Which prompts something was made from, as short hashes, and which prompts are left to judge it on.
+"""Which prompts something was made from, as short hashes, and which prompts are left to judge it
+on.
 
-A score on prompts that an artifact has learnt from says nothing about new traffic. So artifacts and traces carry the hashes of
-their prompts, and whatever is measured later leaves these out. A hash covers what a model reads before its first answer: the first
-turn and the messages before it, not the id. Prompts that differ by a single character count as different.
+A score on prompts that an artifact has learnt from says nothing about new traffic. So artifacts and
+traces carry the hashes of their prompts, and whatever is measured later leaves these out. A hash
+covers what a model reads before its first answer: the first turn and the messages before it, not
+the id. Prompts that differ by a single character count as different.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
 
 HASH_LENGTH = 16
-"""Hexadecimal digits: among 100,000 prompts two share a hash by chance once in billions of cases."""
+"""Hexadecimal digits: among 100,000 prompts two share a hash by chance once in billions of
+cases."""
 
 WHY_UNKNOWN = "made by an older version, or from requests that were recorded without a text"
 
@@ -28,10 +31,14 @@ def hash_of(prompt: Prompt) -> str:
     """The hash of a prompt, the same whatever file it comes from and whatever its id.
 
     >>> from components.prompts.prompt import Prompt
-    >>> hash_of(Prompt("a", None, ["Hello"])) == hash_of(Prompt("b", "chat", ["Hello"], reference="Hi"))
+    >>> hash_of(Prompt("a", None, ["Hello"])) == hash_of(
+    ...     Prompt("b", "chat", ["Hello"], reference="Hi")
+    ... )
     True
     """
-    return json_digest(["tokens", *prompt.tokens[0]] if prompt.tokens else context_of(prompt))[:HASH_LENGTH]
+    return json_digest(["tokens", *prompt.tokens[0]] if prompt.tokens else context_of(prompt))[
+        :HASH_LENGTH
+    ]
 
 
 def hashes_of(prompts: Iterable[Prompt]) -> list[str]:
@@ -58,24 +65,37 @@ class TrainingPrompts:
 
     Args:
         by_name: name of an artifact, or `traces` → hashes.
-        unknown: names of what carries no hashes, because it records none, or not all of them, with what lacks them.
+        unknown: names of what carries no hashes, because it records none, or not all of them, with
+            what lacks them.
     """
 
     by_name: Mapping[str, frozenset[str]] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, recorded: Mapping[str, Iterable[str] | None], lacking: Mapping[str, Sequence[str]] | None = None) -> TrainingPrompts:
+    def of(
+        cls,
+        recorded: Mapping[str, Iterable[str] | None],
+        lacking: Mapping[str, Sequence[str]] | None = None,
+    ) -> TrainingPrompts:
         """Of what each thing records; None where it records nothing.
 
         Args:
-            lacking: name → what it was made from whose prompts are not in its record (`Provenance.unknown_prompts`).
+            lacking: name → what it was made from whose prompts are not in its record
+                (`Provenance.unknown_prompts`).
 
-        >>> TrainingPrompts.of({"traces": ["ab"], "verifier": None, "decoding_config": ["cd"]}, {"decoding_config": ["traces"]}).unknown
+        >>> TrainingPrompts.of(
+        ...     {"traces": ["ab"], "verifier": None, "decoding_config": ["cd"]},
+        ...     {"decoding_config": ["traces"]},
+        ... ).unknown
         ('verifier', 'decoding_config (made from: traces)')
         """
         known = {name: frozenset(hashes) for name, hashes in recorded.items() if hashes is not None}
-        partly = (f"{name} (made from: {', '.join(parts)})" for name, parts in (lacking or {}).items() if parts and name in known)
+        partly = (
+            f"{name} (made from: {', '.join(parts)})"
+            for name, parts in (lacking or {}).items()
+            if parts and name in known
+        )
         return cls(known, (*(name for name, hashes in recorded.items() if hashes is None), *partly))
 
     @property
@@ -94,18 +114,29 @@ class TrainingPrompts:
         hashes = set(hashes_of(prompts))
         return ", ".join(name for name, known in self.by_name.items() if known & hashes)
 
-    def untouched(self, prompts: Sequence[Prompt], limit: int | None = None) -> tuple[list[Prompt], list[str]]:
-        """At most `limit` prompts that nothing was made from, in order; and what a person should know of it, a line each.
+    def untouched(
+        self, prompts: Sequence[Prompt], limit: int | None = None
+    ) -> tuple[list[Prompt], list[str]]:
+        """At most `limit` prompts that nothing was made from, in order; and what a person should
+        know of it, a line each.
 
         Raises:
             DraftwellError: none is left (`no_untouched_prompts`).
         """
         left, used = self.split(prompts)
         if not left and used:
-            raise DraftwellError(f"no prompt is left: all {len(used)} were used to make {self.users_of(used)}: name a file of other "
-                                 "prompts with --prompts, or collect fewer of these (draftwell collect --fresh --limit)",
-                                 code="no_untouched_prompts")
-        lines = [f"{len(used)} prompts left out: they were used to make {self.users_of(used)}"] if used else []
+            raise DraftwellError(
+                f"no prompt is left: all {len(used)} were used to make "
+                f"{self.users_of(used)}: name a file of other "
+                "prompts with --prompts, or collect fewer of these (draftwell collect "
+                "--fresh --limit)",
+                code="no_untouched_prompts",
+            )
+        lines = (
+            [f"{len(used)} prompts left out: they were used to make {self.users_of(used)}"]
+            if used
+            else []
+        )
         if self.unknown:
             lines.append(unknown_words(self.unknown))
         return left[:limit], lines

@@ -40,11 +40,13 @@ class Prompt:
         turns: the user's turns, at least one, none empty.
         reference: an answer to compare with, or None.
         messages: what stands before the first turn, verbatim: a system message, earlier turns.
-        answers: recorded answers to the first turns, verbatim; answers to later turns come from the target.
+        answers: recorded answers to the first turns, verbatim; answers to later turns come from the
+            target.
         fields: the row's other keys, which answers are graded by (`answer`, `test`, …).
-        raw: the text goes to the model as it is, without a chat template, as a server's completions do; then it is the only turn.
-        tokens: for each turn the token ids before its answer, where those are known and not the text (`prompts_of_trace`);
-            `turns` and `answers` then only give their number.
+        raw: the text goes to the model as it is, without a chat template, as a server's completions
+            do; then it is the only turn.
+        tokens: for each turn the token ids before its answer, where those are known and not the
+            text (`prompts_of_trace`); `turns` and `answers` then only give their number.
     """
 
     id: str
@@ -64,7 +66,8 @@ class Prompt:
 
 
 def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
-    """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings) or `messages`.
+    """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings)
+    or `messages`.
 
     With `"raw": true` a `prompt` or single turn goes to the model as it is.
 
@@ -72,13 +75,18 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
         limit: read at most this many, None reads all.
         skip: leave out this many at the start.
     Raises:
-        DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and the fix.
+        DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and
+            the fix.
     """
     path = Path(path)
     if limit is not None and limit < 1:
-        raise DraftwellError(f"the number of prompts must be at least 1, not {limit}", code="bad_limit")
+        raise DraftwellError(
+            f"the number of prompts must be at least 1, not {limit}", code="bad_limit"
+        )
     if skip < 0:
-        raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit")
+        raise DraftwellError(
+            f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit"
+        )
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
     for number, line in numbered_lines(path):
@@ -87,14 +95,21 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
         prompt = _parse(path, number, line)
         if prompt.id in seen:
             first = seen[prompt.id]
-            raise DraftwellError(f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique",
-                                 code="duplicate_prompt_id")
+            raise DraftwellError(
+                f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique",
+                code="duplicate_prompt_id",
+            )
         seen[prompt.id] = number
         prompts.append(prompt)
     if not prompts:
-        raise DraftwellError(f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}", code="no_prompts")
+        raise DraftwellError(
+            f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}", code="no_prompts"
+        )
     if len(prompts) <= skip:
-        raise DraftwellError(f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer", code="no_prompts")
+        raise DraftwellError(
+            f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer",
+            code="no_prompts",
+        )
     return prompts[skip:]
 
 
@@ -104,9 +119,15 @@ def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
 
 
 def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The same prompts, one of every task in turn, so that the first n are an even mix; each task keeps its order.
+    """The same prompts, one of every task in turn, so that the first n are an even mix; each task
+    keeps its order.
 
-    >>> [p.id for p in mixed([Prompt("a1", "a", ["x"]), Prompt("a2", "a", ["x"]), Prompt("b1", "b", ["x"])])]
+    >>> [
+    ...     p.id
+    ...     for p in mixed(
+    ...         [Prompt("a1", "a", ["x"]), Prompt("a2", "a", ["x"]), Prompt("b1", "b", ["x"])]
+    ...     )
+    ... ]
     ['a1', 'b1', 'a2']
     """
     tasks: dict[str | None, list[Prompt]] = {}
@@ -116,7 +137,8 @@ def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt's first turn with the messages before it, as the pair's target is asked."""
+    """Token ids of a prompt's first turn with the messages before it, as the pair's target is
+    asked."""
     if prompt.tokens:
         return list(prompt.tokens[0])
     if prompt.raw:
@@ -125,13 +147,16 @@ def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
 
 
 def context_of(prompt: Prompt) -> list[Any]:
-    """All that a first answer depends on, as plain JSON: the first turn and the messages before it."""
+    """All that a first answer depends on, as plain JSON: the first turn and the messages before
+    it."""
     return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
     """sha256 over ids, first turns and the messages before these, in order."""
-    return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()
+    ).hexdigest()
 
 
 def several_turns(prompts: Sequence[Prompt]) -> int:
@@ -143,7 +168,8 @@ def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, 
     """Numbered lines that are not blank, decompressed and decoded.
 
     Args:
-        growing: the file is still being written: a last line that ends inside a character is left out.
+        growing: the file is still being written: a last line that ends inside a character is left
+            out.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -151,17 +177,30 @@ def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, 
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
-                    if growing and not raw.endswith(b"\n") and error.reason == "unexpected end of data":
+                    if (
+                        growing
+                        and not raw.endswith(b"\n")
+                        and error.reason == "unexpected end of data"
+                    ):
                         return
-                    raise DraftwellError(f"{path} line {number}: not UTF-8: save the file as UTF-8", code="not_utf8") from error
+                    raise DraftwellError(
+                        f"{path} line {number}: not UTF-8: save the file as UTF-8", code="not_utf8"
+                    ) from error
                 if line.strip():
                     yield number, line
     except FileNotFoundError as error:
-        raise DraftwellError(f"there is no prompt file {path}: check the path", code="no_such_source") from error
+        raise DraftwellError(
+            f"there is no prompt file {path}: check the path", code="no_such_source"
+        ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DraftwellError(f"{path} is no complete gzip file: compress it again or give the plain .jsonl", code="bad_gzip") from error
+        raise DraftwellError(
+            f"{path} is no complete gzip file: compress it again or give the plain .jsonl",
+            code="bad_gzip",
+        ) from error
     except OSError as error:
-        raise DraftwellError(f"cannot read prompt file {path}: {error.strerror}", code="unreadable_source") from error
+        raise DraftwellError(
+            f"cannot read prompt file {path}: {error.strerror}", code="unreadable_source"
+        ) from error
 
 
 def _parse(path: Path, number: int, line: str) -> Prompt:
@@ -186,18 +225,30 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
         name: id of a row that has none.
         wrong: makes the error, which names the row.
     """
-    asked = next((row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None)
+    asked = next(
+        (row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None
+    )
     if asked is None:
-        raise wrong(f"it has neither `prompt`, `turns` nor `messages` (keys: {', '.join(row) or 'none'}): rename one of them")
+        raise wrong(
+            "it has neither `prompt`, `turns` nor `messages` (keys: "
+            f"{', '.join(row) or 'none'}): rename one of them"
+        )
     answers = row.get("responses")
-    recorded = tuple(answers) if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) else ()
+    recorded = (
+        tuple(answers)
+        if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+        else ()
+    )
     messages: tuple[Message, ...] = ()
     if isinstance(asked, list) and asked and all(isinstance(turn, Mapping) for turn in asked):
         messages, turns, recorded = conversation(asked, wrong)
     else:
         turns = [asked] if isinstance(asked, str) else asked
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise wrong("`prompt` must be a string, `turns` a list of strings and `messages` a list of roles and contents")
+        raise wrong(
+            "`prompt` must be a string, `turns` a list of strings and `messages` a list of "
+            "roles and contents"
+        )
     if not turns or not all(turn.strip() for turn in turns):
         raise wrong("its prompt is empty: write something or remove the line")
     reference = _reference(row.get("reference"))
@@ -208,17 +259,26 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
             raise wrong("`raw` needs a `prompt` or a single turn, not a conversation: leave it out")
     if (problem := wrong_field(fields)) is not None:
         raise wrong(problem)
-    return Prompt(_text(row, *IDS) or name, _text(row, *TASKS), turns, recorded[0] if reference is None and recorded else reference,
-                  messages, recorded, fields, raw)
+    return Prompt(
+        _text(row, *IDS) or name,
+        _text(row, *TASKS),
+        turns,
+        recorded[0] if reference is None and recorded else reference,
+        messages,
+        recorded,
+        fields,
+        raw,
+    )
 
 
-def conversation(recorded: Sequence[Mapping[str, Any]],
-                 wrong: Callable[[str], DraftwellError]) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
+def conversation(
+    recorded: Sequence[Mapping[str, Any]], wrong: Callable[[str], DraftwellError]
+) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
     """Messages before the first turn, the user's turns, and the recorded answers to them.
 
-    Messages that end with a user's are a request: the last one is its only turn. Messages that end with an answer are a
-    recording: every user's message is a turn if users and assistant alternate after a system message, otherwise only the
-    last one is.
+    Messages that end with a user's are a request: the last one is its only turn. Messages that end
+    with an answer are a recording: every user's message is a turn if users and assistant alternate
+    after a system message, otherwise only the last one is.
 
     Args:
         recorded: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
@@ -232,17 +292,26 @@ def conversation(recorded: Sequence[Mapping[str, Any]],
         contents = [message["content"] for message in messages[users[0] :]]
         return tuple(messages[: users[0]]), contents[::2], tuple(contents[1::2])
     last = users[-1]
-    answers = [message["content"] for message in messages[last + 1 : last + 2] if message["role"] == "assistant"]
+    answers = [
+        message["content"]
+        for message in messages[last + 1 : last + 2]
+        if message["role"] == "assistant"
+    ]
     return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
 
 
 def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> Message:
     """Role and text of a recorded message; the parts of a content are joined."""
     role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
-    if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
         content = "\n".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise wrong("a message needs a `role` and a `content`, both text, such as {\"role\": \"user\", \"content\": \"Hello\"}")
+        raise wrong(
+            'a message needs a `role` and a `content`, both text, such as {"role": "user", '
+            '"content": "Hello"}'
+        )
     return {"role": ROLES.get(role, role), "content": content}
 
 

@@ -1,11 +1,21 @@
-"""Replay: what a strategy would do on traced prompts, and how long that would take, without running a model.
+"""Replay: what a strategy would do on traced prompts, and how long that would take, without running
+a model.
 
-`replay` is the entry, and `sampled` its counterpart for traces at temperature > 0. `texts` reads the traced texts (`traced_text`),
-`trace_model` answers a strategy's commands from them, `costs` prices these, and `head_scores` adds an acceptance head's predictions.
+`replay` is the entry, and `sampled` its counterpart for traces at temperature > 0. `texts` reads
+the traced texts (`traced_text`), `trace_model` answers a strategy's commands from them, `costs`
+prices these, and `head_scores` adds an acceptance head's predictions.
 """
 
 from components.replay.replay import ReplayResult, replay_strategy
 from components.replay.sampled import ExpectedReplay, read_sampled, replay_expected
 from components.replay.texts import Texts, read_texts
 
-__all__ = ["ExpectedReplay", "ReplayResult", "Texts", "read_sampled", "read_texts", "replay_expected", "replay_strategy"]
+__all__ = [
+    "ExpectedReplay",
+    "ReplayResult",
+    "Texts",
+    "read_sampled",
+    "read_texts",
+    "replay_expected",
+    "replay_strategy",
+]

@@ -1,8 +1,9 @@
 """What the forward passes of a replay cost: tables of seconds, made once from a hardware profile.
 
-A strategy that overlaps its models gives each its own cores. While both run, a forward pass takes the *busy* time. Once the
-shorter side of an overlap has ended, the rest of the longer one takes the time of a model that runs *alone* on its cores, as do
-forward passes outside overlaps. Other strategies have one time, measured with all cores.
+A strategy that overlaps its models gives each its own cores. While both run, a forward pass takes
+the *busy* time. Once the shorter side of an overlap has ended, the rest of the longer one takes the
+time of a model that runs *alone* on its cores, as do forward passes outside overlaps. Other
+strategies have one time, measured with all cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Rates:
     context: int
 
     def seconds(self, command: Forward, length: int) -> float:
-        """Seconds of a forward pass on a slot of `length` tokens; every further step of a chain is a pass over one token."""
+        """Seconds of a forward pass on a slot of `length` tokens; every further step of a chain is
+        a pass over one token."""
         role = command.model
         table = self.prefill if command.prefill else self.forward
         seconds = table[role][len(command.tokens)] + (command.steps - 1) * self.forward[role][1]
@@ -48,8 +50,8 @@ class ReplayCosts:
 
     Args:
         alone, busy: forward passes, as defined above; equal for a strategy that overlaps nothing.
-        round, token, figure: time outside forward passes of a target call, of a drafted token, and of a row whose confidence,
-            entropy or probability was read.
+        round, token, figure: time outside forward passes of a target call, of a drafted token, and
+            of a row whose confidence, entropy or probability was read.
         overlap: False adds up the sides of an overlap.
     """
 
@@ -69,7 +71,9 @@ class ReplayCosts:
         return shared + alone * (1 - shared / busy) if busy else 0.0
 
 
-def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True) -> ReplayCosts:
+def costs_of(
+    profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True
+) -> ReplayCosts:
     """The costs of a strategy.
 
     Args:
@@ -86,28 +90,47 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
         rates = detailed_rates(profile, details, (profile.draft_seconds, profile.t_verify), count)
         return ReplayCosts(rates, rates, rest.round, rest.token, rest.figure, overlap)
     busy = detailed_rates(profile, details, profile.split, count)
-    alone = detailed_rates(profile, details, details.split_alone, count) if details.split_alone else busy
+    alone = (
+        detailed_rates(profile, details, details.split_alone, count)
+        if details.split_alone
+        else busy
+    )
     return ReplayCosts(alone, busy, rest.round, rest.token, rest.figure, overlap)
 
 
 def plain_rates(profile: HardwareProfile, count: int) -> Rates:
-    """Rates of a profile without details: the draft's times grow with the number of tokens as the target's do."""
+    """Rates of a profile without details: the draft's times grow with the number of tokens as the
+    target's do."""
     target = seconds_table(profile.t_verify, count)
     draft = [profile.draft_seconds * seconds / target[1] for seconds in target]
     tables = {"target": target, "draft": draft}
     return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
 
 
-def detailed_rates(profile: HardwareProfile, details: RequestTimes, times: tuple[float, Mapping[int, float]], count: int) -> Rates:
-    """Rates under the given (t_draft, t_verify); times that were measured with all cores only are scaled accordingly."""
+def detailed_rates(
+    profile: HardwareProfile,
+    details: RequestTimes,
+    times: tuple[float, Mapping[int, float]],
+    count: int,
+) -> Rates:
+    """Rates under the given (t_draft, t_verify); times that were measured with all cores only are
+    scaled accordingly."""
     t_draft, t_verify = times
     largest = max(t_verify)
-    stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.draft_seconds}
-    sizes = {"target": t_verify, "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()}}
+    stretch = {
+        "target": t_verify[largest] / profile.verify_seconds(largest),
+        "draft": t_draft / profile.draft_seconds,
+    }
+    sizes = {
+        "target": t_verify,
+        "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()},
+    }
     forward = {role: seconds_table(known, count) for role, known in sizes.items()}
     prefill = {}
     for role, known in sizes.items():
-        prompts = {k: seconds * stretch[role] for k, seconds in details.prefill.get(role, {}).items()}
+        prompts = {
+            k: seconds * stretch[role] for k, seconds in details.prefill.get(role, {}).items()
+        }
         short = {k: seconds for k, seconds in known.items() if k < min(prompts, default=count)}
         prefill[role] = seconds_table(short | prompts, count)
     slopes = {role: details.per_context_token.get(role, 0.0) * stretch[role] for role in sizes}

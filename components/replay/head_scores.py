@@ -1,7 +1,8 @@
 """An acceptance head's predictions along a trace's rollouts, so that SpecDec++ can be replayed.
 
-A trace with the draft's state at every element of every rollout would take about 18 kB per position. The head turns a state into
-one number, so the draft reads the recorded rollouts once more, and only that number is kept.
+A trace with the draft's state at every element of every rollout would take about 18 kB per
+position. The head turns a state into one number, so the draft reads the recorded rollouts once
+more, and only that number is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class RecordedHead(AcceptanceHead):
-    """Replaces the head in a replay, where states are already the head's predictions (`TraceRows.hidden`)."""
+    """Replaces the head in a replay, where states are already the head's predictions
+    (`TraceRows.hidden`)."""
 
     def __init__(self, provenance: Provenance):
         self.provenance = provenance
@@ -43,12 +45,20 @@ def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Text
         pair: of the trace, with a free slot on the draft.
         head: must be the acceptance head among the resources of the replay.
     Raises:
-        DraftwellError: the pair has no draft (`no_draft`), or its draft has no hidden states (`no_hidden_states`).
+        DraftwellError: the pair has no draft (`no_draft`), or its draft has no hidden states
+            (`no_hidden_states`).
     """
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to score: choose a pair with one",
-                             code="no_draft")
-    scored = [replace(text, scores=scores(pair.models["draft"], text, head)) for text in texts.texts]
+        raise DraftwellError(
+            (
+                f"pair {pair.name} has no draft model, so there is nothing to score: choose a "
+                "pair with one"
+            ),
+            code="no_draft",
+        )
+    scored = [
+        replace(text, scores=scores(pair.models["draft"], text, head)) for text in texts.texts
+    ]
     return replace(texts, texts=scored, head=head)
 
 
@@ -58,11 +68,17 @@ def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[fl
     A rollout that continues as the next position's does is not read again.
     """
     count, depth = len(text.tokens), len(text.tokens[0])
-    own = [i for i in range(count) if i == count - 1 or text.tokens[i] != [text.output[i], *text.tokens[i + 1][:-1]]]
+    own = [
+        i
+        for i in range(count)
+        if i == count - 1 or text.tokens[i] != [text.output[i], *text.tokens[i + 1][:-1]]
+    ]
     scored = torch.empty(count, depth)
     slot = model.open()
     try:
-        output = model.forward([Forward("draft", slot, tuple(text.ids[:-1]), keep=count, prefill=True)])[0]
+        output = model.forward(
+            [Forward("draft", slot, tuple(text.ids[:-1]), keep=count, prefill=True)]
+        )[0]
         scored[:, 0] = predictions(head, output.hidden)
         branch = branches(model, slot, text.ids, [text.prompt_length + i for i in own], depth)
         for element in range(depth - 1):
@@ -78,12 +94,19 @@ def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[fl
 def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:
     """Predicted acceptance `[n]` of the last token that each state `[n, hidden]` has read."""
     if states is None:
-        raise DraftwellError("the draft returns no hidden states, which an acceptance head reads: leave specdec_pp out",
-                             code="no_hidden_states")
+        raise DraftwellError(
+            (
+                "the draft returns no hidden states, which an acceptance head reads: leave "
+                "specdec_pp out"
+            ),
+            code="no_hidden_states",
+        )
     return torch.sigmoid(head.logit(states.float().cpu()))
 
 
-def with_recorded_head(resources: StrategyResources, head: AcceptanceHead | None) -> StrategyResources:
+def with_recorded_head(
+    resources: StrategyResources, head: AcceptanceHead | None
+) -> StrategyResources:
     """The resources for texts that `head` has scored; None where none has.
 
     Raises:
@@ -93,6 +116,14 @@ def with_recorded_head(resources: StrategyResources, head: AcceptanceHead | None
     if head is None or own is None:
         return resources
     if own is not head:
-        raise DraftwellError("the rollouts were scored by another acceptance head than the one that is replayed: score them with it",
-                             code="another_head")
-    return replace(resources, artifacts={**resources.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)})
+        raise DraftwellError(
+            (
+                "the rollouts were scored by another acceptance head than the one that is "
+                "replayed: score them with it"
+            ),
+            code="another_head",
+        )
+    return replace(
+        resources,
+        artifacts={**resources.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)},
+    )

@@ -1,8 +1,10 @@
-"""Replay: what a strategy would have done on traced prompts, exactly, and how long it would have taken.
+"""Replay: what a strategy would have done on traced prompts, exactly, and how long it would have
+taken.
 
-The strategy's own generator runs over trace models, so nothing is implemented twice. At temperature 0 in float32 a lossless
-strategy makes the same target calls, draft calls and accepted tokens as in a real run, round by round (prompts in order, one at a
-time, with state carried over). Time is predicted from a hardware profile. Sampled texts are replayed on average
+The strategy's own generator runs over trace models, so nothing is implemented twice. At temperature
+0 in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in
+a real run, round by round (prompts in order, one at a time, with state carried over). Time is
+predicted from a hardware profile. Sampled texts are replayed on average
 (`components.replay.sampled`).
 """
 
@@ -71,52 +73,90 @@ def replay_strategy(
         profile: of the device that time is predicted for.
         max_tokens: emit at most this many, at most the trace's own number; None: that number.
         overlap: overlapped forward passes take as long as the slower side; False adds them up.
-        extend: continue after the end of a rollout (see `TraceModel`) instead of raising `RolloutExhausted`.
+        extend: continue after the end of a rollout (see `TraceModel`) instead of raising
+            `RolloutExhausted`.
     Raises:
-        DraftwellError: a lossy strategy (`cannot_replay_lossy`), longer texts than traced (`texts_too_short`), or parameters that
-            are out of bounds.
-        RolloutExhausted: the parameters let a draft continue after its first wrong token for more than K tokens.
+        DraftwellError: a lossy strategy (`cannot_replay_lossy`), longer texts than traced
+            (`texts_too_short`), or parameters that are out of bounds.
+        RolloutExhausted: the parameters let a draft continue after its first wrong token for more
+            than K tokens.
     """
     texts = trace if isinstance(trace, Texts) else read_texts(trace)
     budget = texts.max_tokens if max_tokens is None else max_tokens
     if budget > texts.max_tokens:
-        raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones",
-                             code="texts_too_short")
+        raise DraftwellError(
+            (
+                f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower "
+                "max_tokens or collect longer ones"
+            ),
+            code="texts_too_short",
+        )
     settings = dict(parameters)
-    if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
-        settings["threshold"] = SAMPLED  # its default depends on the request's temperature, which is 0 in a replay
-    usable = with_recorded_head(resources, texts.head).at(texts.temperature)  # a replay's own requests are greedy
+    if (
+        strategy_name == "draft_verify"
+        and texts.temperature > 0
+        and settings.get("threshold") is None
+    ):
+        # its default depends on the request's temperature, which is 0 in a replay
+        settings["threshold"] = SAMPLED
+    # a replay's own requests are greedy
+    usable = with_recorded_head(resources, texts.head).at(texts.temperature)
     strategy = build_strategy(strategy_name, settings, usable.private())
     if not strategy.lossless:
-        raise DraftwellError(f"strategy {strategy_name} is lossy, so it writes other texts than the trace: measure it instead",
-                             code="cannot_replay_lossy")
+        raise DraftwellError(
+            (
+                f"strategy {strategy_name} is lossy, so it writes other texts than the trace: "
+                "measure it instead"
+            ),
+            code="cannot_replay_lossy",
+        )
     if getattr(strategy.config, "use_datastore", False):
-        raise NotInTrace("a datastore is made of the texts that a replay reads, and would find each of them in itself: measure instead")
-    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(strategy.config, "draft_first", False):
-        raise NotInTrace("a trace holds the draft model's drafts behind the target's first token: measure instead")
+        raise NotInTrace(
+            "a datastore is made of the texts that a replay reads, and would find each of "
+            "them in itself: measure instead"
+        )
+    if getattr(strategy.config, "drafter", "draft") == "qualifier" or getattr(
+        strategy.config, "draft_first", False
+    ):
+        raise NotInTrace(
+            "a trace holds the draft model's drafts behind the target's first token: "
+            "measure instead"
+        )
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
-    costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
+    costs = costs_of(
+        profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap
+    )
     chains = profile.details is not None and profile.details.chains and texts.temperature == 0
     results, exact = [], True
     for text in texts.texts:
-        models = {role: TraceModel(text, role, extend=extend, chains=chains and role == "draft") for role in strategy.roles}
+        models = {
+            role: TraceModel(text, role, extend=extend, chains=chains and role == "draft")
+            for role in strategy.roles
+        }
         session = Session(text.prompt, sampling, models)
         _, seconds, _ = play(strategy.run(session), models, costs)
         stats, output = session.stats, session.text.output
         if output != text.output[:budget]:
-            raise RuntimeError(f"{strategy_name} is declared lossless, but its replay of {text.name} differs from the target's text")
+            raise RuntimeError(
+                f"{strategy_name} is declared lossless, but its replay of {text.name} "
+                "differs from the target's text"
+            )
         stats.emitted = len(output)
         exact = exact and not any(model.extended for model in models.values())
         results.append(PromptReplay(text.name, stats, seconds + stats.target_calls * costs.round))
     total = Stats.total(result.stats for result in results)
-    return ReplayResult(total, sum(result.seconds for result in results) / total.emitted, results, exact)
+    return ReplayResult(
+        total, sum(result.seconds for result in results) / total.emitted, results, exact
+    )
 
 
-def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: ReplayCosts) -> tuple[Any, float, float]:
+def play(
+    steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: ReplayCosts
+) -> tuple[Any, float, float]:
     """Drive a strategy's generator, or a side of an overlap, to its end.
 
-    Nothing waits, nothing is batched and no clock is read, so no engine is needed. The sides of an overlap are played one after
-    the other: they share counters only.
+    Nothing waits, nothing is batched and no clock is read, so no engine is needed. The sides of an
+    overlap are played one after the other: they share counters only.
 
     Returns:
         the generator's value, and its predicted seconds: alone, and while the other model runs too.
@@ -135,7 +175,9 @@ def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], cos
             reply = tuple(value for value, _, _ in played)
             continue
         model = models[command.model]
-        rest = costs.figure * model.take_figures() + (costs.token * command.steps if command.model == "draft" else 0.0)
+        rest = costs.figure * model.take_figures() + (
+            costs.token * command.steps if command.model == "draft" else 0.0
+        )
         alone += costs.alone.seconds(command, model.length) + rest
         busy += costs.busy.seconds(command, model.length) + rest
         reply = model.answer(command)

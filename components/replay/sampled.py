@@ -1,12 +1,14 @@
 """Replay of sampled texts: what a strategy does at temperature > 0, on average.
 
-A text that a lossless strategy samples follows the target's distribution, whatever the draft does. Given its token x at a tested
-position, the draft had drawn x too with probability min(1, q(x)/p(x)), independently at every position: the exact rule emits x with
-probability min(p(x), q(x)) as an accepted token and max(0, p(x) − q(x)) as a recovered one (Leviathan 2023, Appendix A.1). A
-rejected token follows norm(max(0, q − p)), independently of x, and never equals it. A trace holds one such token for every
-position, with the draft's sampled continuation. So a random draw decides for every position whether the draft had drawn x or the
-rejected token, and from there the strategy is replayed as at temperature 0. Every position is tested at most once in a
-generation, so each draw is used once. The replay has exactly the distribution of a real run.
+A text that a lossless strategy samples follows the target's distribution, whatever the draft does.
+Given its token x at a tested position, the draft had drawn x too with probability min(1,
+q(x)/p(x)), independently at every position: the exact rule emits x with probability min(p(x), q(x))
+as an accepted token and max(0, p(x) − q(x)) as a recovered one (Leviathan 2023, Appendix A.1). A
+rejected token follows norm(max(0, q − p)), independently of x, and never equals it. A trace holds
+one such token for every position, with the draft's sampled continuation. So a random draw decides
+for every position whether the draft had drawn x or the rejected token, and from there the strategy
+is replayed as at temperature 0. Every position is tested at most once in a generation, so each draw
+is used once. The replay has exactly the distribution of a real run.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from serving.runtime.strategies import StrategyResources
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
 DRAWS = (0, 1)
-"""Seeds of the random draws that a search replays: the same for every strategy, so that all are compared on the same drafts."""
+"""Seeds of the random draws that a search replays: the same for every strategy, so that all are
+compared on the same drafts."""
 STREAM = 13
 """Number of this module's random stream, so that no seed is used for two purposes."""
 
@@ -40,7 +43,8 @@ class SampledTexts:
     """The target's sampled texts of a trace.
 
     Args:
-        rejected: the texts, every rollout of which starts with a token that the exact rule rejected.
+        rejected: the texts, every rollout of which starts with a token that the exact rule
+            rejected.
         kept: `[text][continuation]`, min(1, q/p) of the text's own token.
         raw: `[text][continuation]`, its raw draft probability.
     """
@@ -50,53 +54,91 @@ class SampledTexts:
     raw: list[list[float]]
 
     def draw(self, seed: int) -> Texts:
-        """The texts with the token that the draft had drawn at every position: the text's own, or the rejected one."""
+        """The texts with the token that the draft had drawn at every position: the text's own, or
+        the rejected one."""
         rng = np.random.default_rng([seed, STREAM])
-        texts = [settled(text, (rng.random(len(kept)) < kept).tolist(), raw)
-                 for text, kept, raw in zip(self.rejected.texts, self.kept, self.raw, strict=True)]
+        texts = [
+            settled(text, (rng.random(len(kept)) < kept).tolist(), raw)
+            for text, kept, raw in zip(self.rejected.texts, self.kept, self.raw, strict=True)
+        ]
         return replace(self.rejected, texts=texts)
 
     def draws(self, seeds: Sequence[int]) -> Texts:
-        """Every text once for each seed, so that one replay of them gives means over texts and draws.
+        """Every text once for each seed, so that one replay of them gives means over texts and
+        draws.
 
         A strategy's online state continues from draw to draw, as it does from text to text.
         """
-        return replace(self.rejected, texts=[text for seed in seeds for text in self.draw(seed).texts])
+        return replace(
+            self.rejected, texts=[text for seed in seeds for text in self.draw(seed).texts]
+        )
 
 
 def settled(text: TracedText, accepted: list[bool], raw: list[float]) -> TracedText:
-    """A text on which the draft had drawn the text's own token where `accepted`; only its first values are read there."""
+    """A text on which the draft had drawn the text's own token where `accepted`; only its first
+    values are read there."""
+
     def pick(rejected: list[list[Any]], mine: list[Any] | None = None) -> list[list[Any]]:
-        return [[mine[i] if mine else row[0]] if accepted[i] else row for i, row in enumerate(rejected)]
+        return [
+            [mine[i] if mine else row[0]] if accepted[i] else row for i, row in enumerate(rejected)
+        ]
 
     assert text.raw is not None
-    return replace(text, tokens=pick(text.tokens, text.output), confidence=pick(text.confidence), entropy=pick(text.entropy),
-                   raw=pick(text.raw, raw), scores=None if text.scores is None else pick(text.scores))
+    return replace(
+        text,
+        tokens=pick(text.tokens, text.output),
+        confidence=pick(text.confidence),
+        entropy=pick(text.entropy),
+        raw=pick(text.raw, raw),
+        scores=None if text.scores is None else pick(text.scores),
+    )
 
 
 def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
     """The target's own sampled texts of a trace.
 
     Raises:
-        TraceError: it was collected at temperature 0 (`greedy_trace`), holds no such text, or is of a version that lacks the
-            probabilities (`old_trace`).
+        TraceError: it was collected at temperature 0 (`greedy_trace`), holds no such text, or is of
+            a version that lacks the probabilities (`old_trace`).
     """
     header = trace.header
     if header.temperature == 0:
-        raise TraceError(f"{trace.folder} was collected at temperature 0: replay it with `replay_strategy`", code="greedy_trace")
+        raise TraceError(
+            f"{trace.folder} was collected at temperature 0: replay it with `replay_strategy`",
+            code="greedy_trace",
+        )
     if header.version < 2:
-        raise TraceError(f"{trace.folder} has trace schema {header.version}, which lacks probabilities of sampled texts: collect it again",
-                         code="old_trace")
+        raise TraceError(
+            (
+                f"{trace.folder} has trace schema {header.version}, which lacks probabilities "
+                "of sampled texts: collect it again"
+            ),
+            code="old_trace",
+        )
     columns, parts = target_rows(trace, SAMPLED_COLUMNS)
     parts = parts[:limit]
     texts = [replace(text_of(columns, part), raw=columns["rollout_q"][part]) for part in parts]
-    rejected = Texts(texts, header.max_tokens, frozenset(header.stop_token_ids), header.rollout, header.temperature)
-    return SampledTexts(rejected, [ratio(columns, part) for part in parts], [columns["text_raw_q"][part] for part in parts])
+    rejected = Texts(
+        texts,
+        header.max_tokens,
+        frozenset(header.stop_token_ids),
+        header.rollout,
+        header.temperature,
+    )
+    return SampledTexts(
+        rejected,
+        [ratio(columns, part) for part in parts],
+        [columns["text_raw_q"][part] for part in parts],
+    )
 
 
 def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
-    """min(1, q/p) of the text's tokens; where p was rounded to 0 (a tie at the edge of top-k), 1 if the draft can draw the token."""
-    draft, target = np.array(columns["text_q"][part], dtype=float), np.array(columns["text_p"][part], dtype=float)
+    """min(1, q/p) of the text's tokens; where p was rounded to 0 (a tie at the edge of top-k), 1 if
+    the draft can draw the token."""
+    draft, target = (
+        np.array(columns["text_q"][part], dtype=float),
+        np.array(columns["text_p"][part], dtype=float),
+    )
     quotient: np.ndarray = np.divide(draft, target, out=(draft > 0).astype(float), where=target > 0)
     return np.minimum(1.0, quotient)
 
@@ -121,8 +163,10 @@ class ExpectedReplay:
 
     Args:
         runs: the replays, one for each seed.
-        mean: counter → mean over the replays of its total over all texts; also "predicted_seconds_per_token".
-        error: the standard error of each mean over the random draws (other texts would differ too); NaN for one seed.
+        mean: counter → mean over the replays of its total over all texts; also
+            "predicted_seconds_per_token".
+        error: the standard error of each mean over the random draws (other texts would differ too);
+            NaN for one seed.
     """
 
     runs: list[ReplayResult]
@@ -135,9 +179,17 @@ class ExpectedReplay:
         return all(run.exact for run in self.runs)
 
 
-def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], resources: StrategyResources,
-                    profile: HardwareProfile, *, seeds: Sequence[int] = range(4), max_tokens: int | None = None,
-                    extend: bool = False) -> ExpectedReplay:
+def replay_expected(
+    trace: TraceSet | SampledTexts,
+    strategy_name: str,
+    parameters: Mapping[str, Any],
+    resources: StrategyResources,
+    profile: HardwareProfile,
+    *,
+    seeds: Sequence[int] = range(4),
+    max_tokens: int | None = None,
+    extend: bool = False,
+) -> ExpectedReplay:
     """Run a strategy over sampled texts, once for each seed of the random draws.
 
     Args:
@@ -150,10 +202,23 @@ def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, paramete
     if not seeds:
         raise DraftwellError("there is no seed to replay with: name at least one", code="no_seeds")
     texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
-    runs = [replay_strategy(texts.draw(seed), strategy_name, parameters, resources, profile, max_tokens=max_tokens, extend=extend)
-            for seed in seeds]
+    runs = [
+        replay_strategy(
+            texts.draw(seed),
+            strategy_name,
+            parameters,
+            resources,
+            profile,
+            max_tokens=max_tokens,
+            extend=extend,
+        )
+        for seed in seeds
+    ]
     values = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
     values["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
     mean = {name: float(np.mean(found)) for name, found in values.items()}
-    error = {name: float(np.std(found, ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else float("nan") for name, found in values.items()}
+    error = {
+        name: float(np.std(found, ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else float("nan")
+        for name, found in values.items()
+    }
     return ExpectedReplay(runs, mean, error)

@@ -11,7 +11,17 @@ from components.replay.traced_text import TracedText
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.recording.trace import TraceSet
 
-COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
+COLUMNS = (
+    "prompt_id",
+    "turn",
+    "kind",
+    "position",
+    "prompt_tokens",
+    "token",
+    "rollout_tokens",
+    "rollout_confidence",
+    "rollout_entropy",
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,12 @@ def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
     """
     header = greedy_header(trace)
     columns, parts = target_rows(trace, COLUMNS)
-    return Texts([text_of(columns, part) for part in parts][:limit], header.max_tokens, frozenset(header.stop_token_ids), header.rollout)
+    return Texts(
+        [text_of(columns, part) for part in parts][:limit],
+        header.max_tokens,
+        frozenset(header.stop_token_ids),
+        header.rollout,
+    )
 
 
 def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[slice]]:
@@ -54,14 +69,22 @@ def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[A
     check_rollouts(targets_own(table))
     columns = {name: column.to_pylist() for name, column in zip(names, table.columns, strict=True)}
     starts = [i for i, position in enumerate(columns["position"]) if position == 0]
-    return columns, [slice(start, end) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
-                     if columns["kind"][start] == "target"]
+    return columns, [
+        slice(start, end)
+        for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
+        if columns["kind"][start] == "target"
+    ]
 
 
 def text_of(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:
     """One text."""
     prompt = columns["prompt_tokens"][rows.start]
     turn = columns["turn"][rows.start]
-    return TracedText(columns["prompt_id"][rows.start] + (f", turn {turn + 1}" if turn else ""), prompt + columns["token"][rows],
-                      len(prompt), columns["rollout_tokens"][rows], columns["rollout_confidence"][rows],
-                      columns["rollout_entropy"][rows])
+    return TracedText(
+        columns["prompt_id"][rows.start] + (f", turn {turn + 1}" if turn else ""),
+        prompt + columns["token"][rows],
+        len(prompt),
+        columns["rollout_tokens"][rows],
+        columns["rollout_confidence"][rows],
+        columns["rollout_entropy"][rows],
+    )

@@ -1,9 +1,12 @@
-"""Models that answer from a trace: the strategies' own generators run over them, without any weights.
+"""Models that answer from a trace: the strategies' own generators run over them, without any
+weights.
 
-At temperature 0 a lossless strategy's text is the target's own, whatever the draft does. So the target's next token is known along
-the text. If the draft is fed tokens that leave the text at position d, it has continued its own choice at d, and its next token is
-in the rollout recorded there. Nothing else is ever read, which makes a replay exact. A sampled text is replayed in the same way,
-after a random draw for each of its tokens of whether the draft had drawn it too (`components.replay.sampled`).
+At temperature 0 a lossless strategy's text is the target's own, whatever the draft does. So the
+target's next token is known along the text. If the draft is fed tokens that leave the text at
+position d, it has continued its own choice at d, and its next token is in the rollout recorded
+there. Nothing else is ever read, which makes a replay exact. A sampled text is replayed in the same
+way, after a random draw for each of its tokens of whether the draft had drawn it too
+(`components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -24,16 +27,19 @@ from serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
-"""The token of a row that no strategy reads: the target's after a draft token that is not in the text."""
+"""The token of a row that no strategy reads: the target's after a draft token that is not in the
+text."""
 
 
 @dataclass
 class TraceRows:
-    """Rows of a trace: the token of each and, for the draft's rows, what was recorded of its distribution.
+    """Rows of a trace: the token of each and, for the draft's rows, what was recorded of its
+    distribution.
 
     Args:
         top: the token that is drawn at each row.
-        places: of the draft's rows, position in the continuation and element of its rollout; −1 is the last recorded one.
+        places: of the draft's rows, position in the continuation and element of its rollout; −1 is
+            the last recorded one.
         asked: whether a value of these rows has been read.
     """
 
@@ -80,7 +86,8 @@ class TraceRows:
         raise self._missing("logits")
 
     def hidden(self, row: int) -> Tensor:
-        """The recorded score of the state, instead of the state (see `components.replay.head_scores.RecordedHead`)."""
+        """The recorded score of the state, instead of the state (see
+        `components.replay.head_scores.RecordedHead`)."""
         scores = self.model.text.scores
         if scores is None or not self.places:
             raise self._missing("hidden states")
@@ -107,9 +114,14 @@ class TraceOutput(Output):
 
     def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> TraceRows:
         if sampling.penalises or sampling.biases:
-            raise NotInTrace("a replay has no logits to penalise or bias: measure this request instead")
+            raise NotInTrace(
+                "a replay has no logits to penalise or bias: measure this request instead"
+            )
         if not sampling.greedy:
-            raise NotInTrace(f"a replay is exact at temperature 0 only, not at {sampling.temperature}: measure this request instead")
+            raise NotInTrace(
+                f"a replay is exact at temperature 0 only, not at {sampling.temperature}: "
+                "measure this request instead"
+            )
         return TraceRows(*self._values, sampling)
 
 
@@ -119,9 +131,11 @@ class TraceModel:
     Args:
         text: source of all answers.
         role: target or draft.
-        extend: after the end of a rollout repeat its last confidence and entropy with a token that matches nothing, instead of
-            raising: counts stay right unless a stop policy or a stop token would have ended that draft.
-        chains: answer `steps` as models do that decode a draft of fixed length in one command (`Forward`).
+        extend: after the end of a rollout repeat its last confidence and entropy with a token that
+            matches nothing, instead of raising: counts stay right unless a stop policy or a stop
+            token would have ended that draft.
+        chains: answer `steps` as models do that decode a draft of fixed length in one command
+            (`Forward`).
     """
 
     def __init__(self, text: TracedText, role: Role, *, extend: bool = False, chains: bool = False):
@@ -146,13 +160,18 @@ class TraceModel:
             self._left = None
 
     def open_branch(self) -> int:
-        raise NotInTrace("a trace holds one sequence per draft: measure strategies that draft several")
+        raise NotInTrace(
+            "a trace holds one sequence per draft: measure strategies that draft several"
+        )
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        raise NotInTrace("a trace holds one sequence per draft: measure strategies that draft several")
+        raise NotInTrace(
+            "a trace holds one sequence per draft: measure strategies that draft several"
+        )
 
     def take_figures(self) -> int:
-        """Rows of which a confidence, an entropy, a probability or a score was read since the last call."""
+        """Rows of which a confidence, an entropy, a probability or a score was read since the last
+        call."""
         taken, self.figures = self.figures, 0
         return taken
 
@@ -175,7 +194,8 @@ class TraceModel:
             else:
                 self._feed((top[-1],))
                 ended = self._left is None and self.length >= len(self.text.ids)
-            if ended:  # after the stop token of the text: a chain continues, and its rows are dropped
+            # after the stop token of the text: a chain continues, and its rows are dropped
+            if ended:
                 top.append(OFF_TEXT)
                 places.append(places[-1])
             else:
@@ -188,7 +208,9 @@ class TraceModel:
             self.length = end
             return
         for token in tokens:
-            if self._left is None and (self.length >= len(self.text.ids) or self.text.ids[self.length] != token):
+            if self._left is None and (
+                self.length >= len(self.text.ids) or self.text.ids[self.length] != token
+            ):
                 self._left = self.length
             if self._left is not None and self.role == "draft":
                 self._check_own(token)
@@ -205,18 +227,29 @@ class TraceModel:
         places.append((place, element))
 
     def _check_own(self, token: int) -> None:
-        """Refuse a token off the text that the draft did not choose itself (an n-gram's, for example): nothing is known after it."""
-        place, element = (self._left or 0) - self.text.prompt_length, self.length - (self._left or 0)
+        """Refuse a token off the text that the draft did not choose itself (an n-gram's, for
+        example): nothing is known after it."""
+        place, element = (
+            (self._left or 0) - self.text.prompt_length,
+            self.length - (self._left or 0),
+        )
         known = self.text.tokens[place] if 0 <= place < len(self.text.tokens) else []
         if token != (known[element] if element < len(known) else OFF_TEXT):
-            raise NotInTrace(f"the draft was fed a token that is neither its own nor in {self.text.name}: measure this strategy instead")
+            raise NotInTrace(
+                "the draft was fed a token that is neither its own nor in "
+                f"{self.text.name}: measure this strategy instead"
+            )
 
     def _in_rollouts(self) -> tuple[int, int]:
-        """Row of the trace and element of its rollout with the draft's next token; element −1 after the end."""
+        """Row of the trace and element of its rollout with the draft's next token; element −1 after
+        the end."""
         left = self.length if self._left is None else self._left
         place, element = left - self.text.prompt_length, self.length - left
         if not 0 <= place < len(self.text.tokens):
-            raise NotInTrace(f"the trace holds no rollout at position {place} of {self.text.name}: measure this strategy instead")
+            raise NotInTrace(
+                f"the trace holds no rollout at position {place} of {self.text.name}: "
+                "measure this strategy instead"
+            )
         recorded = len(self.text.tokens[place])
         if element < recorded:
             return place, element

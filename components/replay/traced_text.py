@@ -1,4 +1,5 @@
-"""A text with the draft's rollouts along it, and the errors of a replay that asks for more than was recorded."""
+"""A text with the draft's rollouts along it, and the errors of a replay that asks for more than was
+recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ class RolloutExhausted(DraftwellError):
 
     def __init__(self, needed: int, recorded: int):
         self.needed, self.recorded = needed, recorded
-        super().__init__(f"the draft continued for {needed} tokens after its last right one, but the trace holds rollouts of {recorded}: "
-                         "draft fewer tokens, or collect with a longer rollout")
+        super().__init__(
+            f"the draft continued for {needed} tokens after its last right one, but the "
+            f"trace holds rollouts of {recorded}: "
+            "draft fewer tokens, or collect with a longer rollout"
+        )
 
 
 class NotInTrace(DraftwellError):
@@ -37,11 +41,13 @@ class TracedText:
         name: the prompt's id, with the turn where it is not the first.
         ids: prompt and continuation.
         prompt_length: tokens of the prompt.
-        tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[: prompt_length + i]`: greedy, or
-            at temperature > 0 as one seed sampled it (`components.replay.sampled`); a row may be shorter than K.
-        raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are the most likely, whose
-            probability is the confidence.
-        scores: `[continuation][K]`, an acceptance head's prediction for the state that gave each (`components.replay.head_scores`).
+        tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[:
+            prompt_length + i]`: greedy, or at temperature > 0 as one seed sampled it
+            (`components.replay.sampled`); a row may be shorter than K.
+        raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are
+            the most likely, whose probability is the confidence.
+        scores: `[continuation][K]`, an acceptance head's prediction for the state that gave each
+            (`components.replay.head_scores`).
     """
 
     name: str

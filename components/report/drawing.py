@@ -1,6 +1,8 @@
-"""Axes that end up as a PNG file, written atomically. matplotlib draws off screen and is imported only here.
+"""Axes that end up as a PNG file, written atomically. matplotlib draws off screen and is imported
+only here.
 
-A picture can carry the digest of the artifact that it shows, in a text chunk; one that is drawn again loses it.
+A picture can carry the digest of the artifact that it shows, in a text chunk; one that is drawn
+again loses it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ def check_drawing() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'", code="missing_extra") from error
+        raise DraftwellError(
+            "plots need the package matplotlib: pip install 'draftwell[pipeline]'",
+            code="missing_extra",
+        ) from error
 
 
 @contextmanager
@@ -60,7 +65,8 @@ def note_artifact(path: Path, digest: str) -> None:
 
 
 def drawn_of(path: Path) -> str | None:
-    """The digest of the artifact that a PNG shows; None where it has none, or where the file is not a PNG."""
+    """The digest of the artifact that a PNG shows; None where it has none, or where the file is not
+    a PNG."""
     from PIL import Image
 
     try:

@@ -1,7 +1,7 @@
 """Intervals for ratios of speed, by a paired bootstrap over prompts.
 
-Prompts differ far more than strategies do (a translation and a repetition of the prompt are worlds apart), so both
-sides of a ratio are always resampled with the same prompts.
+Prompts differ far more than strategies do (a translation and a repetition of the prompt are worlds
+apart), so both sides of a ratio are always resampled with the same prompts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from serving.errors import DraftwellError
 
 FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
 FEWEST_PROMPTS = 8
-"""Of a comparison that decides for something over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on
-which chance decides, all n are faster once in 2ⁿ times, and then so is every resample."""
+"""Of a comparison that decides for something over plain decoding. A bootstrap knows no slower
+prompt than those it has: of n prompts on which chance decides, all n are faster once in 2ⁿ times,
+and then so is every resample."""
 BEYOND = 50
 """Resamples that should be beyond a bound: with fewer than tens a far quantile is mostly chance."""
 
@@ -24,54 +25,85 @@ def resample(prompts: int, resamples: int, seed: int, *, counts: bool = False) -
     """Bootstrap resamples of prompts, drawn with replacement: the only place that draws them.
 
     Args:
-        counts: how often each prompt was drawn, instead of which ones were (another stream of random numbers).
+        counts: how often each prompt was drawn, instead of which ones were (another stream of
+            random numbers).
     Returns:
-        `[resamples, prompts]`: int64 indices of prompts, or float64 counts that add up to `prompts` in each row.
+        `[resamples, prompts]`: int64 indices of prompts, or float64 counts that add up to `prompts`
+        in each row.
     """
     rng = np.random.default_rng(seed)
     if counts:
-        return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
+        return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(
+            np.float64
+        )
     return rng.integers(0, prompts, size=(resamples, prompts))
 
 
 def percentile_ends(values: np.ndarray, tail: float) -> np.ndarray:
-    """Low and high ends `[2, ...]` of values over resamples `[resamples, ...]`, `tail` left out at each end; NaN where all are NaN."""
+    """Low and high ends `[2, ...]` of values over resamples `[resamples, ...]`, `tail` left out at
+    each end; NaN where all are NaN."""
     if not np.isnan(values).any():
         ends: np.ndarray = np.quantile(values, [tail, 1 - tail], axis=0)
         return ends
     columns = values.reshape(len(values), -1).T
     known = [column[~np.isnan(column)] for column in columns]
-    ends = np.array([np.quantile(column, [tail, 1 - tail]) if len(column) else (np.nan, np.nan) for column in known])
+    ends = np.array(
+        [
+            np.quantile(column, [tail, 1 - tail]) if len(column) else (np.nan, np.nan)
+            for column in known
+        ]
+    )
     return ends.T.reshape(2, *values.shape[1:])
 
 
-def bootstrap_of_sums(sums: np.ndarray, measure: Callable[[np.ndarray], np.ndarray], *, resamples: int, tail: float = 0.025,
-                      seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high ends of metrics of sums over prompts `[prompts, width]`: the percentile bootstrap.
+def bootstrap_of_sums(
+    sums: np.ndarray,
+    measure: Callable[[np.ndarray], np.ndarray],
+    *,
+    resamples: int,
+    tail: float = 0.025,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high ends of metrics of sums over prompts `[prompts, width]`: the percentile
+    bootstrap.
 
     Args:
-        measure: sums `[resamples, width]` → metrics `[resamples, metrics]`; NaN where there is nothing to measure.
+        measure: sums `[resamples, width]` → metrics `[resamples, metrics]`; NaN where there is
+            nothing to measure.
     """
-    low, high = percentile_ends(measure(resample(len(sums), resamples, seed, counts=True) @ sums), tail)
+    low, high = percentile_ends(
+        measure(resample(len(sums), resamples, seed, counts=True) @ sums), tail
+    )
     return low, high
 
 
-def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], seconds_b: Sequence[float],
-                           tokens_b: Sequence[int], *, resamples: int | None = None, tail: float = 0.05,
-                           seed: int = 0) -> tuple[float, float, float]:
+def paired_bootstrap_ratio(
+    seconds_a: Sequence[float],
+    tokens_a: Sequence[int],
+    seconds_b: Sequence[float],
+    tokens_b: Sequence[int],
+    *,
+    resamples: int | None = None,
+    tail: float = 0.05,
+    seed: int = 0,
+) -> tuple[float, float, float]:
     """How many times as fast b is as a, with a bootstrap interval.
 
-    The ratio is (Σ seconds_a / Σ tokens_a) / (Σ seconds_b / Σ tokens_b): seconds per token of a over those of b, so
-    that with a = autoregressive it is the speedup of b (docs/methods.md). Above 1, b is the faster one.
+    The ratio is (Σ seconds_a / Σ tokens_a) / (Σ seconds_b / Σ tokens_b): seconds per token of a
+    over those of b, so that with a = autoregressive it is the speedup of b (docs/methods.md). Above
+    1, b is the faster one.
 
     Args:
-        seconds_a, tokens_a, seconds_b, tokens_b: one entry a prompt, the same prompts in the same order.
-        resamples: bootstrap resamples of the prompts; None takes as many as the tail needs (`resamples_for`).
+        seconds_a, tokens_a, seconds_b, tokens_b: one entry a prompt, the same prompts in the same
+            order.
+        resamples: bootstrap resamples of the prompts; None takes as many as the tail needs
+            (`resamples_for`).
         tail: probability left out at **each** end: `low` is a one-sided bound at this level.
     Returns:
         (ratio, low, high), the percentile interval.
     Raises:
-        DraftwellError: no prompts, lengths that differ, a prompt without seconds or tokens, values that are not finite.
+        DraftwellError: no prompts, lengths that differ, a prompt without seconds or tokens, values
+            that are not finite.
 
     >>> paired_bootstrap_ratio([2.0, 4.0], [10, 20], [1.0, 2.0], [10, 20])
     (2.0, 2.0, 2.0)
@@ -83,11 +115,17 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
     return float(_ratio(table.sum(-1))), float(low), float(high)
 
 
-def lower_bound(estimate: Callable[[np.ndarray], np.ndarray], columns: Sequence[Sequence[float]], *, tail: float = 0.05) -> float:
-    """A one-sided lower bound of a metric of sums over prompts, for very few prompts: a jackknife with Student's t.
+def lower_bound(
+    estimate: Callable[[np.ndarray], np.ndarray],
+    columns: Sequence[Sequence[float]],
+    *,
+    tail: float = 0.05,
+) -> float:
+    """A one-sided lower bound of a metric of sums over prompts, for very few prompts: a jackknife
+    with Student's t.
 
-    Tukey 1958; Efron & Tibshirani 1993, chapter 11. On two prompts a bootstrap knows four resamples, and its bound is the lower of both;
-    here their distance counts, six times over.
+    Tukey 1958; Efron & Tibshirani 1993, chapter 11. On two prompts a bootstrap knows four
+    resamples, and its bound is the lower of both; here their distance counts, six times over.
 
     Args:
         estimate: sums `[columns, ...]` float64 → the metric.
@@ -96,7 +134,10 @@ def lower_bound(estimate: Callable[[np.ndarray], np.ndarray], columns: Sequence[
     Returns:
         −inf where there is one prompt, or where without one of them the metric is undefined.
 
-    >>> [round(lower_bound(lambda sums: sums[0] / sums[1], [shares, [1, 1]]), 2) for shares in ([0.5, 0.48], [0.9, 0.1])]
+    >>> [
+    ...     round(lower_bound(lambda sums: sums[0] / sums[1], [shares, [1, 1]]), 2)
+    ...     for shares in ([0.5, 0.48], [0.9, 0.1])
+    ... ]
     [0.43, -2.03]
     """
     table = np.array(columns, dtype=np.float64)
@@ -116,8 +157,9 @@ def lower_bound(estimate: Callable[[np.ndarray], np.ndarray], columns: Sequence[
 def resamples_for(tail: float, prompts: int) -> int:
     """Resamples of which `BEYOND` are beyond a bound that leaves out `tail`.
 
-    One resample in nⁿ is n times the most extreme of n prompts: where the tail is smaller than that, no bound is further out, and
-    more resamples would find nothing. At most `MOST_RESAMPLES`: six prompts or more with a tail below .00025.
+    One resample in nⁿ is n times the most extreme of n prompts: where the tail is smaller than
+    that, no bound is further out, and more resamples would find nothing. At most `MOST_RESAMPLES`:
+    six prompts or more with a tail below .00025.
 
     >>> [resamples_for(tail, prompts) for tail, prompts in ((0.05, 8), (0.0025, 8), (1e-9, 2))]
     [2000, 20000, 2000]
@@ -127,14 +169,17 @@ def resamples_for(tail: float, prompts: int) -> int:
 
 
 def expanded_tail(tail: float, prompts: int) -> float:
-    """The tail to ask of a percentile bootstrap so that, with few prompts, hardly more than `tail` is beyond its bound.
+    """The tail to ask of a percentile bootstrap so that, with few prompts, hardly more than `tail`
+    is beyond its bound.
 
-    A resample of n prompts varies by sqrt((n − 1)/n) as much as prompts do, and takes their spread as known; Student's t
-    corrects both: Φ(−sqrt(n/(n − 1))·t(1 − tail; n − 1)) (the expanded percentile interval, Hesterberg 2015, section 4.2).
+    A resample of n prompts varies by sqrt((n − 1)/n) as much as prompts do, and takes their spread
+    as known; Student's t corrects both: Φ(−sqrt(n/(n − 1))·t(1 − tail; n − 1)) (the expanded
+    percentile interval, Hesterberg 2015, section 4.2).
 
     Args:
         tail: wanted, in (0, 0.5).
-        prompts: that are resampled; of a single one nothing can be known, and `tail` comes back as it is.
+        prompts: that are resampled; of a single one nothing can be known, and `tail` comes back as
+            it is.
     """
     if prompts < 2:
         return tail
@@ -147,12 +192,18 @@ def _table(*columns: Sequence[float]) -> np.ndarray:
     """`[4, prompts]` float64, checked."""
     if len({len(column) for column in columns}) != 1:
         counts = [len(column) for column in columns]
-        raise DraftwellError(f"a paired comparison needs the same prompts on both sides, not {counts} entries", code="unpaired_prompts")
+        raise DraftwellError(
+            f"a paired comparison needs the same prompts on both sides, not {counts} entries",
+            code="unpaired_prompts",
+        )
     table = np.array(columns, dtype=np.float64)
     if table.shape[1] == 0:
         raise DraftwellError("a comparison needs at least one measured prompt", code="no_prompts")
     if not np.isfinite(table).all() or (table <= 0).any():
-        raise DraftwellError("every measured prompt needs positive seconds and at least one token: measure again", code="not_positive")
+        raise DraftwellError(
+            "every measured prompt needs positive seconds and at least one token: measure again",
+            code="not_positive",
+        )
     return table
 
 

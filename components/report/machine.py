@@ -1,4 +1,5 @@
-"""What the metrics of a bench depend on: the machine's class, its threads, the libraries and the code; no host name."""
+"""What the metrics of a bench depend on: the machine's class, its threads, the libraries and the
+code; no host name."""
 
 from __future__ import annotations
 
@@ -17,27 +18,46 @@ from serving.runtime.pair import LoadedPair
 
 
 def describe_machine(pair: LoadedPair) -> dict[str, Any]:
-    """Class, CPU and device names, cores, threads, dtype, whether single tokens of the target are compiled, versions, and the commit."""
+    """Class, CPU and device names, cores, threads, dtype, whether single tokens of the target are
+    compiled, versions, and the commit."""
     compiled = "target" in compiled_roles(pair)
     cuda = pair.device.startswith("cuda")
-    return {"device_class": device_class(pair.device), "cpu": cpu_model(), "cores": usable_cores(),
-            "threads": torch.get_num_threads(), "dtype": pair.dtype, "device": pair.device, "draft_device": draft_device_of(pair),
-            "device_name": torch.cuda.get_device_name(torch.device(pair.device)) if cuda else cpu_model(),
-            "cuda": torch.version.cuda if cuda else None, "compiled": compiled, "libraries": library_versions(),
-            "commit": git_commit()}
+    return {
+        "device_class": device_class(pair.device),
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "dtype": pair.dtype,
+        "device": pair.device,
+        "draft_device": draft_device_of(pair),
+        "device_name": torch.cuda.get_device_name(torch.device(pair.device))
+        if cuda
+        else cpu_model(),
+        "cuda": torch.version.cuda if cuda else None,
+        "compiled": compiled,
+        "libraries": library_versions(),
+        "commit": git_commit(),
+    }
 
 
 def draft_device_of(pair: LoadedPair) -> str | None:
     """Where the torch draft computes, if not where the target does: `cpu` or `cuda`."""
     device = getattr(pair.models.get("draft"), "device", None)
-    return None if device is None or device.type == torch.device(pair.device).type else str(device.type)
+    return (
+        None
+        if device is None or device.type == torch.device(pair.device).type
+        else str(device.type)
+    )
 
 
 def cpu_model() -> str:
     """Name of the CPU as the system gives it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 @contextmanager

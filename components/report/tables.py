@@ -12,12 +12,16 @@ LEFT = ("detail", "outputs identical?", "floor", "contender", "against")
 """Columns of text, aligned left."""
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str, title: str | None = None) -> Table:
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], note: str, title: str | None = None
+) -> Table:
     """A table with the first column aligned left and numbers right."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=None if title is None else Text(title), caption=Text(note), caption_justify="left")
+    table = Table(
+        title=None if title is None else Text(title), caption=Text(note), caption_justify="left"
+    )
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 or name in LEFT else "right")
     for row in rows:
@@ -28,7 +32,9 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str,
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is aligned left, numbers right."""
     lines = [tuple(columns), tuple("---" if i == 0 else "--:" for i in range(len(columns))), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 def number(value: float | None, form: str) -> str:
@@ -37,7 +43,8 @@ def number(value: float | None, form: str) -> str:
 
 
 def first_turns(several: int) -> str:
-    """What a caption adds after the number of prompts where some have several turns: benches decode the first.
+    """What a caption adds after the number of prompts where some have several turns: benches decode
+    the first.
 
     >>> f"30 prompts{first_turns(2)}", first_turns(0)
     ('30 prompts (of 2 with several turns the first only)', '')
@@ -51,4 +58,8 @@ def span(values: Sequence[float], form: str = ".2f") -> str:
     >>> span([1.35, 1.812]), span([1.2]), span([]), span([5.0, 7.0, 6.0], "g")
     ('1.35 to 1.81', '1.20', '–', '5 to 7')
     """
-    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values)))) if values else "–"
+    return (
+        " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
+        if values
+        else "–"
+    )

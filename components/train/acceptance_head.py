@@ -1,12 +1,15 @@
-"""Training SpecDec++'s acceptance head: how likely is the target to keep the draft token just read? (2405.19715, section 4.2)
+"""Training SpecDec++'s acceptance head: how likely is the target to keep the draft token just read?
+(2405.19715, section 4.2)
 
-The recipe is the paper's. The examples are those of `head_examples`. The label is soft, min(1, p̄(y)/q̄(y)), of the *raw* distributions
-that follow X: at temperature 0 the warped ones are one-hot, and a label from them would only say "equal" or "not equal"; the
-authors' code takes raw ones too. Binary cross-entropy with weight 6 on rejections, 3 epochs, cosine rate with 3 % warm-up, no early
-stopping.
+The recipe is the paper's. The examples are those of `head_examples`. The label is soft, min(1,
+p̄(y)/q̄(y)), of the *raw* distributions that follow X: at temperature 0 the warped ones are
+one-hot, and a label from them would only say "equal" or "not equal"; the authors' code takes raw
+ones too. Binary cross-entropy with weight 6 on rejections, 3 epochs, cosine rate with 3 % warm-up,
+no early stopping.
 
-Ours: AdamW at 1e-3 in batches of 16 rows (the authors': 5e-5 in batches of 32 texts, over far more of them), standardised
-states, D separate blocks, the best constant as the first prediction, and the split by prompt.
+Ours: AdamW at 1e-3 in batches of 16 rows (the authors': 5e-5 in batches of 32 texts, over far more
+of them), standardised states, D separate blocks, the best constant as the first prediction, and the
+split by prompt.
 """
 
 from __future__ import annotations
@@ -21,31 +24,64 @@ from torch import nn
 from components.report.machine import using_threads
 from components.train.examples import Examples, read_train_and_test
 from components.train.head_examples import labels_of, read_mixed
-from components.train.head_network import EPOCHS, HeadTrainingSettings, Log, best_constant, fit, weighted_loss
-from components.train.metrics import auc_of, calibration_error, intervals, reliability_bins, require_sklearn
+from components.train.head_network import (
+    EPOCHS,
+    HeadTrainingSettings,
+    Log,
+    best_constant,
+    fit,
+    weighted_loss,
+)
+from components.train.metrics import (
+    auc_of,
+    calibration_error,
+    intervals,
+    reliability_bins,
+    require_sklearn,
+)
 from components.train.reports import HeadMetrics, HeadReport
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import Provenance
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 
-LOGGED = ("loss", "constant_loss", "kl", "correlation", "mean_label", "mean_prediction", "prevalence", "auc", "constant_auc",
-          "confidence_auc", "calibration_error")
+LOGGED = (
+    "loss",
+    "constant_loss",
+    "kl",
+    "correlation",
+    "mean_label",
+    "mean_prediction",
+    "prevalence",
+    "auc",
+    "constant_auc",
+    "confidence_auc",
+    "calibration_error",
+)
 
 
-def train_acceptance_head(pair: LoadedPair, trace: TraceSet, provenance: Provenance, settings: HeadTrainingSettings | None = None, *,
-                          test: TraceSet | None = None, log: Log | None = None) -> tuple[AcceptanceHead, HeadReport]:
+def train_acceptance_head(
+    pair: LoadedPair,
+    trace: TraceSet,
+    provenance: Provenance,
+    settings: HeadTrainingSettings | None = None,
+    *,
+    test: TraceSet | None = None,
+    log: Log | None = None,
+) -> tuple[AcceptanceHead, HeadReport]:
     """Train on most prompts and test on the others, a fifth of them.
 
     Args:
         pair: its draft model reads the mixed texts.
         provenance: of the head; parameters and metrics are filled in.
         settings: default: `HeadTrainingSettings()`.
-        test: a trace of test prompts, without those that `trace` has too; then all of `trace` is trained on.
+        test: a trace of test prompts, without those that `trace` has too; then all of `trace` is
+            trained on.
         log: called with ("loss", value, epoch) and with the metrics of the test.
     Raises:
-        DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts (`too_few_prompts`), a pair without
-            draft (`no_draft`) or without hidden states (`no_hidden_states`), NaN, scikit-learn is missing (`missing_package`).
+        DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts
+            (`too_few_prompts`), a pair without draft (`no_draft`) or without hidden states
+            (`no_hidden_states`), NaN, scikit-learn is missing (`missing_package`).
     """
     settings = settings or HeadTrainingSettings()
     require_sklearn()
@@ -57,22 +93,40 @@ def train_acceptance_head(pair: LoadedPair, trace: TraceSet, provenance: Provena
     test_trace = None if test is None else test.digest()
     recipe = {**settings.model_dump(exclude={"seed"}), "epochs": EPOCHS}
     report = HeadReport(
-        **recipe, rows={"train": len(train), "test": len(tested)},
-        prompts={"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()},
-        left_out=left_out, test_trace=test_trace, metrics=found)
+        **recipe,
+        rows={"train": len(train), "test": len(tested)},
+        prompts={
+            "train": np.unique(train.prompt).tolist(),
+            "test": np.unique(tested.prompt).tolist(),
+        },
+        left_out=left_out,
+        test_trace=test_trace,
+        metrics=found,
+    )
     metrics = {name: getattr(found, name) for name in LOGGED if getattr(found, name) is not None}
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
-    head.provenance = provenance.model_copy(update={
-        "parameters": {**provenance.parameters, **recipe, "seed": settings.seed, "test_trace": test_trace},
-        "metrics": {**provenance.metrics, **metrics}})
+    head.provenance = provenance.model_copy(
+        update={
+            "parameters": {
+                **provenance.parameters,
+                **recipe,
+                "seed": settings.seed,
+                "test_trace": test_trace,
+            },
+            "metrics": {**provenance.metrics, **metrics},
+        }
+    )
     return head, report
 
 
 @torch.no_grad()
-def head_metrics(head: AcceptanceHead, train: Examples, test: Examples, mismatch_weight: float) -> HeadMetrics:
-    """The head's metrics on unseen prompts, compared with the best constant of the training prompts."""
+def head_metrics(
+    head: AcceptanceHead, train: Examples, test: Examples, mismatch_weight: float
+) -> HeadMetrics:
+    """The head's metrics on unseen prompts, compared with the best constant of the training
+    prompts."""
     y = torch.from_numpy(labels_of(test))
     logits = head.logit(torch.from_numpy(test.features(("after",))))
     constant = torch.full_like(y, best_constant(train, mismatch_weight))
@@ -83,16 +137,24 @@ def head_metrics(head: AcceptanceHead, train: Examples, test: Examples, mismatch
     moment = float(((predicted - predicted.mean()) * (y - y.mean())).mean())
     bins = reliability_bins(y.numpy(), predicted.numpy())
     return HeadMetrics(
-        loss=float(weighted_loss(logits, y, mismatch_weight)), constant_loss=float(weighted_loss(constant, y, mismatch_weight)),
-        kl=float((cross - entropy).mean()), correlation=moment / spread if spread > 0 else 0.0,
-        mean_label=float(y.mean()), mean_prediction=float(predicted.mean()), **ranking_of(test, logits.numpy()),
-        reliability=bins, calibration_error=calibration_error(bins))
+        loss=float(weighted_loss(logits, y, mismatch_weight)),
+        constant_loss=float(weighted_loss(constant, y, mismatch_weight)),
+        kl=float((cross - entropy).mean()),
+        correlation=moment / spread if spread > 0 else 0.0,
+        mean_label=float(y.mean()),
+        mean_prediction=float(predicted.mean()),
+        **ranking_of(test, logits.numpy()),
+        reliability=bins,
+        calibration_error=calibration_error(bins),
+    )
 
 
 def ranking_of(test: Examples, score: np.ndarray) -> dict[str, Any]:
-    """How well a score, and the confidence C, rank accepted tokens before rejected ones: those fields of `HeadMetrics`.
+    """How well a score, and the confidence C, rank accepted tokens before rejected ones: those
+    fields of `HeadMetrics`.
 
-    At temperature > 0 a token is accepted with some probability: it counts as both, each weighted by its probability.
+    At temperature > 0 a token is accepted with some probability: it counts as both, each weighted
+    by its probability.
     """
     assert test.accepted is not None
     chance = test.accepted
@@ -102,10 +164,26 @@ def ranking_of(test: Examples, score: np.ndarray) -> dict[str, Any]:
     kept = weight > 0
     label, weight = label[kept], weight[kept]
     if label.all() or not label.any():
-        return {**known, "auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
+        return {
+            **known,
+            "auc": None,
+            "constant_auc": None,
+            "confidence_auc": None,
+            "intervals": None,
+        }
     scores, confidence = np.tile(score, 2)[kept], np.tile(test.confidence, 2)[kept]
     names, prompt = np.unique(np.tile(test.prompt, 2)[kept], return_inverse=True)
     ends = intervals(label, scores, confidence, prompt, weight=weight) if len(names) > 1 else None
-    return {**known, "auc": auc_of(label, scores, weight), "constant_auc": 0.5, "confidence_auc": auc_of(label, confidence, weight),
-            "intervals": ends and {"prevalence": ends["prevalence"], "auc": ends["auc"], "confidence_auc": ends["baseline_auc"],
-                                   "gain": ends["gain"]}}
+    return {
+        **known,
+        "auc": auc_of(label, scores, weight),
+        "constant_auc": 0.5,
+        "confidence_auc": auc_of(label, confidence, weight),
+        "intervals": ends
+        and {
+            "prevalence": ends["prevalence"],
+            "auc": ends["auc"],
+            "confidence_auc": ends["baseline_auc"],
+            "gain": ends["gain"],
+        },
+    }

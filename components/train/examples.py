@@ -1,8 +1,9 @@
 """Training data: features and labels of a trace's draft tokens, split by prompt.
 
-A trace can be large: 2,000 prompts × 96 tokens × 4 prefix kinds are 768,000 rows of 1,152 state dimensions. So it is read in small
-parts into one matrix of the trace's own float16. Subsets of it (folds, tasks) are lists of row numbers, and only the rows that are
-being fitted are converted to float32.
+A trace can be large: 2,000 prompts × 96 tokens × 4 prefix kinds are 768,000 rows of 1,152 state
+dimensions. So it is read in small parts into one matrix of the trace's own float16. Subsets of it
+(folds, tasks) are lists of row numbers, and only the rows that are being fitted are converted to
+float32.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ class Examples:
     """Draft tokens with the draft's features and the target's verdict.
 
     Args:
-        parts: name of a feature group → `[all rows, width]`, states in float16 and the others in float32; shared by everything that
-            is taken from these examples. Groups that the trace lacks are absent.
+        parts: name of a feature group → `[all rows, width]`, states in float16 and the others in
+            float32; shared by everything that is taken from these examples. Groups that the trace
+            lacks are absent.
         ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x no probability.
         confidence: `[rows]` float32, C: the baseline's score.
         prompt: `[rows]` ids of the prompts; of several with the same tokens, the first one's.
-        task, kind: `[rows]`, task of the prompt and kind of the prefix; None: not recorded, "" for a row without.
-        accepted: `[rows]` float32 in [0, 1], probability that the target keeps x at the trace's temperature; None: not known.
+        task, kind: `[rows]`, task of the prompt and kind of the prefix; None: not recorded, "" for
+            a row without.
+        accepted: `[rows]` float32 in [0, 1], probability that the target keeps x at the trace's
+            temperature; None: not known.
         temperature: highest of the traces, None: not recorded.
         rows: `[rows]` row of each example in `parts`; None: all of them, in order.
     """
@@ -66,15 +70,34 @@ class Examples:
     def take(self, rows: np.ndarray) -> Examples:
         """The examples of a boolean or index array; features are not copied."""
         places = (np.arange(len(self)) if self.rows is None else self.rows)[rows]
-        task, kind, accepted = (None if column is None else column[rows] for column in (self.task, self.kind, self.accepted))
-        return Examples(self.parts, self.ratio[rows], self.confidence[rows], self.prompt[rows], task, kind, accepted, places,
-                        self.temperature)
+        task, kind, accepted = (
+            None if column is None else column[rows]
+            for column in (self.task, self.kind, self.accepted)
+        )
+        return Examples(
+            self.parts,
+            self.ratio[rows],
+            self.confidence[rows],
+            self.prompt[rows],
+            task,
+            kind,
+            accepted,
+            places,
+            self.temperature,
+        )
 
     def blocks(self, names: tuple[str, ...]) -> Iterator[np.ndarray]:
-        """Blocks `[at most 8192, width]` float32 in order: the groups joined along the width, in the order that `Verifier` reads them."""
+        """Blocks `[at most 8192, width]` float32 in order: the groups joined along the width, in
+        the order that `Verifier` reads them."""
         for start in range(0, len(self), BLOCK):
-            place = slice(start, start + BLOCK) if self.rows is None else self.rows[start : start + BLOCK]
-            yield np.concatenate([self.parts[name][place] for name in names], axis=1, dtype=np.float32)
+            place = (
+                slice(start, start + BLOCK)
+                if self.rows is None
+                else self.rows[start : start + BLOCK]
+            )
+            yield np.concatenate(
+                [self.parts[name][place] for name in names], axis=1, dtype=np.float32
+            )
 
     def features(self, names: tuple[str, ...]) -> np.ndarray:
         """All blocks in one matrix `[rows, width]` float32."""
@@ -112,7 +135,10 @@ def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ())
             if name not in parts:
                 parts[name] = np.empty((count, states.shape[1]), np.float16)
             if parts[name].shape[1] != states.shape[1]:
-                raise DraftwellError(f"the trace holds states of different sizes in hidden_{name}: collect it again", code="bad_trace")
+                raise DraftwellError(
+                    f"the trace holds states of different sizes in hidden_{name}: collect it again",
+                    code="bad_trace",
+                )
             parts[name][place:end] = states
         check_finite("confidence, entropy or rank", parts["scalars"][place:end])
         check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
@@ -122,14 +148,25 @@ def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ())
         labels.append([texts(table, name) for name in TEXTS])
         place = end
     if place == 0:
-        raise DraftwellError("the trace holds no rows to learn from: collect one with `draftwell collect`", code="empty_trace")
+        raise DraftwellError(
+            "the trace holds no rows to learn from: collect one with `draftwell collect`",
+            code="empty_trace",
+        )
     ratio, confidence, accepted = np.concatenate(numbers, axis=1)
     prompt, task, kind = (np.concatenate(column) for column in zip(*labels, strict=True))
     names, places = np.unique(prompt, return_inverse=True)
     same = first_of_the_same(trace)
     prompt = np.array([same.get(name, name) for name in names.tolist()])[places]
-    return Examples({name: part[:place] for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind,
-                    None if np.isnan(accepted).any() else accepted, temperature=hottest)
+    return Examples(
+        {name: part[:place] for name, part in parts.items() if name not in absent},
+        ratio,
+        confidence,
+        prompt,
+        task,
+        kind,
+        None if np.isnan(accepted).any() else accepted,
+        temperature=hottest,
+    )
 
 
 def without(table: pa.Table, kinds: Sequence[str]) -> pa.Table:
@@ -141,7 +178,8 @@ def without(table: pa.Table, kinds: Sequence[str]) -> pa.Table:
 
 
 def chances(table: pa.Table) -> tuple[np.ndarray, float | None]:
-    """`[rows]` float32 min(1, p/q) of the draft tokens, NaN where a table lacks it, and the highest temperature, None where it does."""
+    """`[rows]` float32 min(1, p/q) of the draft tokens, NaN where a table lacks it, and the highest
+    temperature, None where it does."""
     if not set(CHANCES) <= set(table.column_names) or not table.num_rows:
         return np.full(table.num_rows, np.nan, np.float32), None
     p, q, temperature = (column(table, name) for name in CHANCES)
@@ -150,7 +188,8 @@ def chances(table: pa.Table) -> tuple[np.ndarray, float | None]:
 
 @dataclass(frozen=True)
 class VerifierLabel:
-    """What a verifier predicts of a draft token: a target in [0, 1] for each example, and which tokens it should reject.
+    """What a verifier predicts of a draft token: a target in [0, 1] for each example, and which
+    tokens it should reject.
 
     Args:
         ratio: lambda, of the label `ratio` alone.
@@ -160,24 +199,36 @@ class VerifierLabel:
     ratio: float = 1.2
 
     def targets(self, examples: Examples) -> np.ndarray:
-        """`[rows]` float32: 1 for an acceptable token, 0 for another, something between for the label `soft`.
+        """`[rows]` float32: 1 for an acceptable token, 0 for another, something between for the
+        label `soft`.
 
         Raises:
-            DraftwellError: labels that the trace does not give: the target's argmax is known of temperature 0 alone
-                (`sampled_trace`), and old traces may lack probabilities (`no_probabilities`).
+            DraftwellError: labels that the trace does not give: the target's argmax is known of
+                temperature 0 alone (`sampled_trace`), and old traces may lack probabilities
+                (`no_probabilities`).
         """
         if self.kind is LabelKind.RATIO:
             return (examples.ratio <= self.ratio).astype(np.float32)
         if self.kind is LabelKind.ARGMAX and examples.temperature:
-            raise DraftwellError(f"the trace was sampled at temperature {examples.temperature:g}, where the target's argmax is not known: "
-                                 "collect one at temperature 0, or train with --label soft", code="sampled_trace")
+            raise DraftwellError(
+                f"the trace was sampled at temperature {examples.temperature:g}, where the "
+                "target's argmax is not known: "
+                "collect one at temperature 0, or train with --label soft",
+                code="sampled_trace",
+            )
         if examples.accepted is None:
-            raise DraftwellError(f"the trace lacks draft_p and draft_q, which the label {self.kind.value} is made of: collect it again",
-                                 code="no_probabilities")
+            raise DraftwellError(
+                (
+                    f"the trace lacks draft_p and draft_q, which the label {self.kind.value} "
+                    "is made of: collect it again"
+                ),
+                code="no_probabilities",
+            )
         return examples.accepted
 
     def rejected(self, examples: Examples) -> np.ndarray:
-        """`[rows]` float64: how much each token counts in eta_FP, where it should be rejected: q̄/p̄ > 1 as in the paper, else 1 − target."""
+        """`[rows]` float64: how much each token counts in eta_FP, where it should be rejected:
+        q̄/p̄ > 1 as in the paper, else 1 − target."""
         if self.kind is LabelKind.RATIO:
             return (examples.ratio > 1).astype(np.float64)
         return 1.0 - self.targets(examples).astype(np.float64)
@@ -187,7 +238,8 @@ class VerifierLabel:
 
 
 def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Training examples, and a fifth as test examples, without a common prompt: neighbouring positions are too similar to be split.
+    """Training examples, and a fifth as test examples, without a common prompt: neighbouring
+    positions are too similar to be split.
 
     Raises:
         DraftwellError: fewer than three prompts (`too_few_prompts`).
@@ -197,15 +249,21 @@ def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
     return examples.take(~held), examples.take(held)
 
 
-def read_train_and_test(trace: TraceSet | pa.Table, test: TraceSet | pa.Table | None, seed: int,
-                        read: Callable[[Any], Examples]) -> tuple[Examples, Examples, list[str]]:
-    """Training examples, test examples, and the ids of test prompts that are left out because `trace` has them too.
+def read_train_and_test(
+    trace: TraceSet | pa.Table,
+    test: TraceSet | pa.Table | None,
+    seed: int,
+    read: Callable[[Any], Examples],
+) -> tuple[Examples, Examples, list[str]]:
+    """Training examples, test examples, and the ids of test prompts that are left out because
+    `trace` has them too.
 
     Args:
         test: None holds out a fifth of the prompts of `trace`.
         read: makes examples of a trace.
     Raises:
-        DraftwellError: no test prompt is left (`test_prompts_known`), or as in `read` and `split_by_prompt`.
+        DraftwellError: no test prompt is left (`test_prompts_known`), or as in `read` and
+            `split_by_prompt`.
     """
     if test is None:
         return *split_by_prompt(read(trace), seed), []
@@ -213,8 +271,13 @@ def read_train_and_test(trace: TraceSet | pa.Table, test: TraceSet | pa.Table | 
     tested = read(test)
     unseen = tested.take(~np.isin(tested.prompt, known))
     if not len(unseen):
-        raise DraftwellError("every prompt of the test trace is in the training trace: collect a test trace of other prompts",
-                             code="test_prompts_known")
+        raise DraftwellError(
+            (
+                "every prompt of the test trace is in the training trace: collect a test trace "
+                "of other prompts"
+            ),
+            code="test_prompts_known",
+        )
     return read(trace), unseen, known
 
 
@@ -229,13 +292,18 @@ def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) 
     """The prompts' ids in random order."""
     names = np.unique(examples.prompt)
     if len(names) < least:
-        raise DraftwellError(f"training needs a trace of at least {least} prompts to be tested on unseen ones, this trace has "
-                             f"{len(names)}: collect more", code="too_few_prompts")
+        raise DraftwellError(
+            f"training needs a trace of at least {least} prompts to be tested on unseen "
+            "ones, this trace has "
+            f"{len(names)}: collect more",
+            code="too_few_prompts",
+        )
     shuffled: np.ndarray = np.random.default_rng(seed).permutation(names)
     return shuffled
 
 
 def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> set[str]:
-    """Ids of the other trace's prompts that this trace holds too, compared by tokens: ids of different files may be equal."""
+    """Ids of the other trace's prompts that this trace holds too, compared by tokens: ids of
+    different files may be equal."""
     seen = {tokens for _, tokens in prompts_of(trace)}
     return {name for name, tokens in prompts_of(other) if tokens in seen}

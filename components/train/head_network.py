@@ -26,15 +26,23 @@ class HeadTrainingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    blocks: int = Field(1, ge=0, description="D, residual blocks; 1 as in the authors' script (their best results are of 3, which are "
-                                             "slower on a CPU)")
-    mixing: float = Field(0.15, ge=0, lt=1, description="share of target tokens in what the draft reads")
+    blocks: int = Field(
+        1,
+        ge=0,
+        description="D, residual blocks; 1 as in the authors' script (their best results are of 3, "
+        "which are "
+        "slower on a CPU)",
+    )
+    mixing: float = Field(
+        0.15, ge=0, lt=1, description="share of target tokens in what the draft reads"
+    )
     mismatch_weight: float = Field(6.0, gt=0, description="weight of 1 − label in the loss")
     seed: int = Field(0, description="of the split by prompt, the mixture and the training")
 
 
 class Network(nn.Module):
-    """The head during training: D blocks x + SiLU(W x + b) and a linear layer, on standardised states.
+    """The head during training: D blocks x + SiLU(W x + b) and a linear layer, on standardised
+    states.
 
     Args:
         first_logit: the prediction before training.
@@ -54,7 +62,9 @@ class Network(nn.Module):
         return logits
 
 
-def fit(train: Examples, settings: HeadTrainingSettings, provenance: Provenance, log: Log | None = None) -> AcceptanceHead:
+def fit(
+    train: Examples, settings: HeadTrainingSettings, provenance: Provenance, log: Log | None = None
+) -> AcceptanceHead:
     """Train for `EPOCHS` epochs; the same settings and examples give the same head."""
     x = torch.from_numpy(train.features(("after",)))
     y = torch.from_numpy(labels_of(train))
@@ -63,7 +73,9 @@ def fit(train: Examples, settings: HeadTrainingSettings, provenance: Provenance,
     generator = torch.Generator().manual_seed(settings.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        network = Network(x.shape[1], settings.blocks, best_constant(train, settings.mismatch_weight))
+        network = Network(
+            x.shape[1], settings.blocks, best_constant(train, settings.mismatch_weight)
+        )
     optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.0)
     steps = EPOCHS * math.ceil(len(x) / BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, steps))
@@ -80,7 +92,14 @@ def fit(train: Examples, settings: HeadTrainingSettings, provenance: Provenance,
             log("loss", total / len(x), epoch)
     blocks: list[Any] = list(network.blocks)
     layers = [(block.weight.detach(), block.bias.detach()) for block in blocks]
-    return AcceptanceHead(mean, scale, layers, network.last.weight.detach()[0], float(network.last.bias.detach()), provenance)
+    return AcceptanceHead(
+        mean,
+        scale,
+        layers,
+        network.last.weight.detach()[0],
+        float(network.last.bias.detach()),
+        provenance,
+    )
 
 
 def best_constant(examples: Examples, mismatch_weight: float) -> float:
@@ -98,11 +117,14 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, mismatch_weight: float) -> Tensor:
-    """−Σ[y·log f + w·(1 − y)·log(1 − f)] / Σ[y + w·(1 − y)], f = sigmoid(logits) (the authors' normalisation).
+    """−Σ[y·log f + w·(1 − y)·log(1 − f)] / Σ[y + w·(1 − y)], f = sigmoid(logits) (the authors'
+    normalisation).
 
     Args:
         logits, labels: `[rows]` float32, labels in [0, 1].
     """
     rejected = mismatch_weight * (1 - labels)
-    total = (labels * nn.functional.softplus(-logits) + rejected * nn.functional.softplus(logits)).sum()
+    total = (
+        labels * nn.functional.softplus(-logits) + rejected * nn.functional.softplus(logits)
+    ).sum()
     return total / (labels + rejected).sum()

@@ -1,8 +1,10 @@
-"""Fitting a linear verifier: logistic regression under an L2 penalty on standardised features, and Platt's scaling.
+"""Fitting a linear verifier: logistic regression under an L2 penalty on standardised features, and
+Platt's scaling.
 
-The paper's binary cross-entropy with class weights (docs/methods.md) and a penalty (ours), minimised by L-BFGS, where the paper stops
-Adam early: a thousand state dimensions overfit a trace of few prompts immediately, and Adam's fit ranked test tokens no better than
-the draft's confidence alone (docs/log.md).
+The paper's binary cross-entropy with class weights (docs/methods.md) and a penalty (ours),
+minimised by L-BFGS, where the paper stops Adam early: a thousand state dimensions overfit a trace
+of few prompts immediately, and Adam's fit ranked test tokens no better than the draft's confidence
+alone (docs/log.md).
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from serving.artifacts.verifier import SCALARS
 from serving.errors import DraftwellError, NotFinite
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
-"""Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""
+"""Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's
+C)."""
 TOLERANCE = 1e-3
 """Largest component of the gradient of the mean loss at which L-BFGS stops."""
 FREE_SCALARS = 10.0
-"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly affects them (ours)."""
+"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions,
+hardly affects them (ours)."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,24 @@ class Line:
         Raises:
             NotFinite: one of them is NaN or infinite.
         """
-        z = np.concatenate([block.astype(np.float64) @ self.weight + self.bias for block in examples.blocks(self.names)])
+        z = np.concatenate(
+            [
+                block.astype(np.float64) @ self.weight + self.bias
+                for block in examples.blocks(self.names)
+            ]
+        )
         if not np.isfinite(z).all():
-            raise NotFinite("scores of the verifier are NaN or infinite: collect the trace again, a model's weights or dtype may be broken")
+            raise NotFinite(
+                "scores of the verifier are NaN or infinite: collect the trace again, a "
+                "model's weights or dtype may be broken"
+            )
         return z
 
     def scaled(self, slope: float, shift: float) -> Line:
         """slope·z + shift."""
-        return Line(self.names, (self.weight * slope).astype(np.float32), float(self.bias * slope + shift))
+        return Line(
+            self.names, (self.weight * slope).astype(np.float32), float(self.bias * slope + shift)
+        )
 
 
 @dataclass(frozen=True)
@@ -70,11 +84,17 @@ class Validation:
     logits: np.ndarray
 
 
-def fits(examples: Examples, names: tuple[str, ...], label: VerifierLabel, strengths: Sequence[float] = STRENGTHS) -> Iterator[Line]:
+def fits(
+    examples: Examples,
+    names: tuple[str, ...],
+    label: VerifierLabel,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Iterator[Line]:
     """A fit for each strength of the penalty, each starting from the previous one.
 
     Args:
-        label: both classes must be present. A target between 0 and 1 counts as both, each weighted by its share.
+        label: both classes must be present. A target between 0 and 1 counts as both, each weighted
+            by its share.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -89,11 +109,18 @@ def fits(examples: Examples, names: tuple[str, ...], label: VerifierLabel, stren
     if weights is not None:
         x = x[rows]
         share = float(weights[good].sum() / weights.sum())
-        weights = weights / np.where(good, 2 * share, 2 * (1 - share))  # "balanced", which scikit-learn takes from counts of rows alone
-    model = LogisticRegression(class_weight="balanced" if weights is None else None, warm_start=True, max_iter=500, tol=TOLERANCE)
+        # "balanced", which scikit-learn takes from counts of rows alone
+        weights = weights / np.where(good, 2 * share, 2 * (1 - share))
+    model = LogisticRegression(
+        class_weight="balanced" if weights is None else None,
+        warm_start=True,
+        max_iter=500,
+        tol=TOLERANCE,
+    )
     for strength in strengths:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that did not converge is judged like any other
+            # a fit that did not converge is judged like any other
+            warnings.simplefilter("ignore", ConvergenceWarning)
             model.set_params(C=strength).fit(x, good, weights)
         weight = (model.coef_[0] / scale).astype(np.float32)
         yield Line(names, weight, float(model.intercept_[0] - mean @ weight))
@@ -115,13 +142,16 @@ def moments(examples: Examples, names: tuple[str, ...]) -> tuple[np.ndarray, np.
     return mean, np.maximum(np.sqrt(np.maximum(squares / len(examples) - mean * mean, 0.0)), 1e-6)
 
 
-def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tuple[str, ...], label: VerifierLabel) -> Validation:
+def cross_validate(
+    examples: Examples, held_out: Sequence[np.ndarray], names: tuple[str, ...], label: VerifierLabel
+) -> Validation:
     """The best strength for a feature set.
 
     Args:
         held_out: masks `[rows]`, each held out once.
     Raises:
-        DraftwellError: the draft tokens of a fold's training prompts, or of all held-out prompts, are of one class (`one_class`).
+        DraftwellError: the draft tokens of a fold's training prompts, or of all held-out prompts,
+            are of one class (`one_class`).
     """
     targets = label.targets(examples)
     logits = np.empty((len(STRENGTHS), len(examples)))
@@ -144,14 +174,20 @@ def check_classes(name: str, targets: np.ndarray) -> None:
     """Refuse examples in which all draft tokens are acceptable, or none is (`one_class`)."""
     if of_one_class(targets):
         what = "acceptable" if targets.all() else "unacceptable"
-        raise DraftwellError(f"all {len(targets)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
-                             "tested: collect more prompts, or change the label or its ratio (lambda)", code="one_class")
+        raise DraftwellError(
+            f"all {len(targets)} draft tokens of the {name} prompts are {what}, so nothing "
+            "can be learnt or "
+            "tested: collect more prompts, or change the label or its ratio (lambda)",
+            code="one_class",
+        )
 
 
 def platt(z: np.ndarray, target: np.ndarray) -> tuple[float, float]:
-    """Slope and shift after which sigmoid(z) is a probability: Platt's scaling with his smoothed targets.
+    """Slope and shift after which sigmoid(z) is a probability: Platt's scaling with his smoothed
+    targets.
 
-    Class weights shift the scores of a fit and the penalty flattens them. Neither changes their order, and this corrects both.
+    Class weights shift the scores of a fit and the penalty flattens them. Neither changes their
+    order, and this corrects both.
 
     Args:
         z: `[rows]` of prompts that the fit did not see.

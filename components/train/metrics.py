@@ -1,4 +1,5 @@
-"""Metrics of a learned score on test prompts: ranking, rates at its threshold, calibration, each compared with the score C."""
+"""Metrics of a learned score on test prompts: ranking, rates at its threshold, calibration, each
+compared with the score C."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ TAIL = 0.025
 """Probability left out at each end of an interval."""
 
 
-def verifier_metrics(test: Examples, score: np.ndarray, label: VerifierLabel, threshold: float) -> VerifierMetrics:
+def verifier_metrics(
+    test: Examples, score: np.ndarray, label: VerifierLabel, threshold: float
+) -> VerifierMetrics:
     """Metrics of a verifier's scores of unseen prompts.
 
     Args:
@@ -33,26 +36,55 @@ def verifier_metrics(test: Examples, score: np.ndarray, label: VerifierLabel, th
     bins, kept = reliability_bins(target, score), score >= threshold
     kinds = [] if test.kind is None else [kind for kind in np.unique(test.kind).tolist() if kind]
     return VerifierMetrics(
-        **dict(ranking(test, score, label)), eta_tp=rate(kept, 1 - bad), eta_fp=rate(kept, bad),
-        eta_tp_ratio=rate(kept, target), eta_fp_ratio=rate(kept, 1 - target),
-        brier=float((target * (1 - score) ** 2 + (1 - target) * score**2).mean()), calibration_error=calibration_error(bins),
-        reliability=bins, roc=roc_points(target, score), baseline_roc=roc_points(target, test.confidence),
-        kinds={kind: ranking(test.take(test.kind == kind), score[test.kind == kind], label) for kind in kinds})
+        **dict(ranking(test, score, label)),
+        eta_tp=rate(kept, 1 - bad),
+        eta_fp=rate(kept, bad),
+        eta_tp_ratio=rate(kept, target),
+        eta_fp_ratio=rate(kept, 1 - target),
+        brier=float((target * (1 - score) ** 2 + (1 - target) * score**2).mean()),
+        calibration_error=calibration_error(bins),
+        reliability=bins,
+        roc=roc_points(target, score),
+        baseline_roc=roc_points(target, test.confidence),
+        kinds={
+            kind: ranking(test.take(test.kind == kind), score[test.kind == kind], label)
+            for kind in kinds
+        },
+    )
 
 
 def ranking(test: Examples, score: np.ndarray, label: VerifierLabel) -> Ranking:
-    """How well a score ranks acceptable tokens before others, compared with C; a target between 0 and 1 counts as both, by its share."""
+    """How well a score ranks acceptable tokens before others, compared with C; a target between 0
+    and 1 counts as both, by its share."""
     target = label.targets(test)
     names, prompt = np.unique(test.prompt, return_inverse=True)
     prevalence = float(target.mean(dtype=np.float64))
     if of_one_class(target):
-        return Ranking(test_rows=len(test), test_prompts=len(names), prevalence=prevalence, auc=None, baseline_auc=None, gain=None,
-                       intervals=None)
+        return Ranking(
+            test_rows=len(test),
+            test_prompts=len(names),
+            prevalence=prevalence,
+            auc=None,
+            baseline_auc=None,
+            gain=None,
+            intervals=None,
+        )
     auc, baseline = auc_of(target, score), auc_of(target, test.confidence)
     rows, good, weight = split_soft(target)
-    ends = intervals(good, score[rows], test.confidence[rows], prompt[rows], weight=weight) if len(names) > 1 else None
-    return Ranking(test_rows=len(test), test_prompts=len(names), prevalence=prevalence, auc=auc, baseline_auc=baseline,
-                   gain=auc - baseline, intervals=ends)
+    ends = (
+        intervals(good, score[rows], test.confidence[rows], prompt[rows], weight=weight)
+        if len(names) > 1
+        else None
+    )
+    return Ranking(
+        test_rows=len(test),
+        test_prompts=len(names),
+        prevalence=prevalence,
+        auc=auc,
+        baseline_auc=baseline,
+        gain=auc - baseline,
+        intervals=ends,
+    )
 
 
 def of_one_class(target: np.ndarray) -> bool:
@@ -61,21 +93,35 @@ def of_one_class(target: np.ndarray) -> bool:
 
 
 def split_soft(target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Targets in [0, 1] as labelled rows: one between 0 and 1 is a row of each class, weighted by its share of it.
+    """Targets in [0, 1] as labelled rows: one between 0 and 1 is a row of each class, weighted by
+    its share of it.
 
     Returns:
-        `[n]` each: index of the row, whether it counts as good, and its weight; None for targets that are all 0 or 1.
+        `[n]` each: index of the row, whether it counts as good, and its weight; None for targets
+        that are all 0 or 1.
     """
     if ((target <= 0) | (target >= 1)).all():
         return np.arange(len(target)), target > 0, None
     good, bad = np.flatnonzero(target > 0), np.flatnonzero(target < 1)
-    return (np.concatenate([good, bad]), np.arange(len(good) + len(bad)) < len(good),
-            np.concatenate([target[good], 1 - target[bad]]).astype(np.float64))
+    return (
+        np.concatenate([good, bad]),
+        np.arange(len(good) + len(bad)) < len(good),
+        np.concatenate([target[good], 1 - target[bad]]).astype(np.float64),
+    )
 
 
-def intervals(label: np.ndarray, score: np.ndarray, confidence: np.ndarray, prompt: np.ndarray, *, weight: np.ndarray | None = None,
-              resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
-    """95 % intervals of prevalence, both AUCs and their difference; resamples of the prompts with a single class are left out.
+def intervals(
+    label: np.ndarray,
+    score: np.ndarray,
+    confidence: np.ndarray,
+    prompt: np.ndarray,
+    *,
+    weight: np.ndarray | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """95 % intervals of prevalence, both AUCs and their difference; resamples of the prompts with a
+    single class are left out.
 
     Args:
         label: `[rows]` bool.
@@ -95,12 +141,15 @@ def intervals(label: np.ndarray, score: np.ndarray, confidence: np.ndarray, prom
 
 
 def weighted_auc(label: np.ndarray, rank: np.ndarray, weight: np.ndarray) -> float:
-    """Area under the ROC curve of weighted rows, ties counting half: scikit-learn's, without sorting again.
+    """Area under the ROC curve of weighted rows, ties counting half: scikit-learn's, without
+    sorting again.
 
     Args:
         rank: `[rows]` rank of each score among the distinct scores, from 0.
     """
-    good, bad = (np.bincount(rank, weight * side, minlength=int(rank.max()) + 1) for side in (label, ~label))
+    good, bad = (
+        np.bincount(rank, weight * side, minlength=int(rank.max()) + 1) for side in (label, ~label)
+    )
     return float((good * (bad.cumsum() - bad / 2)).sum() / (good.sum() * bad.sum()))
 
 
@@ -131,7 +180,9 @@ def roc_points(target: np.ndarray, score: np.ndarray) -> RocCurve:
 
     rows, good, weight = split_soft(target)
     fpr, tpr, _ = roc_curve(good, score[rows], sample_weight=weight)
-    picked = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), CURVE_POINTS)).round().astype(int))
+    picked = np.unique(
+        np.linspace(0, len(fpr) - 1, min(len(fpr), CURVE_POINTS)).round().astype(int)
+    )
     return RocCurve(fpr=fpr[picked].tolist(), tpr=tpr[picked].tolist())
 
 
@@ -142,8 +193,15 @@ def reliability_bins(label: np.ndarray, score: np.ndarray) -> list[ReliabilityBi
         label: `[rows]`, bool, or a share in [0, 1].
     """
     index = np.minimum((score * 10).astype(int), 9)
-    return [ReliabilityBin(score=float(score[index == b].mean()), observed=float(label[index == b].mean()), count=int((index == b).sum()))
-            for b in range(10) if (index == b).any()]
+    return [
+        ReliabilityBin(
+            score=float(score[index == b].mean()),
+            observed=float(label[index == b].mean()),
+            count=int((index == b).sum()),
+        )
+        for b in range(10)
+        if (index == b).any()
+    ]
 
 
 def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
@@ -156,5 +214,7 @@ def require_sklearn() -> None:
     try:
         import sklearn.metrics  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("training needs the package scikit-learn: pip install 'draftwell[pipeline]'",
-                             code="missing_package") from error
+        raise DraftwellError(
+            "training needs the package scikit-learn: pip install 'draftwell[pipeline]'",
+            code="missing_package",
+        ) from error

@@ -1,4 +1,5 @@
-"""What training reports: typed results, and their JSON as it is stored in the workspace and in MLflow."""
+"""What training reports: typed results, and their JSON as it is stored in the workspace and in
+MLflow."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class ReliabilityBin(Report):
 
 
 class Ranking(Report):
-    """How well a score ranks acceptable tokens before others, compared with the draft's confidence C.
+    """How well a score ranks acceptable tokens before others, compared with the draft's confidence
+    C.
 
     With a single class there is no AUC, and what needs one is None.
     """
@@ -43,7 +45,9 @@ class Ranking(Report):
     auc: float | None
     baseline_auc: float | None = Field(description="of the score C")
     gain: float | None = Field(description="auc − baseline_auc")
-    intervals: dict[str, Interval] | None = Field(description="of the last four; None for a single prompt")
+    intervals: dict[str, Interval] | None = Field(
+        description="of the last four; None for a single prompt"
+    )
 
 
 class RankingWithRoc(Ranking):
@@ -55,12 +59,21 @@ class RankingWithRoc(Ranking):
 class VerifierMetrics(Ranking):
     """A verifier on test prompts. A rate over no rows is None."""
 
-    eta_tp: float | None = Field(description="share that it keeps of the tokens to be kept: q̄/p̄ <= 1 as in the paper, or by its label")
-    eta_fp: float | None = Field(description="share that it keeps of the tokens to be rejected: q̄/p̄ > 1, or by its label")
+    eta_tp: float | None = Field(
+        description=(
+            "share that it keeps of the tokens to be kept: q̄/p̄ <= 1 as in the paper, or by "
+            "its label"
+        )
+    )
+    eta_fp: float | None = Field(
+        description="share that it keeps of the tokens to be rejected: q̄/p̄ > 1, or by its label"
+    )
     eta_tp_ratio: float | None = Field(description="as eta_tp, at the label's lambda")
     eta_fp_ratio: float | None = Field(description="as eta_fp, at the label's lambda")
     brier: float
-    calibration_error: float = Field(description="mean distance of score and share over the reliability bins, weighted by rows")
+    calibration_error: float = Field(
+        description="mean distance of score and share over the reliability bins, weighted by rows"
+    )
     reliability: list[ReliabilityBin]
     roc: RocCurve
     baseline_roc: RocCurve
@@ -83,11 +96,14 @@ class Transfer(Report):
     all: dict[str, float] = Field(description="AUC of the verifier of all tasks")
     baseline: dict[str, float] = Field(description="AUC of the score C")
     left_out: dict[str, str] = Field(description="task → reason")
-    means: dict[str, float | None] = Field(description="over cells: own (a task on itself), other, all, baseline")
+    means: dict[str, float | None] = Field(
+        description="over cells: own (a task on itself), other, all, baseline"
+    )
 
 
 class ScoreCost(Report):
-    """Median microseconds of a score and of the draft forward pass whose token it judges, and their ratio."""
+    """Median microseconds of a score and of the draft forward pass whose token it judges, and their
+    ratio."""
 
     score_us: float
     draft_us: float
@@ -104,11 +120,18 @@ class TrainingReport(Report):
     cost: ScoreCost | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON: the metrics at the top level with everything else, without the cost where it was not measured."""
+        """Plain JSON: the metrics at the top level with everything else, without the cost where it
+        was not measured."""
         values = self.model_dump(mode="json", exclude={"cost"} if self.cost is None else None)
         flat: dict[str, Any] = {}
         for name in self.order():
-            flat |= values[name] if name == "metrics" else {name: values[name]} if name in values else {}
+            flat |= (
+                values[name]
+                if name == "metrics"
+                else {name: values[name]}
+                if name in values
+                else {}
+            )
         return flat
 
     @classmethod
@@ -123,31 +146,55 @@ class VerifierReport(TrainingReport):
     features: list[str]
     label: str = Field("ratio", description="what is predicted (`LabelKind`)")
     ratio: float = Field(description="lambda of the label ratio")
-    temperature: float | None = Field(None, description="of the training traces; None: not recorded")
+    temperature: float | None = Field(
+        None, description="of the training traces; None: not recorded"
+    )
     strength: float = Field(description="inverse strength of the penalty")
     threshold: float = Field(description="tau")
     validation_auc: float
     candidates: dict[str, float] = Field(description="feature set → AUC by cross-validation")
     metrics: VerifierMetrics
-    lambda_grid: dict[str, RankingWithRoc | None] = Field(description="lambda → ranking with the same features and penalty")
+    lambda_grid: dict[str, RankingWithRoc | None] = Field(
+        description="lambda → ranking with the same features and penalty"
+    )
     transfer: Transfer | None = Field(description="None where no two tasks have enough prompts")
 
     @classmethod
     def order(cls) -> tuple[str, ...]:
-        return ("features", "label", "ratio", "temperature", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts",
-                "left_out", "test_trace", "metrics", "lambda_grid", "transfer", "cost")
+        return (
+            "features",
+            "label",
+            "ratio",
+            "temperature",
+            "strength",
+            "threshold",
+            "validation_auc",
+            "candidates",
+            "rows",
+            "prompts",
+            "left_out",
+            "test_trace",
+            "metrics",
+            "lambda_grid",
+            "transfer",
+            "cost",
+        )
 
 
 class HeadMetrics(Report):
     """An acceptance head on test prompts."""
 
     loss: float = Field(description="weighted cross-entropy")
-    constant_loss: float = Field(description="weighted cross-entropy of the best constant of the training prompts")
+    constant_loss: float = Field(
+        description="weighted cross-entropy of the best constant of the training prompts"
+    )
     kl: float = Field(description="unweighted, in nats")
     correlation: float = Field(description="of prediction and label")
     mean_label: float
     mean_prediction: float
-    prevalence: float = Field(description="share of tokens that the target accepts, at the trace's temperature")
+    prevalence: float = Field(
+        description="share of tokens that the target accepts, at the trace's temperature"
+    )
     auc: float | None
     constant_auc: float | None = Field(description="a constant ranks nothing: .5")
     confidence_auc: float | None = Field(description="of the score C")
@@ -167,4 +214,15 @@ class HeadReport(TrainingReport):
 
     @classmethod
     def order(cls) -> tuple[str, ...]:
-        return ("blocks", "mixing", "mismatch_weight", "epochs", "rows", "prompts", "left_out", "test_trace", "metrics", "cost")
+        return (
+            "blocks",
+            "mixing",
+            "mismatch_weight",
+            "epochs",
+            "rows",
+            "prompts",
+            "left_out",
+            "test_trace",
+            "metrics",
+            "cost",
+        )

@@ -1,4 +1,5 @@
-"""The cost of a score of a verifier or an acceptance head, compared with the draft forward pass whose token it judges."""
+"""The cost of a score of a verifier or an acceptance head, compared with the draft forward pass
+whose token it judges."""
 
 from __future__ import annotations
 
@@ -14,10 +15,14 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.types import Rows
 
 
-def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> ScoreCost:
-    """Median times of a score and of a draft forward pass over one token, measured alternately, at temperature 0.
+def time_score(
+    pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128
+) -> ScoreCost:
+    """Median times of a score and of a draft forward pass over one token, measured alternately, at
+    temperature 0.
 
-    Each score reads a row of which only the token has been read, as in SPRINTER's loop. The first runs are cold and left out.
+    Each score reads a row of which only the token has been read, as in SPRINTER's loop. The first
+    runs are cold and left out.
 
     Args:
         score: `(row, token)` → score.
@@ -26,7 +31,10 @@ def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats
         DraftwellError: the pair has no draft (`no_draft`).
     """
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one", code="no_draft")
+        raise DraftwellError(
+            f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one",
+            code="no_draft",
+        )
     model, sampling = pair.models["draft"], pair.sampling(max_tokens=1)
     context = min(context, model.max_context - 1)
     scored, drafted = list[float](), list[float]()

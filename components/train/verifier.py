@@ -1,12 +1,14 @@
-"""Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
+"""Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER,
+section 3.2)
 
-What it predicts is a setting (`VerifierLabel`). The score is linear (`logistic`); its features, penalty, scaling and threshold are chosen
-by cross-validation over prompts. Then it is fitted to all training prompts. Every metric of the report is measured on the test prompts,
-on which nothing was chosen. (The published code splits rows, selects the epoch on its test rows and reads features at padding: its
-figures are not comparable. `components.train.row_split` shows by how much.)
+What it predicts is a setting (`VerifierLabel`). The score is linear (`logistic`); its features,
+penalty, scaling and threshold are chosen by cross-validation over prompts. Then it is fitted to all
+training prompts. Every metric of the report is measured on the test prompts, on which nothing was
+chosen. (The published code splits rows, selects the epoch on its test rows and reads features at
+padding: its figures are not comparable. `components.train.row_split` shows by how much.)
 
-A chat pair drafts nothing inside a user's message. Collections have no such positions (`components.collect.continuations`), and those of
-older traces, of kind bare, are left out.
+A chat pair drafts nothing inside a user's message. Collections have no such positions
+(`components.collect.continuations`), and those of older traces, of kind bare, are left out.
 """
 
 from __future__ import annotations
@@ -19,9 +21,29 @@ import numpy as np
 import torch
 
 from components.collect.repeated_prompts import prompts_of
-from components.train.examples import Examples, VerifierLabel, folds, read_examples, read_train_and_test
-from components.train.logistic import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
-from components.train.metrics import of_one_class, ranking, require_sklearn, roc_points, verifier_metrics
+from components.train.examples import (
+    Examples,
+    VerifierLabel,
+    folds,
+    read_examples,
+    read_train_and_test,
+)
+from components.train.logistic import (
+    Line,
+    Validation,
+    check_classes,
+    cross_validate,
+    fit,
+    platt,
+    sigmoid,
+)
+from components.train.metrics import (
+    of_one_class,
+    ranking,
+    require_sklearn,
+    roc_points,
+    verifier_metrics,
+)
 from components.train.reports import RankingWithRoc, VerifierReport
 from components.train.settings import LabelKind, VerifierSettings
 from components.train.transfer import transfer_table
@@ -38,28 +60,54 @@ Log = Callable[[str, float, int], None]
 
 RATIOS = (1.0, 1.2, 1.5)
 """SPRINTER's lambdas (section A.10)."""
-CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("after", "scalars"), ("before", "after"),
-              ("before", "after", "scalars"))
+CANDIDATES = (
+    ("scalars",),
+    ("before",),
+    ("after",),
+    ("before", "scalars"),
+    ("after", "scalars"),
+    ("before", "after"),
+    ("before", "after", "scalars"),
+)
 SELECTION_ROWS = 40_000
-"""Features are compared on at most about this many rows, evenly spread: neighbouring positions are very similar."""
-LOGGED = ("auc", "baseline_auc", "gain", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
+"""Features are compared on at most about this many rows, evenly spread: neighbouring positions are
+very similar."""
+LOGGED = (
+    "auc",
+    "baseline_auc",
+    "gain",
+    "prevalence",
+    "brier",
+    "calibration_error",
+    "eta_tp",
+    "eta_fp",
+)
 
 
-def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, settings: VerifierSettings | None = None, *,
-                   test: TraceSet | pa.Table | None = None, chat: bool = False,
-                   log: Log | None = None) -> tuple[Verifier, VerifierReport]:
+def train_verifier(
+    trace: TraceSet | pa.Table,
+    provenance: Provenance,
+    settings: VerifierSettings | None = None,
+    *,
+    test: TraceSet | pa.Table | None = None,
+    chat: bool = False,
+    log: Log | None = None,
+) -> tuple[Verifier, VerifierReport]:
     """Choose features and threshold, train, and test.
 
     Args:
         provenance: of the verifier; parameters and metrics are filled in.
         settings: default: `VerifierSettings()`.
-        test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of the prompts.
+        test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of
+            the prompts.
         chat: the pair's prompts are messages in a chat template: texts of kind bare are left out.
-        log: called with ("validation_auc", value, number of the candidate) and with the metrics of the test.
+        log: called with ("validation_auc", value, number of the candidate) and with the metrics of
+            the test.
     Raises:
-        DraftwellError: an empty trace or one of a single class (`one_class`), values that are not finite, labels that the trace does
-            not give (`VerifierLabel.targets`), too few prompts (`too_few_prompts`), unknown features or ones that the trace lacks
-            (`unknown_features`, `no_hidden_states`), scikit-learn is missing (`missing_package`).
+        DraftwellError: an empty trace or one of a single class (`one_class`), values that are not
+            finite, labels that the trace does not give (`VerifierLabel.targets`), too few prompts
+            (`too_few_prompts`), unknown features or ones that the trace lacks (`unknown_features`,
+            `no_hidden_states`), scikit-learn is missing (`missing_package`).
     """
     settings = settings or VerifierSettings()
     label, seed = VerifierLabel(settings.label, settings.ratio), settings.seed
@@ -71,32 +119,65 @@ def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, settings:
     names, aucs, validation = choose(train, label, settings.features, seed, log)
     slope, shift = platt(validation.logits, label.targets(train))
     line = fit(train, names, label, validation.strength).scaled(slope, shift)
-    threshold = choose_threshold(label.rejected(train), sigmoid(validation.logits * slope + shift), settings.eta_fp)
+    threshold = choose_threshold(
+        label.rejected(train), sigmoid(validation.logits * slope + shift), settings.eta_fp
+    )
     report = VerifierReport(
-        features=list(names), label=settings.label.value, ratio=settings.ratio, temperature=train.temperature,
-        strength=validation.strength, threshold=threshold, validation_auc=validation.auc,
-        candidates={"+".join(tried): auc for tried, auc in aucs.items()}, rows={"train": len(train), "test": len(tested)},
-        prompts={"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()}, left_out=left_out,
+        features=list(names),
+        label=settings.label.value,
+        ratio=settings.ratio,
+        temperature=train.temperature,
+        strength=validation.strength,
+        threshold=threshold,
+        validation_auc=validation.auc,
+        candidates={"+".join(tried): auc for tried, auc in aucs.items()},
+        rows={"train": len(train), "test": len(tested)},
+        prompts={
+            "train": np.unique(train.prompt).tolist(),
+            "test": np.unique(tested.prompt).tolist(),
+        },
+        left_out=left_out,
         test_trace=test.digest() if isinstance(test, TraceSet) else None,
         metrics=verifier_metrics(tested, sigmoid(line.logits(tested)), label, threshold),
         lambda_grid=lambda_grid(train, tested, line, label, validation.strength),
-        transfer=transfer_table(train, tested, line, label, validation.strength))
+        transfer=transfer_table(train, tested, line, label, validation.strength),
+    )
     metrics = logged_metrics(report)
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
-    made = provenance.model_copy(update={"parameters": {**provenance.parameters, **recorded(trace, train, settings, report)},
-                                         "metrics": {**provenance.metrics, **metrics}})
-    return Verifier(torch.from_numpy(line.weight), line.bias, names, threshold, settings.ratio, made, settings.label.value), report
+    made = provenance.model_copy(
+        update={
+            "parameters": {**provenance.parameters, **recorded(trace, train, settings, report)},
+            "metrics": {**provenance.metrics, **metrics},
+        }
+    )
+    return Verifier(
+        torch.from_numpy(line.weight),
+        line.bias,
+        names,
+        threshold,
+        settings.ratio,
+        made,
+        settings.label.value,
+    ), report
 
 
-def recorded(trace: TraceSet | pa.Table, train: Examples, settings: VerifierSettings,
-             report: VerifierReport) -> dict[str, str | int | float | None]:
+def recorded(
+    trace: TraceSet | pa.Table, train: Examples, settings: VerifierSettings, report: VerifierReport
+) -> dict[str, str | int | float | None]:
     """What a verifier's provenance says about its training."""
-    return {**settings.model_dump(mode="json", exclude={"features"}), "features": "+".join(report.features), "strength": report.strength,
-            "temperature": report.temperature, "kinds": "+".join([] if train.kind is None else np.unique(train.kind).tolist()),
-            "train_prompts": len(report.prompts["train"]), "test_prompts": len(report.prompts["test"]),
-            "prompts_digest": json_digest(sorted({tokens for _, tokens in prompts_of(trace)})), "test_trace": report.test_trace}
+    return {
+        **settings.model_dump(mode="json", exclude={"features"}),
+        "features": "+".join(report.features),
+        "strength": report.strength,
+        "temperature": report.temperature,
+        "kinds": "+".join([] if train.kind is None else np.unique(train.kind).tolist()),
+        "train_prompts": len(report.prompts["train"]),
+        "test_prompts": len(report.prompts["test"]),
+        "prompts_digest": json_digest(sorted({tokens for _, tokens in prompts_of(trace)})),
+        "test_trace": report.test_trace,
+    }
 
 
 def logged_metrics(report: VerifierReport) -> dict[str, float]:
@@ -107,24 +188,42 @@ def logged_metrics(report: VerifierReport) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) -> list[tuple[str, ...]]:
+def candidates(
+    examples: Examples, features: Literal["auto"] | Sequence[str]
+) -> list[tuple[str, ...]]:
     """The feature sets to try; the trace must have a named set."""
     if features == "auto":
         return [names for names in CANDIDATES if all(name in examples.parts for name in names)]
     unknown = [name for name in features if name not in Verifier.parts]
     if unknown or not features:
-        raise DraftwellError(f"verifier features must be some of {', '.join(Verifier.parts)}, not {', '.join(features) or 'none'}",
-                             code="unknown_features")
+        raise DraftwellError(
+            (
+                f"verifier features must be some of {', '.join(Verifier.parts)}, not "
+                f"{', '.join(features) or 'none'}"
+            ),
+            code="unknown_features",
+        )
     absent = [name for name in features if name not in examples.parts]
     if absent:
-        raise DraftwellError(f"the trace holds no hidden states for the feature {absent[0]!r}: collect it again with them",
-                             code="no_hidden_states")
+        raise DraftwellError(
+            (
+                f"the trace holds no hidden states for the feature {absent[0]!r}: collect it "
+                "again with them"
+            ),
+            code="no_hidden_states",
+        )
     return [tuple(name for name in Verifier.parts if name in features)]
 
 
-def choose(train: Examples, label: VerifierLabel, features: Literal["auto"] | Sequence[str], seed: int,
-           log: Log | None) -> tuple[tuple[str, ...], dict[tuple[str, ...], float], Validation]:
-    """The best feature set, the validation AUC of each that was tried, and the cross-validation of the best on all rows."""
+def choose(
+    train: Examples,
+    label: VerifierLabel,
+    features: Literal["auto"] | Sequence[str],
+    seed: int,
+    log: Log | None,
+) -> tuple[tuple[str, ...], dict[tuple[str, ...], float], Validation]:
+    """The best feature set, the validation AUC of each that was tried, and the cross-validation of
+    the best on all rows."""
     step = -(-len(train) // SELECTION_ROWS)
     few = train if step == 1 else train.take(np.arange(0, len(train), step))
     held_out = folds(few, seed)
@@ -134,11 +233,15 @@ def choose(train: Examples, label: VerifierLabel, features: Literal["auto"] | Se
         if log:
             log("validation_auc", tried[names].auc, number)
     best = max(tried, key=lambda names: tried[names].auc)
-    validation = tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, label)
+    validation = (
+        tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, label)
+    )
     return best, {names: found.auc for names, found in tried.items()}, validation
 
 
-def lambda_grid(train: Examples, test: Examples, line: Line, label: VerifierLabel, strength: float) -> dict[str, RankingWithRoc | None]:
+def lambda_grid(
+    train: Examples, test: Examples, line: Line, label: VerifierLabel, strength: float
+) -> dict[str, RankingWithRoc | None]:
     """lambda → ranking and ROC of a verifier for it; None where all tokens are of one class.
 
     Args:
@@ -150,16 +253,22 @@ def lambda_grid(train: Examples, test: Examples, line: Line, label: VerifierLabe
         if any(of_one_class(wanted.targets(part)) for part in (train, test)):
             grid[f"{ratio:g}"] = None
             continue
-        score = sigmoid((line if wanted == label else fit(train, line.names, wanted, strength)).logits(test))
-        grid[f"{ratio:g}"] = RankingWithRoc(**dict(ranking(test, score, wanted)), roc=roc_points(wanted.targets(test), score))
+        score = sigmoid(
+            (line if wanted == label else fit(train, line.names, wanted, strength)).logits(test)
+        )
+        grid[f"{ratio:g}"] = RankingWithRoc(
+            **dict(ranking(test, score, wanted)), roc=roc_points(wanted.targets(test), score)
+        )
     return grid
 
 
 def choose_threshold(rejected: np.ndarray, score: np.ndarray, eta_fp: float | None) -> float:
-    """The smallest tau in (0, 1) whose eta_FP is at most as wanted: the share of tokens to be rejected that score at least tau.
+    """The smallest tau in (0, 1) whose eta_FP is at most as wanted: the share of tokens to be
+    rejected that score at least tau.
 
     Args:
-        rejected: `[rows]` how much each token counts as one to be rejected (`VerifierLabel.rejected`).
+        rejected: `[rows]` how much each token counts as one to be rejected
+            (`VerifierLabel.rejected`).
     """
     bad = np.flatnonzero(rejected > 0)
     if eta_fp is None or not len(bad):

@@ -1,4 +1,5 @@
-"""What a tuner chooses among: the strategies that are possible here, and trials of those that no replay can predict."""
+"""What a tuner chooses among: the strategies that are possible here, and trials of those that no
+replay can predict."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from components.tune.constraints import ConstraintChecker
 from components.tune.evaluator import Evaluate, QualityOf
 from components.tune.evidence import Trial
 from components.tune.search.pyramid_model import predict_pyramids
-from components.tune.search.rescue_model import RESCUING, RescueModel, estimate_rescues, fastest_for_losses
+from components.tune.search.rescue_model import (
+    RESCUING,
+    RescueModel,
+    estimate_rescues,
+    fastest_for_losses,
+)
 from components.tune.search.search import Search
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.settings import Constraints, TuneSettings
@@ -22,14 +28,25 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import (
+    PLAIN,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 
 EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
 
 
-def choose_strategies(pair: LoadedPair, resources: StrategyResources, settings: TuneSettings,
-                      quality: QualityOf | None) -> tuple[list[str], dict[str, str]]:
-    """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error (`not_tunable`)."""
+def choose_strategies(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    settings: TuneSettings,
+    quality: QualityOf | None,
+) -> tuple[list[str], dict[str, str]]:
+    """Names to try, and why the others are left out. A name that the user gave and that is unfit is
+    an error (`not_tunable`)."""
     names, left_out = [], {}
     for name in settings.strategies if settings.strategies is not None else [*REPLAYED, *MEASURED]:
         if name == PLAIN.name:
@@ -38,14 +55,21 @@ def choose_strategies(pair: LoadedPair, resources: StrategyResources, settings: 
         if problem is None:
             names.append(name)
         elif settings.strategies is not None:
-            raise DraftwellError(f"strategy {name} cannot be tuned here: {problem}", code="not_tunable")
+            raise DraftwellError(
+                f"strategy {name} cannot be tuned here: {problem}", code="not_tunable"
+            )
         else:
             left_out[name] = problem
     return names, left_out
 
 
-def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str, settings: TuneSettings,
-                       quality: QualityOf | None) -> str | None:
+def reason_not_tunable(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    name: str,
+    settings: TuneSettings,
+    quality: QualityOf | None,
+) -> str | None:
     """Why a strategy cannot be tuned, or None."""
     cls = find_strategy(name)
     if name not in REPLAYED and name not in MEASURED:
@@ -55,18 +79,33 @@ def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
     lacking = lacking_for(pair, resources, name)
-    return f"it needs {lacking}, which is not available" if lacking else made_for_others(resources, name, settings.temperature)
+    return (
+        f"it needs {lacking}, which is not available"
+        if lacking
+        else made_for_others(resources, name, settings.temperature)
+    )
 
 
 def made_for_others(resources: StrategyResources, name: str, temperature: float) -> str | None:
-    """The first artifact of a strategy that was made for the other class of temperatures, or None."""
-    used = (resources.artifacts[kind] for kind in find_strategy(name).reads() if kind in resources.artifacts)
+    """The first artifact of a strategy that was made for the other class of temperatures, or
+    None."""
+    used = (
+        resources.artifacts[kind]
+        for kind in find_strategy(name).reads()
+        if kind in resources.artifacts
+    )
     return other_temperature(used, temperature)
 
 
-def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: StrategyChoice | None, quality: QualityOf | None,
-                   temperature: float = 0.0) -> str | None:
-    """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
+def unfit_champion(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    champion: StrategyChoice | None,
+    quality: QualityOf | None,
+    temperature: float = 0.0,
+) -> str | None:
+    """Why the champion cannot be measured here, or None; constraints are no reason, they only keep
+    it from being chosen."""
     if champion is None:
         return None
     try:
@@ -79,7 +118,11 @@ def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: Str
     if why := made_for_others(resources, champion.name, temperature):
         return f"it is {champion.name}, and {why}"
     lossy = not find_strategy(champion.name).lossless
-    return f"it is {champion.name}, which is lossy, and nothing measures its quality" if lossy and quality is None else None
+    return (
+        f"it is {champion.name}, which is lossy, and nothing measures its quality"
+        if lossy and quality is None
+        else None
+    )
 
 
 def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> str | None:
@@ -95,7 +138,8 @@ class Explorer:
     """Tries configurations that no replay can predict, on a few prompts.
 
     Args:
-        rescues: estimates what configurations that rescue tokens do; None where the trace cannot (`RescueModel.read`).
+        rescues: estimates what configurations that rescue tokens do; None where the trace cannot
+            (`RescueModel.read`).
         most_lost: of the target's own tokens, by a configuration that is chosen; None: no limit.
     """
 
@@ -116,8 +160,14 @@ class Explorer:
     @property
     def subject(self) -> dict[str, Any]:
         """What explored values depend on besides the search."""
-        return {"prompts": prompts_digest(self.few), "tokens": EXPLORE_TOKENS, "device_class": self.profile.provenance.device_class,
-                "padded_to": self.pair.padded_to, "fingerprint": self.pair.fingerprint, "threads": torch.get_num_threads()}
+        return {
+            "prompts": prompts_digest(self.few),
+            "tokens": EXPLORE_TOKENS,
+            "device_class": self.profile.provenance.device_class,
+            "padded_to": self.pair.padded_to,
+            "fingerprint": self.pair.fingerprint,
+            "threads": torch.get_num_threads(),
+        }
 
     def describe(self, name: str) -> dict[str, Any]:
         """The description of a strategy's study, replayed or explored."""
@@ -125,12 +175,25 @@ class Explorer:
 
     def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
         """The trials of all strategies, and the estimates that some of them began with."""
-        pyramids, rescues = predict_pyramids(self.pair, names, self.few, self.profile), estimate_rescues(names, self.rescues)
-        best = [trial for name in RESCUING
-                for trial in fastest_for_losses([t for t in rescues if t.strategy == name], self.most_lost, count)]
+        pyramids, rescues = (
+            predict_pyramids(self.pair, names, self.few, self.profile),
+            estimate_rescues(names, self.rescues),
+        )
+        best = [
+            trial
+            for name in RESCUING
+            for trial in fastest_for_losses(
+                [t for t in rescues if t.strategy == name], self.most_lost, count
+            )
+        ]
         first = starting_points([*pyramids, *best])
-        trials = [trial for name in names
-                  for trial in self.search.explore(name, count, self.measure, first.get(name, ()), self.subject)]
+        trials = [
+            trial
+            for name in names
+            for trial in self.search.explore(
+                name, count, self.measure, first.get(name, ()), self.subject
+            )
+        ]
         return trials, [*pyramids, *rescues]
 
     def measure(self, choice: StrategyChoice) -> Trial:
@@ -139,18 +202,33 @@ class Explorer:
         [result] = self.evaluate([choice], few, max_tokens=EXPLORE_TOKENS, fresh=True)
         divergence, least = 0.0, None
         if not find_strategy(choice.name).lossless:
-            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # the resume file answers from the second time on
+            # the resume file answers from the second time on
+            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)
             checker = ConstraintChecker(Constraints(), self.quality, None, {})
             divergence, *_ = checker.losses(choice, few, result, plain)
-            least = max(0.0, min(checker.least(choice, few, result, plain)["quality_loss"], least_share(divergence, sum(result.tokens))))
-        return Trial.of(choice, predicted_seconds_per_token=result.pace, exact=False, target_calls_per_token=result.calls_per_token,
-                        divergence=divergence, least_divergence=least, source="measured")
+            least = max(
+                0.0,
+                min(
+                    checker.least(choice, few, result, plain)["quality_loss"],
+                    least_share(divergence, sum(result.tokens)),
+                ),
+            )
+        return Trial.of(
+            choice,
+            predicted_seconds_per_token=result.pace,
+            exact=False,
+            target_calls_per_token=result.calls_per_token,
+            divergence=divergence,
+            least_divergence=least,
+            source="measured",
+        )
 
 
 def least_share(share: float, count: int, z: float = 1.96) -> float:
     """Lower end of Wilson's 95 % interval of a share of `count` tokens.
 
-    Two prompts that happen to lose alike leave a bound over prompts no width; the tokens still say how little was seen.
+    Two prompts that happen to lose alike leave a bound over prompts no width; the tokens still say
+    how little was seen.
 
     >>> round(least_share(6 / 47, 47), 3), round(least_share(0.0, 47), 3)
     (0.06, 0.0)

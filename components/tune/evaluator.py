@@ -1,4 +1,5 @@
-"""What a tuner measures: strategies that decode the same prompts in turn and keep what they have learnt from one rung to the next."""
+"""What a tuner measures: strategies that decode the same prompts in turn and keep what they have
+learnt from one rung to the next."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from statistics import median_low
 from typing import Protocol
 
 from components.bench.answers.rouge import mean_rouge_l
-from components.bench.runner import WARMUP_TOKENS, Generation, Progress, StrategyContender, interleaved
+from components.bench.runner import (
+    WARMUP_TOKENS,
+    Generation,
+    Progress,
+    StrategyContender,
+    interleaved,
+)
 from components.bench.target_agreement import TargetAgreement, agreement
 from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
@@ -17,13 +24,15 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 DISTURBED, STALL = 2.5, 0.25
-"""Target calls that took so many times as long as the rivals' on the same prompt, and so many seconds longer in all, were held up by
-another process: longer drafts and half of the cores explain less."""
+"""Target calls that took so many times as long as the rivals' on the same prompt, and so many
+seconds longer in all, were held up by another process: longer drafts and half of the cores explain
+less."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one choice: for every prompt, in order, seconds of the complete request, the output, and target calls."""
+    """What was measured of one choice: for every prompt, in order, seconds of the complete request,
+    the output, and target calls."""
 
     seconds: list[float]
     outputs: list[list[int]]
@@ -46,17 +55,27 @@ class Measured:
 
     def __add__(self, more: Measured) -> Measured:
         """The same choice on further prompts."""
-        return Measured(self.seconds + more.seconds, self.outputs + more.outputs, self.calls + more.calls)
+        return Measured(
+            self.seconds + more.seconds, self.outputs + more.outputs, self.calls + more.calls
+        )
 
 
 class Evaluate(Protocol):
-    """Measures choices on prompts, interleaved, and returns one `Measured` for each choice in order.
+    """Measures choices on prompts, interleaved, and returns one `Measured` for each choice in
+    order.
 
-    `fresh` contenders have learnt nothing from earlier calls; the others continue from where they were.
+    `fresh` contenders have learnt nothing from earlier calls; the others continue from where they
+    were.
     """
 
-    def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
-                 fresh: bool = False) -> Sequence[Measured]: ...
+    def __call__(
+        self,
+        choices: Sequence[StrategyChoice],
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int | None = None,
+        fresh: bool = False,
+    ) -> Sequence[Measured]: ...
 
 
 @dataclass(frozen=True)
@@ -65,9 +84,11 @@ class Quality:
 
     Args:
         share: of emitted tokens, those that are the target's argmax after the same prefix, 0..1.
-        rouge_l: mean ROUGE-L against the prompts' references, 0 to 100; None where no prompt has one.
-        surprisal: of sampled outputs, nats a token by which the target finds them less likely than samples of its own
-            (`target_agreement.agreement`): about 0 for a lossless strategy, below for one that prefers likely tokens; None of greedy ones.
+        rouge_l: mean ROUGE-L against the prompts' references, 0 to 100; None where no prompt has
+            one.
+        surprisal: of sampled outputs, nats a token by which the target finds them less likely than
+            samples of its own (`target_agreement.agreement`): about 0 for a lossless strategy,
+            below for one that prefers likely tokens; None of greedy ones.
     """
 
     share: float
@@ -82,31 +103,69 @@ class QualityOf(Protocol):
 
 
 class Evaluator:
-    """Measures strategies of a pair; every choice has online state of its own, which lives as long as the evaluator.
+    """Measures strategies of a pair; every choice has online state of its own, which lives as long
+    as the evaluator.
 
     Args:
         resources: artifacts; each contender works on copies.
         max_tokens: tokens to emit per prompt at most, where a call names no other number.
-        seed: of the first prompt's tokens; every further prompt has the next one, the same for all choices and calls.
+        seed: of the first prompt's tokens; every further prompt has the next one, the same for all
+            choices and calls.
         temperature: of all requests.
         progress: called with (done, total, strategy) within each call.
     """
 
-    def __init__(self, pair: LoadedPair, resources: StrategyResources, *, max_tokens: int = 64, seed: int = 0,
-                 temperature: float = 0.0, progress: Progress | None = None):
-        self.pair, self.resources, self.max_tokens, self.seed, self.progress = pair, resources, max_tokens, seed, progress
+    def __init__(
+        self,
+        pair: LoadedPair,
+        resources: StrategyResources,
+        *,
+        max_tokens: int = 64,
+        seed: int = 0,
+        temperature: float = 0.0,
+        progress: Progress | None = None,
+    ):
+        self.pair, self.resources, self.max_tokens, self.seed, self.progress = (
+            pair,
+            resources,
+            max_tokens,
+            seed,
+            progress,
+        )
         self.temperature = temperature
         self._contenders: dict[StrategyChoice, StrategyContender] = {}
 
-    def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
-                 fresh: bool = False) -> list[Measured]:
-        base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens, temperature=self.temperature)
-        contenders = [self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices]
+    def __call__(
+        self,
+        choices: Sequence[StrategyChoice],
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int | None = None,
+        fresh: bool = False,
+    ) -> list[Measured]:
+        base = self.pair.sampling(
+            max_tokens=max_tokens or self.max_tokens, temperature=self.temperature
+        )
+        contenders = [
+            self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices
+        ]
         sampling = replace(base, seed=self.seed)
         runs = interleaved(self.pair, contenders, prompts, sampling, progress=self.report)
-        held_up = [] if fresh else [i for i in range(len(prompts)) if disturbed([generations[i] for generations in runs])]
-        for i in held_up:  # by all, so that none has two chances where its rivals have one; a confirmation takes its times as they are
-            repeated = interleaved(self.pair, contenders, [prompts[i]], replace(sampling, seed=sampling.seed + i))
+        held_up = (
+            []
+            if fresh
+            else [
+                i
+                for i in range(len(prompts))
+                if disturbed([generations[i] for generations in runs])
+            ]
+        )
+        # by all, so that none has two chances where its rivals have one; a confirmation takes its
+        # times as they are
+        for i in held_up:
+            repeated = interleaved(
+                self.pair, contenders, [prompts[i]], replace(sampling, seed=sampling.seed + i)
+            )
             for generations, [again] in zip(runs, repeated, strict=True):
                 generations[i] = min(generations[i], again, key=lambda run: run.pace)
         return [as_measured(generations) for generations in runs]
@@ -116,12 +175,18 @@ class Evaluator:
         if self.progress:
             self.progress(done, total, label.partition(" ")[0])
 
-    def _contender(self, choice: StrategyChoice, ids: Sequence[int], fresh: bool) -> StrategyContender:
+    def _contender(
+        self, choice: StrategyChoice, ids: Sequence[int], fresh: bool
+    ) -> StrategyContender:
         """A choice's contender, warmed up when it is new."""
         known = self._contenders.get(choice)
         if known is None:
-            known = self._contenders[choice] = StrategyContender(self.pair, self.resources, choice, choice.key)
-            known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS, temperature=self.temperature))
+            known = self._contenders[choice] = StrategyContender(
+                self.pair, self.resources, choice, choice.key
+            )
+            known.generate(
+                ids, self.pair.sampling(max_tokens=WARMUP_TOKENS, temperature=self.temperature)
+            )
             known.reset()
         elif fresh:
             known.reset()
@@ -129,20 +194,29 @@ class Evaluator:
 
 
 def disturbed(rivals: Sequence[Generation]) -> list[int]:
-    """Indices of the generations of one prompt that something else than their strategy held up: the prompt is decoded again.
+    """Indices of the generations of one prompt that something else than their strategy held up: the
+    prompt is decoded again.
 
-    A rung has two prompts, so one stall would drop the fastest. What strategies learn from a prompt they then learn twice.
+    A rung has two prompts, so one stall would drop the fastest. What strategies learn from a prompt
+    they then learn twice.
     """
     calls = [max(1, run.stats.target_calls) for run in rivals]
     paces = [run.stats.target_seconds / count for run, count in zip(rivals, calls, strict=True)]
     usual = median_low(paces)
-    return [i for i, (pace, count) in enumerate(zip(paces, calls, strict=True))
-            if pace > DISTURBED * usual and (pace - usual) * count > STALL]
+    return [
+        i
+        for i, (pace, count) in enumerate(zip(paces, calls, strict=True))
+        if pace > DISTURBED * usual and (pace - usual) * count > STALL
+    ]
 
 
 def as_measured(runs: Sequence[Generation]) -> Measured:
     """Generations of one choice as plain lists."""
-    return Measured([run.seconds for run in runs], [list(run.tokens) for run in runs], [run.stats.target_calls for run in runs])
+    return Measured(
+        [run.seconds for run in runs],
+        [list(run.tokens) for run in runs],
+        [run.stats.target_calls for run in runs],
+    )
 
 
 class QualityReader:
@@ -157,10 +231,20 @@ class QualityReader:
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], TargetAgreement] = {}
 
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality:
-        read = (self._read(prompt, output) for prompt, output in zip(prompts, measured.outputs, strict=True))
+        read = (
+            self._read(prompt, output)
+            for prompt, output in zip(prompts, measured.outputs, strict=True)
+        )
         found = sum(read, TargetAgreement(0, 0, 0.0))
-        points = mean_rouge_l([self.pair.decode(output) for output in measured.outputs], [prompt.reference for prompt in prompts])
-        return Quality(found.matches / found.tokens, None if points is None else 100 * points, found.kl if self.temperature > 0 else None)
+        points = mean_rouge_l(
+            [self.pair.decode(output) for output in measured.outputs],
+            [prompt.reference for prompt in prompts],
+        )
+        return Quality(
+            found.matches / found.tokens,
+            None if points is None else 100 * points,
+            found.kl if self.temperature > 0 else None,
+        )
 
     def _read(self, prompt: Prompt, output: Sequence[int]) -> TargetAgreement:
         ids = ids_of(self.pair, prompt)
@@ -170,20 +254,39 @@ class QualityReader:
         return self._known[what]
 
 
-def measure_all(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
-                fresh: bool = False) -> list[Measured]:
+def measure_all(
+    evaluate: Evaluate,
+    choices: Sequence[StrategyChoice],
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int | None = None,
+    fresh: bool = False,
+) -> list[Measured]:
     """What `evaluate` measures, checked.
 
     Raises:
-        DraftwellError: a result too few, a prompt without tokens, or seconds that are not a positive number
-            (`measurement_incomplete`, `measurement_not_finite`).
+        DraftwellError: a result too few, a prompt without tokens, or seconds that are not a
+            positive number (`measurement_incomplete`, `measurement_not_finite`).
     """
     results = list(evaluate(choices, prompts, max_tokens=max_tokens, fresh=fresh))
-    if len(results) != len(choices) or any(len(part) != len(prompts) for r in results for part in (r.seconds, r.outputs, r.calls)):
-        raise DraftwellError(f"the measurement gave {len(results)} results for {len(choices)} configurations on {len(prompts)} prompts: "
-                             "measure them all", code="measurement_incomplete")
+    if len(results) != len(choices) or any(
+        len(part) != len(prompts) for r in results for part in (r.seconds, r.outputs, r.calls)
+    ):
+        raise DraftwellError(
+            f"the measurement gave {len(results)} results for {len(choices)} "
+            f"configurations on {len(prompts)} prompts: "
+            "measure them all",
+            code="measurement_incomplete",
+        )
     for choice, result in zip(choices, results, strict=True):
-        if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.seconds) or not all(result.tokens):
-            raise DraftwellError(f"{choice}: every measured prompt needs positive seconds and at least one token: measure again",
-                                 code="measurement_not_finite")
+        if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.seconds) or not all(
+            result.tokens
+        ):
+            raise DraftwellError(
+                (
+                    f"{choice}: every measured prompt needs positive seconds and at least one "
+                    "token: measure again"
+                ),
+                code="measurement_not_finite",
+            )
     return results

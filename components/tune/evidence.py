@@ -1,7 +1,9 @@
-"""The evidence of a tuning: what was tried, what was measured, and why the choice was made, as typed models.
+"""The evidence of a tuning: what was tried, what was measured, and why the choice was made, as
+typed models.
 
-On disk it is JSON: in the artifact `decoding_config` and in `<device>/reports/tuning.json`. A field that was never set is not written, and
-a field that an older version lacks reads as its default. Evidence without `schema_version` is version 0.
+On disk it is JSON: in the artifact `decoding_config` and in `<device>/reports/tuning.json`. A field
+that was never set is not written, and a field that an older version lacks reads as its default.
+Evidence without `schema_version` is version 0.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError, field_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_serializer,
+)
 
 from components.tune.settings import Constraints
 from serving.errors import DraftwellError
@@ -28,7 +37,9 @@ def _as_choice(value: Any) -> StrategyChoice:
     raise ValueError("a choice needs strategy and parameters")
 
 
-Choice = Annotated[StrategyChoice, PlainValidator(_as_choice), PlainSerializer(StrategyChoice.to_json)]
+Choice = Annotated[
+    StrategyChoice, PlainValidator(_as_choice), PlainSerializer(StrategyChoice.to_json)
+]
 """A `StrategyChoice` that is `{"strategy": …, "parameters": …}` in JSON."""
 
 
@@ -59,11 +70,14 @@ class Trial(Row):
     """A configuration that was tried, and its three objectives (`search.search` defines them).
 
     Args:
-        predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see `source`.
-        exact: False where a draft was longer than the trace's rollouts, so that the replay is an estimate.
+        predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see
+            `source`.
+        exact: False where a draft was longer than the trace's rollouts, so that the replay is an
+            estimate.
         target_calls_per_token: None of an estimate for PyramidSD.
         divergence: 0..1; None of an estimate for PyramidSD.
-        least_divergence: the least that the few prompts of a short measurement leave possible (lower bound, 5 %); else None.
+        least_divergence: the least that the few prompts of a short measurement leave possible
+            (lower bound, 5 %); else None.
     """
 
     predicted_seconds_per_token: float
@@ -87,7 +101,8 @@ class Metrics(Row):
     Args:
         prompts: how many it was measured on.
         speedup_low, speedup_high: ends of the interval.
-        lossless, quality_loss, rouge_l_lost, surprisal_shift, cost_ratio, objection: of the confirmation: see
+        lossless, quality_loss, rouge_l_lost, surprisal_shift, cost_ratio, objection: of the
+        confirmation: see
             `ConstraintChecker.metrics`, and which constraint is broken.
         predicted_seconds_per_token, divergence: what its trial predicted.
         confirmed: whether this is from the confirmation.
@@ -112,7 +127,8 @@ class Metrics(Row):
 
     @property
     def prediction_error(self) -> float | None:
-        """|predicted − measured| / measured seconds per token; None where one of them is missing."""
+        """|predicted − measured| / measured seconds per token; None where one of them is
+        missing."""
         if not usable(self.predicted_seconds_per_token) or not usable(self.seconds_per_token):
             return None
         assert self.predicted_seconds_per_token is not None
@@ -120,7 +136,12 @@ class Metrics(Row):
 
     def filled_from(self, other: Metrics) -> Metrics:
         """With the fields that only `other` has."""
-        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set - self.model_fields_set})
+        return self.model_copy(
+            update={
+                name: getattr(other, name)
+                for name in other.model_fields_set - self.model_fields_set
+            }
+        )
 
 
 class Dropped(Row):
@@ -134,7 +155,8 @@ class Rung(_Part):
 
     Args:
         prompts: ids of the prompts that were new here.
-        figures: of every configuration that was measured, over all prompts so far; plain decoding's first.
+        figures: of every configuration that was measured, over all prompts so far; plain decoding's
+            first.
     """
 
     prompts: list[str] = []
@@ -155,7 +177,8 @@ class Confirmation(_Part):
 
 
 class PredictionErrorRow(Row):
-    """Seconds per token of a replayed configuration: predicted, measured, and predicted / measured − 1."""
+    """Seconds per token of a replayed configuration: predicted, measured, and predicted / measured
+    − 1."""
 
     predicted: float
     measured: float
@@ -173,12 +196,15 @@ class Rollouts(_Part):
     """What the length of a trace's rollouts meant for the search.
 
     Args:
-        beyond: strategy → how many of its configurations were not tried, because their drafts of fixed length are longer.
-        inexact: replays that are estimates, because drafts ended by confidence were longer than a rollout.
+        beyond: strategy → how many of its configurations were not tried, because their drafts of
+            fixed length are longer.
+        inexact: replays that are estimates, because drafts ended by confidence were longer than a
+            rollout.
         replayed: all replays.
 
     >>> Rollouts(length=16, beyond={"pearl": 2}, inexact=0, replayed=60).summary
-    'Not tried, because rollouts of 16 tokens are too short: 2 of pearl. Use a longer `collect --rollout`.'
+    'Not tried, because rollouts of 16 tokens are too short: 2 of pearl. Use a longer `collect
+    --rollout`.'
     """
 
     length: int
@@ -191,11 +217,16 @@ class Rollouts(_Part):
         """A sentence or two on what the rollouts were too short for; empty where they sufficed."""
         found = []
         if self.inexact:
-            found.append(f"{self.inexact} of {self.replayed} replays are estimates: drafts were longer than the rollouts of "
-                         f"{self.length} tokens.")
+            found.append(
+                f"{self.inexact} of {self.replayed} replays are estimates: drafts were "
+                "longer than the rollouts of "
+                f"{self.length} tokens."
+            )
         if self.beyond:
             those = ", ".join(f"{count} of {name}" for name, count in self.beyond.items())
-            found.append(f"Not tried, because rollouts of {self.length} tokens are too short: {those}.")
+            found.append(
+                f"Not tried, because rollouts of {self.length} tokens are too short: {those}."
+            )
         return " ".join([*found, "Use a longer `collect --rollout`."]) if found else ""
 
 
@@ -204,15 +235,18 @@ class TuningEvidence(_Part):
 
     Args:
         trials: every configuration that was replayed or explored.
-        front: indices into `trials` of the Pareto front. Values of replayed and of measured trials come from different prompts:
-            `source` distinguishes them.
+        front: indices into `trials` of the Pareto front. Values of replayed and of measured trials
+            come from different prompts: `source` distinguishes them.
         measured: the last metrics of every configuration that was measured, plain decoding's first.
         left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
         artifacts: kind → digest of what was tuned with.
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
-        temperature: of the requests that the choice is for; None of older evidence, which is greedy.
-        training_prompts: hashes of the prompts of its traces and measurements (`components.prompts.overlap`); None of older evidence.
-        unknown_prompts: what it was tuned with whose prompts are not recorded, so that `training_prompts` lacks them.
+        temperature: of the requests that the choice is for; None of older evidence, which is
+            greedy.
+        training_prompts: hashes of the prompts of its traces and measurements
+            (`components.prompts.overlap`); None of older evidence.
+        unknown_prompts: what it was tuned with whose prompts are not recorded, so that
+            `training_prompts` lacks them.
     """
 
     schema_version: int = 0
@@ -246,32 +280,49 @@ class TuningEvidence(_Part):
     @field_serializer("constraints")
     def _all_limits(self, constraints: Constraints | None) -> dict[str, Any] | None:
         """Limits are written in full, the defaults too; that on samples only where it applies."""
-        return None if constraints is None else constraints.model_dump(exclude=set() if self.temperature else {"max_surprisal_shift"})
+        return (
+            None
+            if constraints is None
+            else constraints.model_dump(
+                exclude=set() if self.temperature else {"max_surprisal_shift"}
+            )
+        )
 
     @classmethod
     def read(cls, value: Mapping[str, Any], where: str = "the tuning evidence") -> TuningEvidence:
         """The evidence that JSON holds, of this version or an older one.
 
         Args:
-            value: evidence, or a `tuning.json`, which has `strategy` and `parameters` at its top, too.
+            value: evidence, or a `tuning.json`, which has `strategy` and `parameters` at its top,
+                too.
             where: what holds it, for the error.
         Raises:
-            DraftwellError: a newer version, or values that cannot be read (`evidence_too_new`, `evidence_unreadable`).
+            DraftwellError: a newer version, or values that cannot be read (`evidence_too_new`,
+                `evidence_unreadable`).
         """
         version = value.get("schema_version", 0)
         if isinstance(version, int) and version > EVIDENCE_VERSION:
-            raise DraftwellError(f"{where} has schema version {version}, and this release reads up to {EVIDENCE_VERSION}: upgrade "
-                                 "Draftwell, or run `draftwell tune` again", code="evidence_too_new")
+            raise DraftwellError(
+                f"{where} has schema version {version}, and this release reads up to "
+                f"{EVIDENCE_VERSION}: upgrade "
+                "Draftwell, or run `draftwell tune` again",
+                code="evidence_too_new",
+            )
         try:
-            return cls.model_validate({"choice": value, **value} if "choice" not in value else dict(value))
+            return cls.model_validate(
+                {"choice": value, **value} if "choice" not in value else dict(value)
+            )
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
-            raise DraftwellError(f"{where} cannot be read, {name}: {first['msg']}: run `draftwell tune` again",
-                                 code="evidence_unreadable") from error
+            raise DraftwellError(
+                f"{where} cannot be read, {name}: {first['msg']}: run `draftwell tune` again",
+                code="evidence_unreadable",
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with the fields that are set; an infinite parameter is the string "Infinity", which reads as one."""
+        """Plain JSON, with the fields that are set; an infinite parameter is the string "Infinity",
+        which reads as one."""
         written: dict[str, Any] = json.loads(self.model_dump_json(exclude_unset=True))
         return written
 
@@ -295,14 +346,20 @@ class TuningEvidence(_Part):
         return self.confirmation.figures if self.confirmation is not None else []
 
     def latest_metrics(self) -> list[Metrics]:
-        """What was measured of every configuration, plain decoding first: of the confirmation, else of its last rung.
+        """What was measured of every configuration, plain decoding first: of the confirmation, else
+        of its last rung.
 
-        Each has what its trial knew, too: target calls, divergence, and the predicted time where that was predicted, not measured.
+        Each has what its trial knew, too: target calls, divergence, and the predicted time where
+        that was predicted, not measured.
         """
         found: dict[StrategyChoice, Metrics] = {}
         for metrics in self._measurements():
             if usable(metrics.seconds_per_token):
-                found[metrics.choice] = found[metrics.choice].filled_from(metrics) if metrics.choice in found else metrics
+                found[metrics.choice] = (
+                    found[metrics.choice].filled_from(metrics)
+                    if metrics.choice in found
+                    else metrics
+                )
         trials = {trial.choice: trial for trial in self.trials}
         filled = [_with_trial(metrics, trials.get(choice)) for choice, metrics in found.items()]
         return sorted(filled, key=lambda metrics: metrics.strategy != PLAIN.name)

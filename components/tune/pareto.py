@@ -1,4 +1,5 @@
-"""The Pareto front: the points that no other point beats in one respect without losing in another."""
+"""The Pareto front: the points that no other point beats in one respect without losing in
+another."""
 
 from __future__ import annotations
 
@@ -14,14 +15,20 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
     Args:
         points: `[points][objectives]`, each objective to be minimised, all finite.
     Raises:
-        DraftwellError: a value that is not finite: nothing dominates a NaN, so it would always be on the front.
+        DraftwellError: a value that is not finite: nothing dominates a NaN, so it would always be
+            on the front.
 
     >>> front([(1, 5), (2, 2), (3, 3), (2, 2)])
     [0, 1, 3]
     """
     if any(not math.isfinite(value) for point in points for value in point):
-        raise DraftwellError("a Pareto front needs finite metrics: repeat the measurement that has none", code="measurement_not_finite")
-    return [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
+        raise DraftwellError(
+            "a Pareto front needs finite metrics: repeat the measurement that has none",
+            code="measurement_not_finite",
+        )
+    return [
+        i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)
+    ]
 
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:

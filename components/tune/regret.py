@@ -4,7 +4,7 @@ r"""The regret of a tuning: how much faster the best of a full measured grid is 
         --traces FOLDER --pad-target 1.1e9
 
 Tuner and grid see the same prompts. The best of a grid is partly the best by luck, so it and the choice are measured again, in turn.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -34,17 +34,42 @@ from serving.recording.trace import TraceSet
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
 GRID = [
-    *(StrategyChoice("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
-    *(StrategyChoice("svip", point) for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})),
-    *(StrategyChoice("spide", point) for point in grid({"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)})),
-    *(StrategyChoice("csd", point) for point in grid({"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)})),
+    *(
+        StrategyChoice("vanilla_sd", point)
+        for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})
+    ),
+    *(
+        StrategyChoice("svip", point)
+        for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})
+    ),
+    *(
+        StrategyChoice("spide", point)
+        for point in grid(
+            {"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)}
+        )
+    ),
+    *(
+        StrategyChoice("csd", point)
+        for point in grid(
+            {"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)}
+        )
+    ),
 ]
 """What a user without a tuner would measure."""
-SETTINGS = TuneSettings(constraints=Constraints(lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0, max_surprisal_shift=0.1),
-                        strategies=("vanilla_sd", "svip", "spide", "csd"), explore=2, measure_top=4, max_tokens=32)
-"""Of the tuner. The whole grid is replayed, and csd's estimated, so that the best of each kind (serial and parallel SPIDE are two) are
-enough to measure: four, and two of csd's. Successive halving leaves two of them after two rungs of two prompts. On 8 prompts these, the
-confirmation and the trials of csd are 1,616 requested tokens; the grid has 7,936. The limits are those of registry/gates.yaml."""
+SETTINGS = TuneSettings(
+    constraints=Constraints(
+        lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0, max_surprisal_shift=0.1
+    ),
+    strategies=("vanilla_sd", "svip", "spide", "csd"),
+    explore=2,
+    measure_top=4,
+    max_tokens=32,
+)
+"""Of the tuner. The whole grid is replayed, and csd's estimated, so that the best of each kind
+(serial and parallel SPIDE are two) are enough to measure: four, and two of csd's. Successive
+halving leaves two of them after two rungs of two prompts. On 8 prompts these, the confirmation and
+the trials of csd are 1,616 requested tokens; the grid has 7,936. The limits are those of
+registry/gates.yaml."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +77,10 @@ class RegretStudy:
     """A tuning and a grid on the same prompts.
 
     Args:
-        inputs: their profile is of the pair as it is loaded; what it took to make is not in the tuner's seconds.
-        choices: the grid; lossy ones count where they keep to the settings' constraints on these prompts.
+        inputs: their profile is of the pair as it is loaded; what it took to make is not in the
+            tuner's seconds.
+        choices: the grid; lossy ones count where they keep to the settings' constraints on these
+            prompts.
         repeats: passes over the prompts of the last comparison.
     """
 
@@ -67,86 +94,166 @@ class RegretStudy:
         """Tune, measure the complete grid, and compare the choice with the grid's best.
 
         Returns:
-            plain JSON: `choice`, `best`, `regret` (seconds per token of the choice over the best's, minus 1) with `regret_low` and
-            `regret_high` (5 % at each end), `tune_seconds`, `grid_seconds`, `time_share`, `regret_percent` and `time_percent` (the
-            same for people, rounded), `grid` (figures of every configuration, with `objection`), `prompts`, `max_tokens`,
-            `padded_to`, and the tuner's `evidence`.
+            plain JSON: `choice`, `best`, `regret` (seconds per token of the choice over the best's,
+                minus 1) with `regret_low` and
+            `regret_high` (5 % at each end), `tune_seconds`, `grid_seconds`, `time_share`,
+            `regret_percent` and `time_percent` (the same for people, rounded), `grid` (figures of
+            every configuration, with `objection`), `prompts`, `max_tokens`, `padded_to`, and the
+            tuner's `evidence`.
         """
         started = time.perf_counter()
-        evidence = tune_strategy(self.inputs, self.settings, self.evaluator(), QualityReader(self.inputs.pair))
+        evidence = tune_strategy(
+            self.inputs, self.settings, self.evaluator(), QualityReader(self.inputs.pair)
+        )
         tune_seconds = time.perf_counter() - started
         started = time.perf_counter()
         figures = self.measure_grid()
         grid_seconds = time.perf_counter() - started
         best = fastest(figures)
         ratio, low, high = self.compare(evidence.choice, best)
-        return {"choice": evidence.choice.to_json(), "best": best.to_json(), "regret": ratio - 1, "regret_low": low - 1,
-                "regret_high": high - 1, "tune_seconds": tune_seconds, "grid_seconds": grid_seconds,
-                "time_share": tune_seconds / grid_seconds, "regret_percent": round(100 * (ratio - 1), 2),
-                "time_percent": round(100 * tune_seconds / grid_seconds, 1),
-                "grid": [figure.model_dump(exclude_unset=True) for figure in figures], "prompts": len(self.inputs.prompts),
-                "max_tokens": self.settings.max_tokens, "padded_to": self.inputs.pair.padded_to, "evidence": evidence.to_json()}
+        return {
+            "choice": evidence.choice.to_json(),
+            "best": best.to_json(),
+            "regret": ratio - 1,
+            "regret_low": low - 1,
+            "regret_high": high - 1,
+            "tune_seconds": tune_seconds,
+            "grid_seconds": grid_seconds,
+            "time_share": tune_seconds / grid_seconds,
+            "regret_percent": round(100 * (ratio - 1), 2),
+            "time_percent": round(100 * tune_seconds / grid_seconds, 1),
+            "grid": [figure.model_dump(exclude_unset=True) for figure in figures],
+            "prompts": len(self.inputs.prompts),
+            "max_tokens": self.settings.max_tokens,
+            "padded_to": self.inputs.pair.padded_to,
+            "evidence": evidence.to_json(),
+        }
 
     def evaluator(self) -> Evaluator:
         """One whose contenders have learnt nothing."""
-        return Evaluator(self.inputs.pair, self.inputs.resources, max_tokens=self.settings.max_tokens, seed=self.settings.seed,
-                         progress=self.progress)
+        return Evaluator(
+            self.inputs.pair,
+            self.inputs.resources,
+            max_tokens=self.settings.max_tokens,
+            seed=self.settings.seed,
+            progress=self.progress,
+        )
 
     def measure_grid(self) -> list[Metrics]:
-        """Figures of every choice on every prompt, plain decoding's first, with the constraint that it breaks, if any."""
+        """Figures of every choice on every prompt, plain decoding's first, with the constraint that
+        it breaks, if any."""
         entrants, prompts = [PLAIN, *self.choices], self.inputs.prompts
         measured = list(zip(entrants, self.evaluator()(entrants, prompts), strict=True))
-        checker = ConstraintChecker(self.settings.constraints, QualityReader(self.inputs.pair), None, {})
-        return [figure.model_copy(update={"objection": checker.objection(choice, prompts, result, measured[0][1])})
-                for figure, (choice, result) in zip(compare_with_plain(measured, seed=self.settings.seed), measured, strict=True)]
+        checker = ConstraintChecker(
+            self.settings.constraints, QualityReader(self.inputs.pair), None, {}
+        )
+        return [
+            figure.model_copy(
+                update={"objection": checker.objection(choice, prompts, result, measured[0][1])}
+            )
+            for figure, (choice, result) in zip(
+                compare_with_plain(measured, seed=self.settings.seed), measured, strict=True
+            )
+        ]
 
     def compare(self, choice: StrategyChoice, best: StrategyChoice) -> tuple[float, float, float]:
-        """Seconds per token of the choice over those of the grid's best, with its interval, both measured again, in turn."""
+        """Seconds per token of the choice over those of the grid's best, with its interval, both
+        measured again, in turn."""
         if choice == best:
             return 1.0, 1.0, 1.0
         evaluator, prompts = self.evaluator(), self.inputs.prompts
         passes = [evaluator([choice, best], prompts, fresh=True) for _ in range(self.repeats)]
         chosen, rival = (sum_of(results) for results in zip(*passes, strict=True))
-        return paired_bootstrap_ratio(chosen.seconds, chosen.tokens, rival.seconds, rival.tokens, seed=self.settings.seed,
-                                      tail=expanded_tail(0.05, len(prompts)))
+        return paired_bootstrap_ratio(
+            chosen.seconds,
+            chosen.tokens,
+            rival.seconds,
+            rival.tokens,
+            seed=self.settings.seed,
+            tail=expanded_tail(0.05, len(prompts)),
+        )
 
 
 def fastest(figures: Sequence[Metrics]) -> StrategyChoice:
     """The choice with the least seconds per token among those that keep to the constraints."""
-    return min((figure for figure in figures if figure.objection is None), key=lambda figure: figure.seconds_per_token).choice
+    return min(
+        (figure for figure in figures if figure.objection is None),
+        key=lambda figure: figure.seconds_per_token,
+    ).choice
 
 
 def sum_of(passes: Sequence[Measured]) -> Measured:
-    """One measurement of several passes over the same prompts: for each prompt all its seconds and all its tokens."""
-    return Measured([sum(seconds) for seconds in zip(*(p.seconds for p in passes), strict=True)],
-                    [list(chain.from_iterable(outputs)) for outputs in zip(*(p.outputs for p in passes), strict=True)],
-                    [sum(calls) for calls in zip(*(p.calls for p in passes), strict=True)])
+    """One measurement of several passes over the same prompts: for each prompt all its seconds and
+    all its tokens."""
+    return Measured(
+        [sum(seconds) for seconds in zip(*(p.seconds for p in passes), strict=True)],
+        [
+            list(chain.from_iterable(outputs))
+            for outputs in zip(*(p.outputs for p in passes), strict=True)
+        ],
+        [sum(calls) for calls in zip(*(p.calls for p in passes), strict=True)],
+    )
 
 
 def summary(report: Mapping[str, Any]) -> str:
     """A report in four lines."""
-    choice, best = (f"{config['strategy']} {config['parameters']}" for config in (report["choice"], report["best"]))
-    return (f"chosen: {choice}\nthe grid's best: {best}\n"
-            f"regret {report['regret_percent']} % [{100 * report['regret_low']:.2f}, {100 * report['regret_high']:.2f}]\n"
-            f"time {report['time_percent']} % of the grid's ({report['tune_seconds']:.0f} of {report['grid_seconds']:.0f} s)")
+    choice, best = (
+        f"{config['strategy']} {config['parameters']}"
+        for config in (report["choice"], report["best"])
+    )
+    return (
+        f"chosen: {choice}\nthe grid's best: {best}\n"
+        f"regret {report['regret_percent']} % [{100 * report['regret_low']:.2f}, "
+        f"{100 * report['regret_high']:.2f}]\n"
+        f"time {report['time_percent']} % of the grid's ({report['tune_seconds']:.0f} of "
+        f"{report['grid_seconds']:.0f} s)"
+    )
 
 
-def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
-         draft: Annotated[Path, typer.Option(help="Folder of the draft.")],
-         artifacts: Annotated[Path, typer.Option(help="Folder with acceptance_table and correction_memory.")],
-         traces: Annotated[Path, typer.Option(help="Folder of a trace of this pair.")],
-         qualifier: Annotated[Path | None, typer.Option(
-             help="Folder of the qualifier, where the pair has one: artifacts and traces are bound to all of its models.")] = None,
-         out: Annotated[Path, typer.Option(help="JSON file of the report.")] = Path("regret.json"),
-         prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts; default: the shipped ones.")] = None,
-         limit: Annotated[int, typer.Option(min=1, help="Use the first N prompts; fewer than 8 choose plain decoding.")] = 8,
-         max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = SETTINGS.max_tokens,
-         trials: Annotated[int | None, typer.Option(min=1, help="Configurations replayed, at most; default: all.")] = SETTINGS.trials,
-         explore: Annotated[int, typer.Option(min=1, help="Configurations of csd that are tried on two prompts.")] = SETTINGS.explore,
-         measure_top: Annotated[int, typer.Option(min=1, help="Replayed configurations that are measured.")] = SETTINGS.measure_top,
-         pad_target: Annotated[float | None, typer.Option(help="Pad the target with zeros to so many parameters.")] = None,
-         dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-         threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores.")] = None) -> None:
+def main(
+    target: Annotated[Path, typer.Option(help="Folder of the target.")],
+    draft: Annotated[Path, typer.Option(help="Folder of the draft.")],
+    artifacts: Annotated[
+        Path, typer.Option(help="Folder with acceptance_table and correction_memory.")
+    ],
+    traces: Annotated[Path, typer.Option(help="Folder of a trace of this pair.")],
+    qualifier: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "Folder of the qualifier, where the pair has one: artifacts and traces are "
+                "bound to all of its models."
+            )
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="JSON file of the report.")] = Path("regret.json"),
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL of prompts; default: the shipped ones.")
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(min=1, help="Use the first N prompts; fewer than 8 choose plain decoding."),
+    ] = 8,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens per prompt.")
+    ] = SETTINGS.max_tokens,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Configurations replayed, at most; default: all.")
+    ] = SETTINGS.trials,
+    explore: Annotated[
+        int, typer.Option(min=1, help="Configurations of csd that are tried on two prompts.")
+    ] = SETTINGS.explore,
+    measure_top: Annotated[
+        int, typer.Option(min=1, help="Replayed configurations that are measured.")
+    ] = SETTINGS.measure_top,
+    pad_target: Annotated[
+        float | None, typer.Option(help="Pad the target with zeros to so many parameters.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: all cores.")
+    ] = None,
+) -> None:
     """Measure the tuner's regret on a pair (one parameter for each flag)."""
     from components.calibrate.hardware_profile import measure_profile
     from components.prompts.prompt import demo_prompts, read_prompts
@@ -160,14 +267,29 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     with using_threads(threads):
         files = PairFiles(target.name, target, draft, qualifier)
-        pair = load_pair(files, LoadSettings.model_validate({"dtype": dtype, "pad_target": pad_target, "qualifier": False}))
-        tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
-                       for cls in (AcceptanceTable, CorrectionMemory)}
+        pair = load_pair(
+            files,
+            LoadSettings.model_validate(
+                {"dtype": dtype, "pad_target": pad_target, "qualifier": False}
+            ),
+        )
+        tables: Any = {
+            cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
+            for cls in (AcceptanceTable, CorrectionMemory)
+        }
         made = measure_profile(pair, provenance(pair))
         resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
-        inputs = TuneInputs(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made)
+        inputs = TuneInputs(
+            pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made
+        )
         settings = SETTINGS.model_copy(
-            update={"trials": trials, "explore": explore, "measure_top": measure_top, "max_tokens": max_tokens})
+            update={
+                "trials": trials,
+                "explore": explore,
+                "measure_top": measure_top,
+                "max_tokens": max_tokens,
+            }
+        )
         report = RegretStudy(inputs, settings, progress=show_finished).run()
     write_atomically(out, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
     typer.echo(summary(report))

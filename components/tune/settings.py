@@ -1,4 +1,5 @@
-"""Settings of a tuning: the one place for each default, the same for the command line, the flows and the workers."""
+"""Settings of a tuning: the one place for each default, the same for the command line, the flows
+and the workers."""
 
 from __future__ import annotations
 
@@ -18,15 +19,33 @@ class Constraints(_TuneSettings):
     """Limits that a choice must keep to."""
 
     lossless_only: bool = Field(True, description="choose among lossless strategies only")
-    max_quality_loss: float | None = Field(None, ge=0, le=1, description="of a lossy choice: relative loss, at most, in the share of "
-                                           "tokens that are the target's argmax, compared with plain decoding; None: no limit")
-    max_rouge_l_loss: float | None = Field(None, ge=0, description="ROUGE-L points that a lossy choice may lose to plain decoding, where "
-                                           "prompts have references; None: no limit")
+    max_quality_loss: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="of a lossy choice: relative loss, at most, in the share of "
+        "tokens that are the target's argmax, compared with plain decoding; None: no limit",
+    )
+    max_rouge_l_loss: float | None = Field(
+        None,
+        ge=0,
+        description="ROUGE-L points that a lossy choice may lose to plain decoding, where "
+        "prompts have references; None: no limit",
+    )
     max_surprisal_shift: float | None = Field(
-        None, ge=0, description="of a lossy choice for sampled requests: nats a token, at most, by which the target finds its texts more "
-        "or less likely than plain decoding's at the same temperature; None: no limit")
-    max_cost_ratio: float | None = Field(None, gt=0, allow_inf_nan=False, description="target calls per token, at most, over those of "
-                                         "vanilla SD at its fastest gamma; None: no limit")
+        None,
+        ge=0,
+        description="of a lossy choice for sampled requests: nats a token, at most, by which the "
+        "target finds its texts more "
+        "or less likely than plain decoding's at the same temperature; None: no limit",
+    )
+    max_cost_ratio: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="target calls per token, at most, over those of "
+        "vanilla SD at its fastest gamma; None: no limit",
+    )
 
     def objection(self, metrics: Mapping[str, Any]) -> str | None:
         """Why metrics of `ConstraintChecker.metrics` break a limit, or None."""
@@ -35,14 +54,30 @@ class Constraints(_TuneSettings):
         loss, lost, cost = metrics["quality_loss"], metrics["rouge_l_lost"], metrics["cost_ratio"]
         shift = metrics.get("surprisal_shift")
         if self.max_quality_loss is not None and loss > self.max_quality_loss:
-            return f"it loses {loss:.3f} of the target's own tokens, and at most {self.max_quality_loss:g} is allowed"
+            return (
+                f"it loses {loss:.3f} of the target's own tokens, and at most "
+                f"{self.max_quality_loss:g} is allowed"
+            )
         if lost is not None and self.max_rouge_l_loss is not None and lost > self.max_rouge_l_loss:
-            return f"it loses {lost:.1f} points of ROUGE-L, and at most {self.max_rouge_l_loss:g} are allowed"
-        if shift is not None and self.max_surprisal_shift is not None and shift > self.max_surprisal_shift:
-            return (f"the target finds its samples {shift:.3f} nats a token more or less likely than plain decoding's, and at most "
-                    f"{self.max_surprisal_shift:g} are allowed")
+            return (
+                f"it loses {lost:.1f} points of ROUGE-L, and at most {self.max_rouge_l_loss:g} "
+                "are allowed"
+            )
+        if (
+            shift is not None
+            and self.max_surprisal_shift is not None
+            and shift > self.max_surprisal_shift
+        ):
+            return (
+                f"the target finds its samples {shift:.3f} nats a token more or less "
+                "likely than plain decoding's, and at most "
+                f"{self.max_surprisal_shift:g} are allowed"
+            )
         if self.max_cost_ratio is not None and cost is not None and cost > self.max_cost_ratio:
-            return f"it costs {cost:.2f} times the target calls of vanilla SD, and at most {self.max_cost_ratio:g} times is allowed"
+            return (
+                f"it costs {cost:.2f} times the target calls of vanilla SD, and at most "
+                f"{self.max_cost_ratio:g} times is allowed"
+            )
         return None
 
 
@@ -50,15 +85,49 @@ class TuneSettings(_TuneSettings):
     """What is tried, how much is measured, and what a choice must keep to."""
 
     constraints: Constraints = Field(default_factory=Constraints)
-    temperature: float = Field(0.0, ge=0, le=2, description="of the requests that the choice is for: 0 for greedy ones; above 0 it is for "
-                               "all sampled ones. The trace's must be the same")
-    strategies: tuple[str, ...] | None = Field(None, description="names to choose among; None: all that are allowed and possible")
-    trials: int | None = Field(None, ge=1, description="configurations tried by replay, at most, over all strategies; None: all there are")
-    explore: int = Field(5, ge=1, description="configurations of each strategy that no replay predicts; each is measured on 2 prompts")
-    measure_top: int = Field(5, ge=1, description="replayed configurations that are measured; of explored ones half as many, rounded up")
-    max_tokens: int = Field(64, ge=1, description="tokens per measured prompt; replay predicts as many, or all that the trace's texts have")
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="of the requests that the choice is for: 0 for greedy ones; above 0 it is for "
+        "all sampled ones. The trace's must be the same",
+    )
+    strategies: tuple[str, ...] | None = Field(
+        None, description="names to choose among; None: all that are allowed and possible"
+    )
+    trials: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "configurations tried by replay, at most, over all strategies; None: all there are"
+        ),
+    )
+    explore: int = Field(
+        5,
+        ge=1,
+        description=(
+            "configurations of each strategy that no replay predicts; each is measured on 2 prompts"
+        ),
+    )
+    measure_top: int = Field(
+        5,
+        ge=1,
+        description=(
+            "replayed configurations that are measured; of explored ones half as many, rounded up"
+        ),
+    )
+    max_tokens: int = Field(
+        64,
+        ge=1,
+        description=(
+            "tokens per measured prompt; replay predicts as many, or all that the trace's "
+            "texts have"
+        ),
+    )
     seed: int = 0
-    overlap: bool = Field(True, description="whether forward passes that a strategy overlaps run at once")
+    overlap: bool = Field(
+        True, description="whether forward passes that a strategy overlaps run at once"
+    )
 
 
 DEFAULTS = TuneSettings()

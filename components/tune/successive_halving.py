@@ -1,10 +1,12 @@
-"""Successive halving: many configurations on few prompts, then fewer on more (Jamieson & Talwalkar 2016); at last a confirmation.
+"""Successive halving: many configurations on few prompts, then fewer on more (Jamieson & Talwalkar
+2016); at last a confirmation.
 
-Plain decoding and the champion are measured with the others in every rung, interleaved. A rung takes prompts that no earlier rung
-had, and what was measured adds up. The configuration that looks best after the last rung was partly chosen by luck, so nothing is
-decided there: a *confirmation* measures the last two, plain decoding, the champion and `default` again, and only its figures
-count. It takes all prompts, those of the rungs among them, since there are too few to keep some back: luck of the clock is left out of its
-bound, a liking for these prompts is not.
+Plain decoding and the champion are measured with the others in every rung, interleaved. A rung
+takes prompts that no earlier rung had, and what was measured adds up. The configuration that looks
+best after the last rung was partly chosen by luck, so nothing is decided there: a *confirmation*
+measures the last two, plain decoding, the champion and `default` again, and only its figures count.
+It takes all prompts, those of the rungs among them, since there are too few to keep some back: luck
+of the clock is left out of its bound, a liking for these prompts is not.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from serving.runtime.strategies import PLAIN, StrategyChoice
 
 FINALISTS = 2
 TAIL = 0.05
-"""Probability, at most, that a lower bound is above the truth; shared among the configurations that a confirmation compares."""
+"""Probability, at most, that a lower bound is above the truth; shared among the configurations that
+a confirmation compares."""
 
-Violates = Callable[[StrategyChoice, Sequence[Prompt], Measured, Measured], ConstraintViolation | None]
-"""Why a choice breaks a constraint on these prompts, or None; the last argument is plain decoding's measurement."""
+Violates = Callable[
+    [StrategyChoice, Sequence[Prompt], Measured, Measured], ConstraintViolation | None
+]
+"""Why a choice breaks a constraint on these prompts, or None; the last argument is plain decoding's
+measurement."""
 Pairs = Sequence[tuple[StrategyChoice, Measured]]
 
 
@@ -35,7 +41,8 @@ class HalvingResult:
     """The rungs, and the confirmation.
 
     Args:
-        confirmation: figures over all prompts, plain decoding's first, then the champion's where there is one.
+        confirmation: figures over all prompts, plain decoding's first, then the champion's where
+            there is one.
         confirmed: what they were made from, in the same order.
         tail: probability left out at each end of the confirmation's intervals.
     """
@@ -46,16 +53,26 @@ class HalvingResult:
     tail: float
 
 
-def successive_halving(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *,
-                       champion: StrategyChoice | None = None, default: StrategyChoice | None = None, first: int = 2, seed: int = 0,
-                       violates: Violates | None = None) -> HalvingResult:
+def successive_halving(
+    evaluate: Evaluate,
+    choices: Sequence[StrategyChoice],
+    prompts: Sequence[Prompt],
+    *,
+    champion: StrategyChoice | None = None,
+    default: StrategyChoice | None = None,
+    first: int = 2,
+    seed: int = 0,
+    violates: Violates | None = None,
+) -> HalvingResult:
     """Narrow choices down to two, and confirm these.
 
     Args:
         choices: the challengers, best first: where speeds are equal the order stays.
         champion: what is served now; measured in every rung and in the confirmation, never dropped.
-        default: what is measured in the confirmation even if two prompts of a rung spoke against it.
-        first: prompts of the first rung; each further one takes as many new ones as all before it together.
+        default: what is measured in the confirmation even if two prompts of a rung spoke against
+            it.
+        first: prompts of the first rung; each further one takes as many new ones as all before it
+            together.
         seed: of the bootstrap.
         violates: constraints, asked after every rung; a choice that surely breaks one leaves.
     """
@@ -67,30 +84,55 @@ def successive_halving(evaluate: Evaluate, choices: Sequence[StrategyChoice], pr
     while len(survivors) > FINALISTS and start < len(prompts):
         end = min(len(prompts), max(first, 2 * start))
         entrants = [*always, *survivors]
-        for choice, more in zip(entrants, measure_all(evaluate, entrants, prompts[start:end]), strict=True):
+        for choice, more in zip(
+            entrants, measure_all(evaluate, entrants, prompts[start:end]), strict=True
+        ):
             so_far[choice] = so_far[choice] + more if choice in so_far else more
         figures = compare_with_plain([(choice, so_far[choice]) for choice in entrants], seed=seed)
-        violations = {choice: violates(choice, prompts[:end], so_far[choice], so_far[PLAIN]) for choice in survivors} if violates else {}
+        violations = (
+            {
+                choice: violates(choice, prompts[:end], so_far[choice], so_far[PLAIN])
+                for choice in survivors
+            }
+            if violates
+            else {}
+        )
         survivors, dropped = drop(figures, survivors, violations, last=end == len(prompts))
-        rungs.append(Rung(prompts=[prompt.id for prompt in prompts[start:end]], figures=figures, dropped=dropped))
+        rungs.append(
+            Rung(
+                prompts=[prompt.id for prompt in prompts[start:end]],
+                figures=figures,
+                dropped=dropped,
+            )
+        )
         start = end
     finalists = [*always, *survivors[:FINALISTS]]
     if default is not None and default not in finalists:
         finalists.append(default)
-    confirmed = list(zip(finalists, measure_all(evaluate, finalists, prompts, fresh=True), strict=True))
+    confirmed = list(
+        zip(finalists, measure_all(evaluate, finalists, prompts, fresh=True), strict=True)
+    )
     tail = TAIL / max(1, len(finalists) - 1)
-    return HalvingResult(rungs, compare_with_plain(confirmed, seed=seed, tail=tail), confirmed, tail)
+    return HalvingResult(
+        rungs, compare_with_plain(confirmed, seed=seed, tail=tail), confirmed, tail
+    )
 
 
-def drop(figures: Sequence[Metrics], survivors: Sequence[StrategyChoice],
-         violations: Mapping[StrategyChoice, ConstraintViolation | None], *, last: bool) -> tuple[list[StrategyChoice], list[Dropped]]:
-    """Who stays, fastest first, and who leaves: whoever surely breaks a constraint, and the slower half of the others.
+def drop(
+    figures: Sequence[Metrics],
+    survivors: Sequence[StrategyChoice],
+    violations: Mapping[StrategyChoice, ConstraintViolation | None],
+    *,
+    last: bool,
+) -> tuple[list[StrategyChoice], list[Dropped]]:
+    """Who stays, fastest first, and who leaves: whoever surely breaks a constraint, and the slower
+    half of the others.
 
-    Where both leaders are in doubt, the second place goes to the fastest that is not: otherwise a confirmation that proves the
-    doubts right would have nothing left to choose.
+    Where both leaders are in doubt, the second place goes to the fastest that is not: otherwise a
+    confirmation that proves the doubts right would have nothing left to choose.
 
-    After the last rung all but two leave, as only these are confirmed; where the interval of one of them overlaps the leader's,
-    it is noted that chance may have decided.
+    After the last rung all but two leave, as only these are confirmed; where the interval of one of
+    them overlaps the leader's, it is noted that chance may have decided.
     """
     by_choice = {metrics.choice: metrics for metrics in figures}
     fitting, dropped = [], []
@@ -124,14 +166,28 @@ def speedup_of(metrics: Metrics) -> float:
 
 
 def compare_with_plain(measured: Pairs, *, seed: int = 0, tail: float = TAIL) -> list[Metrics]:
-    """Figures of every choice against the first, which is plain decoding; `tail` is what really lies beyond a bound."""
+    """Figures of every choice against the first, which is plain decoding; `tail` is what really
+    lies beyond a bound."""
     figures = []
     base = measured[0][1]
     tail = expanded_tail(tail, len(base.seconds))
     for choice, result in measured:
-        ratio, low, high = paired_bootstrap_ratio(base.seconds, base.tokens, result.seconds, result.tokens, tail=tail, seed=seed)
-        paces = [seconds / tokens for seconds, tokens in zip(result.seconds, result.tokens, strict=True)]
-        figures.append(Metrics.of(
-            choice, prompts=len(paces), median_seconds_per_token=median(paces), seconds_per_token=result.pace,
-            target_calls_per_token=result.calls_per_token, speedup=ratio, speedup_low=low, speedup_high=high))
+        ratio, low, high = paired_bootstrap_ratio(
+            base.seconds, base.tokens, result.seconds, result.tokens, tail=tail, seed=seed
+        )
+        paces = [
+            seconds / tokens for seconds, tokens in zip(result.seconds, result.tokens, strict=True)
+        ]
+        figures.append(
+            Metrics.of(
+                choice,
+                prompts=len(paces),
+                median_seconds_per_token=median(paces),
+                seconds_per_token=result.pace,
+                target_calls_per_token=result.calls_per_token,
+                speedup=ratio,
+                speedup_low=low,
+                speedup_high=high,
+            )
+        )
     return figures

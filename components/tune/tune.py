@@ -1,9 +1,11 @@
 """Tuning: which strategy, with which parameters, for this pair, this machine and these prompts.
 
-Replay over a trace predicts many configurations without a model, and those that no replay can predict are tried briefly. The best of
-both are measured by successive halving together with plain decoding and the champion. A configuration is chosen only if it keeps to
-the constraints and is surely faster than plain decoding in a measurement of its own, made after it was selected: its times had no part
-in that, some of its prompts had (`successive_halving`). The gate judges it on prompts that had none.
+Replay over a trace predicts many configurations without a model, and those that no replay can
+predict are tried briefly. The best of both are measured by successive halving together with plain
+decoding and the champion. A configuration is chosen only if it keeps to the constraints and is
+surely faster than plain decoding in a measurement of its own, made after it was selected: its times
+had no part in that, some of its prompts had (`successive_halving`). The gate judges it on prompts
+that had none.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources,
 
 SPECDEC_PP = "specdec_pp"
 ALWAYS_CONFIRMED = "hybrid"
-"""It needs no thresholds and weighs every draft, so two prompts of a rung are no reason to leave it out."""
+"""It needs no thresholds and weighs every draft, so two prompts of a rung are no reason to leave it
+out."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class TuneInputs:
 
     Args:
         trace: of this pair, at the temperature of the settings.
-        prompts: what is measured on; others than the trace's show what the choice is worth on new ones.
+        prompts: what is measured on; others than the trace's show what the choice is worth on new
+            ones.
         resources: artifacts; a strategy that lacks one is left out, and the evidence reports it.
         profile: of this pair as it is loaded.
         champion: what is served now; measured throughout, and chosen if it is still the best.
@@ -88,8 +92,9 @@ class TuneHooks:
     """Who helps, and who is kept informed.
 
     Args:
-        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is loaded here scores (`without_scores`).
-            Measurements are always made here, one at a time, because they are timings.
+        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is
+            loaded here scores (`without_scores`). Measurements are always made here, one at a time,
+            because they are timings.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
         progress: called with (replays done, all, strategy).
     """
@@ -101,7 +106,8 @@ class TuneHooks:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """What the search found: trials by replay and by first measurements, estimates, and two references."""
+    """What the search found: trials by replay and by first measurements, estimates, and two
+    references."""
 
     search: Search
     few: Sequence[Prompt]
@@ -121,8 +127,14 @@ class _Candidates:
         return [self.plain, *([self.vanilla] if self.vanilla else []), *self.estimates]
 
 
-def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None = None,
-                  files: TuneFiles | None = None, hooks: TuneHooks | None = None) -> TuningEvidence:
+def tune_strategy(
+    inputs: TuneInputs,
+    settings: TuneSettings,
+    evaluate: Evaluate,
+    quality: QualityOf | None = None,
+    files: TuneFiles | None = None,
+    hooks: TuneHooks | None = None,
+) -> TuningEvidence:
     """Choose a strategy and its parameters.
 
     Args:
@@ -131,37 +143,65 @@ def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate
     Returns:
         the choice, the reason, and all that it rests on.
     Raises:
-        ContextTooLong: a prompt is too long for a model that may read it; nothing has been replayed or measured then.
-        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy, a study of another search, a
-            measurement that is not a number.
+        ContextTooLong: a prompt is too long for a model that may read it; nothing has been replayed
+            or measured then.
+        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit
+            strategy, a study of another search, a measurement that is not a number.
     """
     files, hooks = files or TuneFiles(), hooks or TuneHooks()
     inputs = check_inputs(inputs, settings)
     names, left_out = choose_strategies(inputs.pair, inputs.resources, settings, quality)
-    if why := unfit_champion(inputs.pair, inputs.resources, inputs.champion, quality, settings.temperature):
+    if why := unfit_champion(
+        inputs.pair, inputs.resources, inputs.champion, quality, settings.temperature
+    ):
         left_out["champion"], inputs = why, replace(inputs, champion=None)
     check_contexts(inputs, names, settings.max_tokens)
     evaluate = ResumableEvaluator(evaluate, files.rungs, resume_subject(inputs, settings))
     found = find_candidates(inputs, settings, names, evaluate, quality, files, hooks)
     checker = checker_for(found, settings, evaluate, quality)
-    allowed = [trial for trial in found.tried if settings.constraints.objection(trial_metrics(trial, checker, found.few)) is None]
-    best = [*shortlist([t for t in allowed if t.source == "replayed"], settings.measure_top),
-            *shortlist([t for t in allowed if t.source == "measured"], (settings.measure_top + 1) // 2)]
-    halved = successive_halving(evaluate, [trial.choice for trial in best], inputs.prompts, champion=inputs.champion,
-                                default=default_among(allowed), seed=settings.seed, violates=checker.violation)
+    allowed = [
+        trial
+        for trial in found.tried
+        if settings.constraints.objection(trial_metrics(trial, checker, found.few)) is None
+    ]
+    best = [
+        *shortlist([t for t in allowed if t.source == "replayed"], settings.measure_top),
+        *shortlist([t for t in allowed if t.source == "measured"], (settings.measure_top + 1) // 2),
+    ]
+    halved = successive_halving(
+        evaluate,
+        [trial.choice for trial in best],
+        inputs.prompts,
+        champion=inputs.champion,
+        default=default_among(allowed),
+        seed=settings.seed,
+        violates=checker.violation,
+    )
     confirmed = with_constraints(halved, checker, inputs.prompts)
     choice, reason = decide(confirmed, halved.tail, len(found.tried), len(allowed))
     return TuningEvidence(
-        **findings_of(found.tried, halved, confirmed, found.references), **circumstances_of(inputs, settings, found.search),
-        choice=choice, reason=reason, left_out=left_out, rollouts=rollouts_of(found.search, names, found.replayed))
+        **findings_of(found.tried, halved, confirmed, found.references),
+        **circumstances_of(inputs, settings, found.search),
+        choice=choice,
+        reason=reason,
+        left_out=left_out,
+        rollouts=rollouts_of(found.search, names, found.replayed),
+    )
 
 
 def default_among(allowed: Sequence[Trial]) -> StrategyChoice | None:
-    """The strategy that is always confirmed, with its default parameters or else as it was fastest; None where it was not tried, or may not
-    be chosen."""
+    """The strategy that is always confirmed, with its default parameters or else as it was fastest;
+    None where it was not tried, or may not be chosen."""
     fits = [trial for trial in allowed if trial.choice.name == ALWAYS_CONFIRMED]
     usual = find_strategy(ALWAYS_CONFIRMED).Config().model_dump()
-    best = min(fits, key=lambda one: ({**usual, **one.choice.parameters} != usual, one.predicted_seconds_per_token), default=None)
+    best = min(
+        fits,
+        key=lambda one: (
+            {**usual, **one.choice.parameters} != usual,
+            one.predicted_seconds_per_token,
+        ),
+        default=None,
+    )
     return None if best is None else best.choice
 
 
@@ -169,112 +209,226 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
     """The inputs with the trace bound to the pair; what could not be tuned is refused.
 
     Raises:
-        DraftwellError: no prompts (`no_prompts`), lossy strategies without a limit of their loss (`no_quality_limit`), a cost limit
-            without a draft model (`no_draft_model`), a trace or a hardware profile of another pair.
+        DraftwellError: no prompts (`no_prompts`), lossy strategies without a limit of their loss
+            (`no_quality_limit`), a cost limit without a draft model (`no_draft_model`), a trace or
+            a hardware profile of another pair.
     """
     if not inputs.prompts:
-        raise DraftwellError("there are no prompts to measure on: name a file that has some", code="no_prompts")
+        raise DraftwellError(
+            "there are no prompts to measure on: name a file that has some", code="no_prompts"
+        )
     limits = settings.constraints
     if not limits.lossless_only and limits.max_quality_loss is None:
-        raise DraftwellError("lossy strategies need a limit of what they may lose: set max_quality_loss in Constraints, such as 0.1",
-                             code="no_quality_limit")
+        raise DraftwellError(
+            (
+                "lossy strategies need a limit of what they may lose: set max_quality_loss in "
+                "Constraints, such as 0.1"
+            ),
+            code="no_quality_limit",
+        )
     if limits.max_cost_ratio is not None and "draft" not in inputs.pair.models:
-        raise DraftwellError("a cost ratio is relative to vanilla SD, which needs a draft model: leave --max-cost-ratio out",
-                             code="no_draft_model")
+        raise DraftwellError(
+            (
+                "a cost ratio is relative to vanilla SD, which needs a draft model: leave "
+                "--max-cost-ratio out"
+            ),
+            code="no_draft_model",
+        )
     bound = TraceSet(inputs.trace.folder, fingerprint=inputs.pair.fingerprint)
     check_temperature(bound, settings.temperature)
     owner, fingerprint = inputs.profile.provenance, inputs.pair.fingerprint
     if owner.fingerprint and owner.fingerprint != fingerprint:
-        raise ArtifactError(f"the hardware profile belongs to pair {owner.pair} with fingerprint {owner.fingerprint[:12]}, not "
-                            f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)", code="foreign_profile")
+        raise ArtifactError(
+            f"the hardware profile belongs to pair {owner.pair} with fingerprint "
+            f"{owner.fingerprint[:12]}, not "
+            f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)",
+            code="foreign_profile",
+        )
     return replace(inputs, trace=bound)
 
 
 def check_contexts(inputs: TuneInputs, names: Sequence[str], max_tokens: int) -> None:
-    """Refuse a prompt that is too long for a model of any strategy that may be measured, before anything is."""
+    """Refuse a prompt that is too long for a model of any strategy that may be measured, before
+    anything is."""
     wanted = [PLAIN.name, *names, *([inputs.champion.name] if inputs.champion is not None else [])]
-    encode_all(inputs.pair, inputs.prompts, max_tokens, {role for name in wanted for role in find_strategy(name).roles})
+    encode_all(
+        inputs.pair,
+        inputs.prompts,
+        max_tokens,
+        {role for name in wanted for role in find_strategy(name).roles},
+    )
 
 
 def resume_subject(inputs: TuneInputs, settings: TuneSettings) -> dict[str, Any]:
-    """What measurements depend on besides choices and prompts: a resume file of anything else is not used."""
+    """What measurements depend on besides choices and prompts: a resume file of anything else is
+    not used."""
     pair = inputs.pair
-    return {"fingerprint": pair.fingerprint, "device_class": inputs.profile.provenance.device_class,
-            "artifacts": artifacts_of(inputs.resources), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
-            "padded_to": pair.padded_to, "threads": torch.get_num_threads()}
+    return {
+        "fingerprint": pair.fingerprint,
+        "device_class": inputs.profile.provenance.device_class,
+        "artifacts": artifacts_of(inputs.resources),
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "padded_to": pair.padded_to,
+        "threads": torch.get_num_threads(),
+    }
 
 
-def find_candidates(inputs: TuneInputs, settings: TuneSettings, names: Sequence[str], evaluate: Evaluate, quality: QualityOf | None,
-                    files: TuneFiles, hooks: TuneHooks) -> _Candidates:
-    """Search the strategies' spaces: by replay where a trace predicts them, else by short measurements."""
+def find_candidates(
+    inputs: TuneInputs,
+    settings: TuneSettings,
+    names: Sequence[str],
+    evaluate: Evaluate,
+    quality: QualityOf | None,
+    files: TuneFiles,
+    hooks: TuneHooks,
+) -> _Candidates:
+    """Search the strategies' spaces: by replay where a trace predicts them, else by short
+    measurements."""
     texts = texts_for(inputs.pair, inputs.trace, inputs.resources, names)
     log = TrialLog(files.study, named=files.named)
-    search = Search(texts, inputs.resources, inputs.profile, min(settings.max_tokens, texts.max_tokens), settings.overlap, log,
-                    inputs.trace.digest(), settings.seed)
-    rescues = None if settings.temperature > 0 else RescueModel.read(
-        inputs.trace, texts, inputs.resources, inputs.profile, search.max_tokens)
-    explorer = Explorer(inputs.pair, search, evaluate, quality, inputs.prompts, inputs.profile, rescues,
-                        settings.constraints.max_quality_loss)
+    search = Search(
+        texts,
+        inputs.resources,
+        inputs.profile,
+        min(settings.max_tokens, texts.max_tokens),
+        settings.overlap,
+        log,
+        inputs.trace.digest(),
+        settings.seed,
+    )
+    rescues = (
+        None
+        if settings.temperature > 0
+        else RescueModel.read(
+            inputs.trace, texts, inputs.resources, inputs.profile, search.max_tokens
+        )
+    )
+    explorer = Explorer(
+        inputs.pair,
+        search,
+        evaluate,
+        quality,
+        inputs.prompts,
+        inputs.profile,
+        rescues,
+        settings.constraints.max_quality_loss,
+    )
     log.check({name: explorer.describe(name) for name in names})
     spread = without_scores(hooks.spread) if hooks.spread is not None else None
-    replayed = search.run([name for name in names if name in REPLAYED], settings.trials, spread=spread, log=hooks.log,
-                          progress=hooks.progress)
-    explored, estimates = explorer.run([name for name in names if name in MEASURED], settings.explore)
+    replayed = search.run(
+        [name for name in names if name in REPLAYED],
+        settings.trials,
+        spread=spread,
+        log=hooks.log,
+        progress=hooks.progress,
+    )
+    explored, estimates = explorer.run(
+        [name for name in names if name in MEASURED], settings.explore
+    )
     vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
-    return _Candidates(search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla)
+    return _Candidates(
+        search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla
+    )
 
 
 def without_scores(spread: Spread) -> Spread:
-    """The same for all but SpecDec++, whose rollouts were scored by the draft that is loaded here."""
+    """The same for all but SpecDec++, whose rollouts were scored by the draft that is loaded
+    here."""
 
-    def others(search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]) -> None:
+    def others(
+        search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]
+    ) -> None:
         if rest := [choice for choice in choices if choice.name != SPECDEC_PP]:
             spread(search, rest, found)
 
     return others
 
 
-def texts_for(pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]) -> Texts:
-    """The trace's texts; with the acceptance head's predictions along their rollouts where SpecDec++ is to be replayed."""
+def texts_for(
+    pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]
+) -> Texts:
+    """The trace's texts; with the acceptance head's predictions along their rollouts where
+    SpecDec++ is to be replayed."""
     head: Any = resources.artifacts.get(AcceptanceHead.kind)
-    return texts_of(trace, lambda texts: score_rollouts(pair, texts, head)) if SPECDEC_PP in names else texts_of(trace)
+    return (
+        texts_of(trace, lambda texts: score_rollouts(pair, texts, head))
+        if SPECDEC_PP in names
+        else texts_of(trace)
+    )
 
 
-def checker_for(found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None) -> ConstraintChecker:
+def checker_for(
+    found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None
+) -> ConstraintChecker:
     """What compares configurations with the constraints."""
-    calls = {trial.choice: float(trial.target_calls_per_token or 0) for trial in [found.plain, *found.replayed]}
+    calls = {
+        trial.choice: float(trial.target_calls_per_token or 0)
+        for trial in [found.plain, *found.replayed]
+    }
     if found.vanilla is None:
         return ConstraintChecker(settings.constraints, quality, None, calls)
-    return ConstraintChecker(settings.constraints, quality, found.vanilla.target_calls_per_token, calls,
-                             VanillaBaseline(evaluate, found.vanilla.choice))
+    return ConstraintChecker(
+        settings.constraints,
+        quality,
+        found.vanilla.target_calls_per_token,
+        calls,
+        VanillaBaseline(evaluate, found.vanilla.choice),
+    )
 
 
-def trial_metrics(trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt]) -> dict[str, Any]:
-    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that explored ones were measured on.
+def trial_metrics(
+    trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt]
+) -> dict[str, Any]:
+    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that
+    explored ones were measured on.
 
-    So few tokens leave much open: what loses too much is dropped here only if it surely does, later rungs see more of it.
+    So few tokens leave much open: what loses too much is dropped here only if it surely does, later
+    rungs see more of it.
     """
     calls = trial.target_calls_per_token
     loss = trial.divergence if trial.least_divergence is None else trial.least_divergence
-    return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": loss or 0.0, "rouge_l_lost": None,
-            "surprisal_shift": None, "cost_ratio": None if calls is None else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS)}
+    return {
+        "lossless": find_strategy(trial.strategy).lossless,
+        "quality_loss": loss or 0.0,
+        "rouge_l_lost": None,
+        "surprisal_shift": None,
+        "cost_ratio": None
+        if calls is None
+        else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS),
+    }
 
 
-def with_constraints(halved: HalvingResult, checker: ConstraintChecker, prompts: Sequence[Prompt]) -> list[Metrics]:
+def with_constraints(
+    halved: HalvingResult, checker: ConstraintChecker, prompts: Sequence[Prompt]
+) -> list[Metrics]:
     """The confirmation's figures with quality, cost and the constraint that each breaks, if any."""
     plain = halved.confirmed[0][1]
     confirmed = []
     for figure, (choice, measured) in zip(halved.confirmation, halved.confirmed, strict=True):
         found = checker.metrics(choice, prompts, measured, plain)
-        confirmed.append(figure.model_copy(update={**found, "objection": checker.constraints.objection(found)}))
+        confirmed.append(
+            figure.model_copy(update={**found, "objection": checker.constraints.objection(found)})
+        )
     return confirmed
 
 
 def circumstances_of(inputs: TuneInputs, settings: TuneSettings, search: Search) -> dict[str, Any]:
     """What the evidence's figures depend on."""
     pair = inputs.pair
-    return {"champion": inputs.champion, "constraints": settings.constraints, "trace_digest": search.trace_digest,
-            "artifacts": artifacts_of(inputs.resources), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
-            "device_class": inputs.profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(inputs.prompts),
-            "prompts_digest": prompts_digest(inputs.prompts), "max_tokens": settings.max_tokens, "replayed_tokens": search.max_tokens,
-            "temperature": settings.temperature, "seed": settings.seed}
+    return {
+        "champion": inputs.champion,
+        "constraints": settings.constraints,
+        "trace_digest": search.trace_digest,
+        "artifacts": artifacts_of(inputs.resources),
+        "fingerprint": pair.fingerprint,
+        "padded_to": pair.padded_to,
+        "device_class": inputs.profile.provenance.device_class,
+        "machine": describe_machine(pair),
+        "prompts": len(inputs.prompts),
+        "prompts_digest": prompts_digest(inputs.prompts),
+        "max_tokens": settings.max_tokens,
+        "replayed_tokens": search.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+    }

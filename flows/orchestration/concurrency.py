@@ -1,9 +1,11 @@
-"""Concurrency: one flow at a time for a pair, in the order of the week, and one at a time on the machine's accelerator.
+"""Concurrency: one flow at a time for a pair, in the order of the week, and one at a time on the
+machine's accelerator.
 
-Both are global concurrency limits on the Prefect server, made by `draftwell schedule`: `pair-<name>`, and `gpu-slot`, which also stands
-for the cores of a machine without a GPU, because two that measure at the same time disturb each other. A slot is a lease: that of a
-killed process expires within `LEASE` seconds. Prefect does not hand out slots in order of arrival, so a flow of the week asks for them
-when the earlier ones have ended.
+Both are global concurrency limits on the Prefect server, made by `draftwell schedule`:
+`pair-<name>`, and `gpu-slot`, which also stands for the cores of a machine without a GPU, because
+two that measure at the same time disturb each other. A slot is a lease: that of a killed process
+expires within `LEASE` seconds. Prefect does not hand out slots in order of arrival, so a flow of
+the week asks for them when the earlier ones have ended.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ ORDER = ("collection", "calibration", "tuning", "release")
 """Flows of a week: each reads what the earlier ones left in the workspace."""
 WEEK = timedelta(days=7)
 PATIENCE = 24.0
-"""Hours that a flow waits for earlier ones, and for a slot: a run whose machine went down stays unfinished until somebody cancels it."""
+"""Hours that a flow waits for earlier ones, and for a slot: a run whose machine went down stays
+unfinished until somebody cancels it."""
 LOOK_AGAIN = 10.0
 """Seconds between two looks whether they have ended."""
 
-_ours: ContextVar[frozenset[str]] = ContextVar("pairs whose slots this flow holds", default=frozenset())
+_ours: ContextVar[frozenset[str]] = ContextVar(
+    "pairs whose slots this flow holds", default=frozenset()
+)
 
 
 def pair_limit(pair: str) -> str:
@@ -59,13 +64,15 @@ def deployment_name(pair: str, device: str) -> str:
 
 @contextmanager
 def hold_slots(pair: str) -> Iterator[None]:
-    """Wait for the earlier flows of the week, for the pair's slot and for the accelerator's, and hold both.
+    """Wait for the earlier flows of the week, for the pair's slot and for the accelerator's, and
+    hold both.
 
-    A flow called by one that holds them has them too. A flow that somebody runs by hand, outside a deployment, does not wait: its
-    ephemeral server knows of no other.
+    A flow called by one that holds them has them too. A flow that somebody runs by hand, outside a
+    deployment, does not wait: its ephemeral server knows of no other.
 
     Raises:
-        DraftwellError: the server knows no such limits, an earlier flow has not ended within `PATIENCE`, or a slot is not free.
+        DraftwellError: the server knows no such limits, an earlier flow has not ended within
+            `PATIENCE`, or a slot is not free.
     """
     if pair in _ours.get() or deployment.id is None:
         yield
@@ -73,8 +80,8 @@ def hold_slots(pair: str) -> Iterator[None]:
     wait_for_earlier_flows(pair)
     print(f"waiting for a slot of {pair_limit(pair)}, and of {GPU_SLOT}")
     with ExitStack() as stack:
-        # One call each: asked for both at once, `strict` would not notice that one of them is missing. Always in this order, so
-        # that two flows never wait for each other.
+        # One call each: asked for both at once, `strict` would not notice that one of them is
+        # missing. Always in this order, so that two flows never wait for each other.
         for name in (pair_limit(pair), GPU_SLOT):
             _take(stack, name, pair)
         token = _ours.set(_ours.get() | {pair})
@@ -93,8 +100,12 @@ def wait_for_earlier_flows(pair: str) -> None:
     end, reported = monotonic() + 3600 * PATIENCE, list[str]()
     while before := unfinished_earlier_flows(pair):
         if monotonic() >= end:
-            raise DraftwellError(f"{before[0]} precedes this flow and has not ended after {PATIENCE:g} hours: cancel it in Prefect's UI if "
-                                 "it is dead, then run this again", code="earlier_flow_unfinished")
+            raise DraftwellError(
+                f"{before[0]} precedes this flow and has not ended after {PATIENCE:g} "
+                "hours: cancel it in Prefect's UI if "
+                "it is dead, then run this again",
+                code="earlier_flow_unfinished",
+            )
         if reported != before:
             print(f"waiting for {', '.join(before)}")
             reported = before
@@ -102,7 +113,8 @@ def wait_for_earlier_flows(pair: str) -> None:
 
 
 def unfinished_earlier_flows(pair: str) -> list[str]:
-    """Runs of the pair's earlier flows that were due before this one, a week at most, and have not ended: under way, or late."""
+    """Runs of the pair's earlier flows that were due before this one, a week at most, and have not
+    ended: under way, or late."""
     mine = flow_run.flow_name
     names = ORDER[: ORDER.index(mine)] if mine in ORDER else ()
     if not names:
@@ -111,13 +123,21 @@ def unfinished_earlier_flows(pair: str) -> list[str]:
     open_states = [state for state in StateType if state not in TERMINAL_STATES]
     wanted = filters.FlowRunFilter(
         state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=open_states)),
-        expected_start_time=filters.FlowRunFilterExpectedStartTime(after_=due - WEEK, before_=due))
-    names_of_pair = [pair, *(deployment_name(pair, device) for device in DEVICES)]  # the first of earlier versions
+        expected_start_time=filters.FlowRunFilterExpectedStartTime(after_=due - WEEK, before_=due),
+    )
+    # the first of earlier versions
+    names_of_pair = [pair, *(deployment_name(pair, device) for device in DEVICES)]
     of_pair = filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names_of_pair))
     with get_client(sync_client=True) as client:
-        return [f"{name}/{pair} ({run.name})" for name in names
-                for run in client.read_flow_runs(flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=[name])),
-                                                 flow_run_filter=wanted, deployment_filter=of_pair)]
+        return [
+            f"{name}/{pair} ({run.name})"
+            for name in names
+            for run in client.read_flow_runs(
+                flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=[name])),
+                flow_run_filter=wanted,
+                deployment_filter=of_pair,
+            )
+        ]
 
 
 @contextmanager
@@ -129,11 +149,20 @@ def pair_slots(pair: str) -> Iterator[None]:
 
 def _take(stack: ExitStack, name: str, pair: str) -> None:
     try:
-        stack.enter_context(concurrency(name, strict=True, lease_duration=LEASE, timeout_seconds=3600 * PATIENCE))
+        stack.enter_context(
+            concurrency(name, strict=True, lease_duration=LEASE, timeout_seconds=3600 * PATIENCE)
+        )
     except TimeoutError as error:
-        raise DraftwellError(f"{name} has not been free for {PATIENCE:g} hours: if Prefect's UI shows no run under way, "
-                             f"`prefect gcl update {name} --active-slots 0` frees it", code="no_free_slot") from error
+        raise DraftwellError(
+            f"{name} has not been free for {PATIENCE:g} hours: if Prefect's UI shows no "
+            "run under way, "
+            f"`prefect gcl update {name} --active-slots 0` frees it",
+            code="no_free_slot",
+        ) from error
     except ConcurrencySlotAcquisitionError as error:
-        raise DraftwellError(f"the Prefect server has no concurrency limit {name}: run `draftwell schedule --pair {pair}` once, which "
-                             "creates it (scheduled flows need a server; `draftwell demo` and the commands do not)",
-                             code="no_concurrency_limit") from error
+        raise DraftwellError(
+            f"the Prefect server has no concurrency limit {name}: run `draftwell schedule "
+            f"--pair {pair}` once, which "
+            "creates it (scheduled flows need a server; `draftwell demo` and the commands do not)",
+            code="no_concurrency_limit",
+        ) from error

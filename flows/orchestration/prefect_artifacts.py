@@ -31,7 +31,11 @@ def table(step: str, pair: str, rows: Sequence[Mapping[str, Any]], words: str) -
     """A table of a step, one mapping from column to value for each row."""
     from prefect.artifacts import create_table_artifact
 
-    create_table_artifact([{column: readable(value) for column, value in row.items()} for row in rows], key_for(step, pair), words)
+    create_table_artifact(
+        [{column: readable(value) for column, value in row.items()} for row in rows],
+        key_for(step, pair),
+        words,
+    )
 
 
 def readable(value: Any) -> Any:
@@ -52,7 +56,9 @@ def picture(key: str, file: Path, words: str) -> None:
     """A PNG file as a picture."""
     from prefect.artifacts import create_image_artifact
 
-    create_image_artifact(f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", key, words)
+    create_image_artifact(
+        f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", key, words
+    )
 
 
 def links(step: str, pair: str, store: Store, published: Iterable[Published]) -> None:
@@ -61,8 +67,12 @@ def links(step: str, pair: str, store: Store, published: Iterable[Published]) ->
 
     for version in published:
         name = f"{version.name} version {version.version}"
-        create_link_artifact(run_address(store, version), f"{name} in MLflow", key_for(step, pair, version.kind),
-                             f"{name}, digest {version.digest[:12]}")
+        create_link_artifact(
+            run_address(store, version),
+            f"{name} in MLflow",
+            key_for(step, pair, version.kind),
+            f"{name}, digest {version.digest[:12]}",
+        )
 
 
 def run_address(store: Store, version: Published) -> str:
@@ -72,7 +82,8 @@ def run_address(store: Store, version: Published) -> str:
 
 
 def ui_address(uri: str) -> str:
-    """Where people open MLflow: `$DRAFTWELL_MLFLOW_UI`, else the tracking server without its password, else that of `make ui`."""
+    """Where people open MLflow: `$DRAFTWELL_MLFLOW_UI`, else the tracking server without its
+    password, else that of `make ui`."""
     if named := os.environ.get("DRAFTWELL_MLFLOW_UI"):
         return named.rstrip("/")
     if uri.startswith(("http://", "https://")):

@@ -1,8 +1,10 @@
-"""The flows that `prefect.yaml` deploys: weekly, of collection, calibration, tuning and release; and sync.
+"""The flows that `prefect.yaml` deploys: weekly, of collection, calibration, tuning and release;
+and sync.
 
-Each holds the concurrency slots of its pair, wraps the tasks of `learn_tasks` and `release_tasks`, and shows the results as artifacts in
-Prefect. Each reads what the earlier ones left in the pair's workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was
-killed loses nothing: the next one finds finished shards, trials and measurements, and resumes.
+Each holds the concurrency slots of its pair, wraps the tasks of `learn_tasks` and `release_tasks`,
+and shows the results as artifacts in Prefect. Each reads what the earlier ones left in the pair's
+workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was killed loses nothing: the
+next one finds finished shards, trials and measurements, and resumes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.cached_steps import once, standing, traces_of
 from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import FLOW, RETRY, calibrate_task, collect_task, train_task, tune_task, within
+from flows.orchestration.learn_tasks import (
+    FLOW,
+    RETRY,
+    calibrate_task,
+    collect_task,
+    train_task,
+    tune_task,
+    within,
+)
 from flows.orchestration.release_tasks import (
     champion_task,
     deploy_champion_task,
@@ -74,11 +84,15 @@ def earlier_verdict_task(settings: PipelineSettings, release: int) -> dict[str, 
 
 @task(name="register in MLflow", **RETRY)
 def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str, int]:
-    """Register artifacts of the workspace (once, however often it runs) and link to them; returns their versions."""
+    """Register artifacts of the workspace (once, however often it runs) and link to them; returns
+    their versions."""
     from registry.store import Store
 
     space, store = workspace_of(settings), Store()
-    made = [store.publish(space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind)) for kind in kinds]
+    made = [
+        store.publish(space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind))
+        for kind in kinds
+    ]
     prefect_artifacts.links("mlflow", space.spec.name, store, made)
     for kind in kinds:
         prefect_artifacts.pictures(kind, space.spec.name, pictures_of(space, kind))
@@ -87,29 +101,39 @@ def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str,
 
 @flow(name="collection", **FLOW)
 def collection(settings: TrafficSettings) -> dict[str, Any]:
-    """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
-    the last run, nothing is computed."""
+    """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair,
+    prompts and settings are those of the last run, nothing is computed."""
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
-    rows = [{"traces": name, "digest": digest[:12], "positions": done["report"]["positions"][name], "folder": str(space.root / name)}
-            for name, digest in done["made"].items()]
+    rows = [
+        {
+            "traces": name,
+            "digest": digest[:12],
+            "positions": done["report"]["positions"][name],
+            "folder": str(space.root / name),
+        }
+        for name, digest in done["made"].items()
+    ]
     prefect_artifacts.table("collection", space.spec.name, rows, "The traces in the workspace.")
     return done
 
 
 @flow(name="calibration", **FLOW)
 def calibration(settings: TrafficSettings) -> dict[str, Any]:
-    """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
+    """Make verifier, acceptance table, correction memory and hardware profile from the traces, and
+    register them."""
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         done = once(calibration_step, settings, space, standing(space, traces_of(settings)))
         versions = register_task(settings, CALIBRATED)
     rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
-    prefect_artifacts.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
+    prefect_artifacts.table(
+        "calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}."
+    )
     return {**done, "versions": versions}
 
 
@@ -119,35 +143,58 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
-        before = {**standing(space, (*traces_of(settings), *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
+        before = {
+            **standing(space, (*traces_of(settings), *READ_BY_STRATEGIES)),
+            "champion": champion_task(settings),
+        }
         done = once(tuning_step, settings, space, before)
         versions = register_task(settings, ["decoding_config"])
-    prefect_artifacts.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
+    prefect_artifacts.table(
+        "tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"])
+    )
     return {**done, "versions": versions}
 
 
 @flow(name="release", **FLOW)
 def release(settings: TrafficSettings) -> dict[str, Any]:
-    """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
+    """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is
+    not gated again."""
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         number = within(settings, publish_task)(settings)
         if number == champion_task(settings):
             print(f"release {number} is the champion already: its bundle is all that it may lack")
-            return {"release": number, "passed": True, "verdict": PASSED, "checks": [], "bundle": deploy_champion_task(settings)}
-        gated = earlier_verdict_task(settings, number) or within(settings, gate_task)(settings, number)
+            return {
+                "release": number,
+                "passed": True,
+                "verdict": PASSED,
+                "checks": [],
+                "bundle": deploy_champion_task(settings),
+            }
+        gated = earlier_verdict_task(settings, number) or within(settings, gate_task)(
+            settings, number
+        )
         bundle = deploy_task(settings, number) if gated["passed"] else None
     announce(said := release_line(number, gated))
-    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"{said[:1].upper()}{said[1:]}.")
+    prefect_artifacts.table(
+        "gate", space.spec.name, gated["checks"], f"{said[:1].upper()}{said[1:]}."
+    )
     link_task(settings, number)
-    return {"release": number, "passed": gated["passed"], "verdict": result_of(gated), "checks": gated["checks"], "bundle": bundle}
+    return {
+        "release": number,
+        "passed": gated["passed"],
+        "verdict": result_of(gated),
+        "checks": gated["checks"],
+        "bundle": bundle,
+    }
 
 
 @flow(name="weekly", **FLOW)
 def weekly(settings: TrafficSettings) -> dict[str, Any]:
-    """Collection, calibration, tuning and release in one run, which holds the pair's slots throughout: each begins when the one before has
-    ended well. What failed ends the run; the next one computes only what is missing."""
+    """Collection, calibration, tuning and release in one run, which holds the pair's slots
+    throughout: each begins when the one before has ended well. What failed ends the run; the next
+    one computes only what is missing."""
     with pair_slots(workspace_of(settings).spec.name):
         collection(settings)
         calibration(settings)
@@ -159,8 +206,9 @@ def weekly(settings: TrafficSettings) -> dict[str, Any]:
 def sync(settings: PipelineSettings) -> dict[str, Any]:
     """Deploy the champion that the alias names, whoever set it, if something else is served.
 
-    It takes no slot, because it measures nothing: a person's choice does not wait for a tuning. It fails, and names the release, where the
-    champion has no passed gate: what was asked for in MLflow was not done, and a person has to see that.
+    It takes no slot, because it measures nothing: a person's choice does not wait for a tuning. It
+    fails, and names the release, where the champion has no passed gate: what was asked for in
+    MLflow was not done, and a person has to see that.
     """
     return sync_task(settings)
 
@@ -170,13 +218,15 @@ def workspace_of(settings: PipelineSettings) -> Workspace:
     return Workspace(settings.pair, settings.dtype, announce, settings.device)
 
 
-def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -> dict[str, Any] | None:
-    """The gate's verdict about a release compared with the champion of today; None where the gate has to run. `withdrawn`: why there will
-    be none.
+def earlier_verdict(
+    settings: PipelineSettings, space: Workspace, number: int
+) -> dict[str, Any] | None:
+    """The gate's verdict about a release compared with the champion of today; None where the gate
+    has to run. `withdrawn`: why there will be none.
 
-    A refused candidate that nothing has changed is not measured again each week, until it passes by luck; one that could not be measured
-    at that moment is. One that is no longer champion stays as it is: a person rolled it back, or moved the alias, or another release
-    was better.
+    A refused candidate that nothing has changed is not measured again each week, until it passes by
+    luck; one that could not be measured at that moment is. One that is no longer champion stays as
+    it is: a person rolled it back, or moved the alias, or another release was better.
     """
     from registry.promotion import CHAMPION_SINCE, withdrawal
     from registry.releases import find_release, gate_record, objection
@@ -186,20 +236,32 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
     record = gate_record(release)
     why = withdrawal(release)
     if why is None and release.published.tags.get(CHAMPION_SINCE):
-        why = (f"it was champion before; `draftwell promote --pair {space.spec.name} --device {settings.device} --release {number}` to "
-               "promote it again")
+        why = (
+            f"it was champion before; `draftwell promote --pair {space.spec.name} --device "
+            f"{settings.device} --release {number}` to "
+            "promote it again"
+        )
     if why is not None:
         print(f"release {number} is neither judged nor promoted: {why}")
-        return {"passed": False, "checks": [check.model_dump() for check in record.checks] if record else [],
-                "withdrawn": f"neither judged nor promoted, {why}"}
+        return {
+            "passed": False,
+            "checks": [check.model_dump() for check in record.checks] if record else [],
+            "withdrawn": f"neither judged nor promoted, {why}",
+        }
     same = record is not None and record.baseline_version == champion_number(space, settings.device)
     if record is None or not same or (record.passed and objection(release, record)):
         return None
     if record.undecided:
         why = ", ".join(check.name for check in record.checks if not check.passed)
-        print(f"release {number} is measured again: {why} failed on {record.created} for what the machine lacked")
+        print(
+            f"release {number} is measured again: {why} failed on {record.created} for "
+            "what the machine lacked"
+        )
         return None
-    print(f"release {number} was compared with this champion already: the verdict of {record.created} is used")
+    print(
+        f"release {number} was compared with this champion already: the verdict of "
+        f"{record.created} is used"
+    )
     return {"passed": record.passed, "checks": [check.model_dump() for check in record.checks]}
 
 
@@ -209,7 +271,10 @@ def release_line(number: int, gated: dict[str, Any]) -> str:
     >>> release_line(3, {"passed": False, "checks": [{"passed": False, "enough": False}]})
     'release 3: the gate had not enough evidence, the champion stays'
     """
-    return f"release {number}: {gated.get('withdrawn') or sentence(gated)}{'' if gated['passed'] else ', the champion stays'}"
+    return (
+        f"release {number}: "
+        f"{gated.get('withdrawn') or sentence(gated)}{'' if gated['passed'] else ', the champion stays'}"  # noqa: E501
+    )
 
 
 def measured_rows(space: Workspace) -> list[dict[str, Any]]:

@@ -1,1 +1,2 @@
-"""The steps of the loop as plain functions: collect, train, calibrate, tune, publish, gate, deploy, monitor. None knows Prefect."""
+"""The steps of the loop as plain functions: collect, train, calibrate, tune, publish, gate, deploy,
+monitor. None knows Prefect."""

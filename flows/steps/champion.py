@@ -1,7 +1,8 @@
 """The release that is to serve a pair on a device, and the one that does.
 
-The *champion* is what an alias of the registry names. What *serves* is the bundle that `<out>/<pair>/current` leads to: the two differ
-from the moment a person moves the alias until it is deployed.
+The *champion* is what an alias of the registry names. What *serves* is the bundle that
+`<out>/<pair>/current` leads to: the two differ from the moment a person moves the alias until it is
+deployed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def champion_number(space: Workspace, device: str) -> int | None:
-    """The release that an alias names for the pair on a device; None where none does, or where there is no registry, which is not made
-    for this question."""
+    """The release that an alias names for the pair on a device; None where none does, or where
+    there is no registry, which is not made for this question."""
     from registry.connection import registry_exists
 
     if not registry_exists():
@@ -41,7 +42,8 @@ def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
 
 
 def current_manifest(space: Workspace, out: Path) -> Manifest | None:
-    """The manifest of the bundle that `current` leads to; None where there is no link, or no bundle that can be read behind it."""
+    """The manifest of the bundle that `current` leads to; None where there is no link, or no bundle
+    that can be read behind it."""
     from serving.bundle.manifest import BundleError, read_bundle_manifest
 
     try:
@@ -51,7 +53,8 @@ def current_manifest(space: Workspace, out: Path) -> Manifest | None:
 
 
 def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion | None:
-    """The release behind `current`, where that is a bundle for the device and the registry knows it; else the champion."""
+    """The release behind `current`, where that is a bundle for the device and the registry knows
+    it; else the champion."""
     from registry.connection import registry_exists
     from registry.releases import find_release
     from registry.store import Store
@@ -59,17 +62,22 @@ def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion 
     served = current_manifest(space, out)
     if served is not None and served.device == device and registry_exists():
         store = Store()
-        known = [version.version for version in store.versions("release", f"{space.spec.name}.{device}")
-                 if version.digest == served.release_digest]
+        known = [
+            version.version
+            for version in store.versions("release", f"{space.spec.name}.{device}")
+            if version.digest == served.release_digest
+        ]
         if known:
             return find_release(store, space.spec.name, device, known[-1])
     return champion_of(space, device)
 
 
 def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dict[str, Artifact]:
-    """kind → artifact of everything that a release pins, except the draft, which the loaded pair has.
+    """kind → artifact of everything that a release pins, except the draft, which the loaded pair
+    has.
 
-    The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
+    The pair's fingerprint covers the draft's weights, so a release with another draft is refused
+    with its artifacts.
     """
     from serving.artifacts.kinds import find_kind
 
@@ -77,6 +85,8 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     with tempfile.TemporaryDirectory() as place:
         for kind, version in release.pins.items():
             if kind != "distilled_draft":
-                folder = store.download(store.resolve(kind, release.pair, version), Path(place) / kind)
+                folder = store.download(
+                    store.resolve(kind, release.pair, version), Path(place) / kind
+                )
                 found[kind] = find_kind(kind).load_class().load(folder, fingerprint=fingerprint)
     return found

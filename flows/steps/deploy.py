@@ -1,7 +1,7 @@
 """Deployment: from a release that passed its gate to a bundle that `current` points to.
 
-Promotion is automatic or a person's (`promote` of the settings, else of the pair's YAML file). Whoever moves the alias, `sync_champion`
-deploys what it names.
+Promotion is automatic or a person's (`promote` of the settings, else of the pair's YAML file).
+Whoever moves the alias, `sync_champion` deploys what it names.
 """
 
 from __future__ import annotations
@@ -20,18 +20,26 @@ if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
 
 
-def promote_and_deploy(space: Workspace, device: str, release: int, out: Path, promotion: str | None = None) -> Path | None:
+def promote_and_deploy(
+    space: Workspace, device: str, release: int, out: Path, promotion: str | None = None
+) -> Path | None:
     """Make a release that passed its gate the champion, and build its bundle under `out`.
 
     Args:
         promotion: auto or manual; None takes the pair's own.
     Returns:
-        the bundle's folder; None where a person promotes: the release waits as `challenger`, and a line says how.
+        the bundle's folder; None where a person promotes: the release waits as `challenger`, and a
+        line says how.
     """
     if (promotion or space.spec.promote) == "manual":
-        announce(f"release.{space.spec.name}.{device} version {release} passed its gate and waits as challenger, because promotion is "
-                 f"manual: `draftwell promote --pair {space.name} --device {device} --release {release}`, or set the alias champion on it "
-                 f"in MLflow; then `draftwell sync --pair {space.name} --device {device}`, or the hourly flow, deploys it")
+        announce(
+            f"release.{space.spec.name}.{device} version {release} passed its gate and "
+            "waits as challenger, because promotion is "
+            f"manual: `draftwell promote --pair {space.name} --device {device} --release "
+            f"{release}`, or set the alias champion on it "
+            f"in MLflow; then `draftwell sync --pair {space.name} --device {device}`, or "
+            "the hourly flow, deploys it"
+        )
         return None
     from registry.bundles.build import build_bundle
     from registry.promotion import promote
@@ -39,7 +47,10 @@ def promote_and_deploy(space: Workspace, device: str, release: int, out: Path, p
 
     store = Store()
     promoted = promote(store, space.spec.name, device, release)
-    return announced(build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out), promoted)
+    return announced(
+        build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out),
+        promoted,
+    )
 
 
 def announced(bundle: Path, release: ReleaseVersion) -> Path:
@@ -52,10 +63,12 @@ def announced(bundle: Path, release: ReleaseVersion) -> Path:
 
 
 def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
-    """Point `current` at the champion's bundle, which is built where it is missing: a promotion may have been killed before it was.
+    """Point `current` at the champion's bundle, which is built where it is missing: a promotion may
+    have been killed before it was.
 
     Returns:
-        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person chose.
+        the bundle's folder; None for a champion that no gate passed or that was rolled back, which
+        a person chose.
     """
     from registry.bundles.build import build_bundle, relink
     from registry.promotion import withdrawal
@@ -67,7 +80,9 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
     if why := objection(champion, gate_record(champion)) or withdrawal(champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
-    bundle = relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
+    bundle = relink(store, champion, out) or build_bundle(
+        store, space.spec, space.files(), device=device, out=out
+    )
     return announced(bundle, champion)
 
 
@@ -76,7 +91,8 @@ class Synced:
     """What `sync_champion` found or did.
 
     Args:
-        state: deployed, or unchanged: `current` leads to the champion already, or there is no champion.
+        state: deployed, or unchanged: `current` leads to the champion already, or there is no
+            champion.
         release: the champion's number; None without one.
         bundle: what `current` leads to now; None without a champion.
     """
@@ -87,12 +103,15 @@ class Synced:
 
 
 def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
-    """Let `current` lead to the release that the alias `champion` names, whoever set it; a server that watches `current` switches.
+    """Let `current` lead to the release that the alias `champion` names, whoever set it; a server
+    that watches `current` switches.
 
-    It may run at any time and any number of times. A champion whose bundle stands is linked, another is built.
+    It may run at any time and any number of times. A champion whose bundle stands is linked,
+    another is built.
 
     Raises:
-        DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is of another device: nothing was changed.
+        DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is
+            of another device: nothing was changed.
     """
     from registry.bundles.build import build_bundle, relink
     from registry.promotion import adopt, withdrawal
@@ -106,18 +125,29 @@ def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
     store = Store()
     champion, current = find_release(store, name, device, number), out / name / "current"
     if served is not None and served.device != device:
-        raise DraftwellError(f"{current} serves {name} on {served.device}, not {device}: give each device a folder with --out (in flows "
-                             f"--set out=…), or replace it with `draftwell deploy --device {device}`", code="current_of_another_device")
+        raise DraftwellError(
+            f"{current} serves {name} on {served.device}, not {device}: give each device a "
+            "folder with --out (in flows "
+            f"--set out=…), or replace it with `draftwell deploy --device {device}`",
+            code="current_of_another_device",
+        )
     if served is not None and served.release_digest == champion.published.digest:
         announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
         return Synced("unchanged", number, current.resolve())
     if why := objection(champion, gate_record(champion)) or withdrawal(champion):
         stays = f"release {served.release_version} stays" if served else "nothing is served"
-        raise DraftwellError(f"the alias champion names {champion.name}, which is not deployed, {why}; {stays}: run `draftwell gate --pair "
-                             f"{name} --device {device} --release {number}`, or set the alias on a release that passed",
-                             code="champion_not_deployable")
-    bundle = relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
-    with contextlib.suppress(DraftwellError):  # it serves already; a registry that only lets us read keeps its aliases
+        raise DraftwellError(
+            f"the alias champion names {champion.name}, which is not deployed, {why}; "
+            f"{stays}: run `draftwell gate --pair "
+            f"{name} --device {device} --release {number}`, or set the alias on a release "
+            "that passed",
+            code="champion_not_deployable",
+        )
+    bundle = relink(store, champion, out) or build_bundle(
+        store, space.spec, space.files(), device=device, out=out
+    )
+    # it serves already; a registry that only lets us read keeps its aliases
+    with contextlib.suppress(DraftwellError):
         adopt(store, champion)
     announce(f"{champion.name} is deployed: {current} leads to {bundle.name}")
     return Synced("deployed", number, announced(bundle, champion))

@@ -1,4 +1,5 @@
-"""The pipeline step that makes a draft for a target that has none: from a hub id or a folder to a pair that every command takes."""
+"""The pipeline step that makes a draft for a target that has none: from a hub id or a folder to a
+pair that every command takes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class DistilRequest:
         name: of the new pair; None derives it from the target's.
         work: folder of unfinished work; None takes `$DRAFTWELL_HOME/distill/<name>`.
         out: folder of the draft; None takes `$DRAFTWELL_HOME/pairs/<name>/draft`.
-        threads: of torch; None: one for each usable core, and fewer while the target writes and other processes use them.
+        threads: of torch; None: one for each usable core, and fewer while the target writes and
+            other processes use them.
     """
 
     target: str
@@ -61,7 +63,8 @@ class DistilRequest:
 
 @dataclass(frozen=True)
 class Distilled:
-    """The result: the pair's file, the draft's folder, and the report of `components.distil.distil`."""
+    """The result: the pair's file, the draft's folder, and the report of
+    `components.distil.distil`."""
 
     pair: PairSpec
     file: Path
@@ -69,11 +72,14 @@ class Distilled:
     report: dict[str, Any]
 
 
-def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda name, value, step: None) -> Distilled:
-    """Make a draft, put it into its folder, and describe the pair of both in `$DRAFTWELL_HOME/pairs/<name>.yaml`.
+def run_distil(
+    wanted: DistilRequest, *, say: Say = print, log: Log = lambda name, value, step: None
+) -> Distilled:
+    """Make a draft, put it into its folder, and describe the pair of both in
+    `$DRAFTWELL_HOME/pairs/<name>.yaml`.
 
-    Everything that a user can get wrong is refused before models are loaded; an earlier draft is replaced only by a
-    finished one.
+    Everything that a user can get wrong is refused before models are loaded; an earlier draft is
+    replaced only by a finished one.
     """
     from components.distil.distil import distil_draft
     from components.distil.instructions import split
@@ -85,17 +91,30 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
     check_name(name, source, file)
     check_out(out, work_of(wanted, name))
     chosen = None if wanted.prompts is None else split(wanted.prompts)
-    spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
-                    licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
-                    dtype=dtype_of(wanted.dtype), weights=weights_of(wanted.dtype), draft=ModelSource(artifact=written(out, file.parent)))
+    spec = PairSpec(
+        name=name,
+        description=f"{wanted.target} with a draft distilled from it",
+        licence=known.licence if known else "that of the target",
+        target=source,
+        chat=known.chat if known else True,
+        dtype=dtype_of(wanted.dtype),
+        weights=weights_of(wanted.dtype),
+        draft=ModelSource(artifact=written(out, file.parent)),
+    )
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
         folder = f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}"
-        artifact, report = distil_draft(source_of(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), folder=folder, log=log,
-                                        say=say)
+        artifact, report = distil_draft(
+            source_of(pair, files, wanted, chosen, say),
+            recipe,
+            work_of(wanted, name),
+            folder=folder,
+            log=log,
+            say=say,
+        )
         artifact.save(out)
         write_pair(spec, file)
     return Distilled(spec, file, out, report)
@@ -103,12 +122,18 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
 
 @contextmanager
 def exclusive_pair(name: str, work: Path) -> Iterator[None]:
-    """Hold a pair's name and a work folder against other distillations: of two with the same name only the last would remain."""
+    """Hold a pair's name and a work folder against other distillations: of two with the same name
+    only the last would remain."""
     from components.collect.plan import exclusive_folder
 
     with ExitStack() as held:
-        for folder in {work.expanduser().absolute(), (draftwell_home() / "pairs" / name).absolute()}:
-            held.enter_context(exclusive_folder(folder, "distillation", "choose another --name and --work"))
+        for folder in {
+            work.expanduser().absolute(),
+            (draftwell_home() / "pairs" / name).absolute(),
+        }:
+            held.enter_context(
+                exclusive_folder(folder, "distillation", "choose another --name and --work")
+            )
         yield
 
 
@@ -118,15 +143,27 @@ def check_out(out: Path, work: Path) -> None:
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
-        raise DraftwellError(f"the draft's folder {out} and the work folder {work} overlap: choose another --out or --work",
-                             code="folders_overlap")
+        raise DraftwellError(
+            (
+                f"the draft's folder {out} and the work folder {work} overlap: choose another "
+                "--out or --work"
+            ),
+            code="folders_overlap",
+        )
     if here == Path.cwd() or here in Path.cwd().parents:
-        raise DraftwellError(f"{out} holds the folder you are in: choose another --out", code="folder_in_use")
+        raise DraftwellError(
+            f"{out} holds the folder you are in: choose another --out", code="folder_in_use"
+        )
     if not here.is_dir() or not any(here.iterdir()):
         return
     if not (here / MANIFEST).is_file() or read_manifest(here).get("kind") != "distilled_draft":
-        raise DraftwellError(f"{out} holds something other than a draft, which would be lost: choose an empty or a new folder as --out",
-                             code="folder_not_empty")
+        raise DraftwellError(
+            (
+                f"{out} holds something other than a draft, which would be lost: choose an "
+                "empty or a new folder as --out"
+            ),
+            code="folder_not_empty",
+        )
 
 
 def keep_report(made: Distilled) -> Path:
@@ -141,20 +178,33 @@ def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
     folder = Path(target).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise DraftwellError(f"--target {target} holds no model (no config.json): name a model folder of transformers",
-                                 code="no_model")
+            raise DraftwellError(
+                (
+                    f"--target {target} holds no model (no config.json): name a model folder "
+                    "of transformers"
+                ),
+                code="no_model",
+            )
         return ModelSource(path=str(folder.absolute())), None
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
         return ModelSource(hub=target, revision="main"), None
     if "/" in target and not target.endswith((".yaml", ".yml")):
-        raise DraftwellError(f"--target {target}: there is no such folder, and a hub id is ORG/NAME", code="unknown_target")
+        raise DraftwellError(
+            f"--target {target}: there is no such folder, and a hub id is ORG/NAME",
+            code="unknown_target",
+        )
     try:
         spec = find_pair(target)
     except DraftwellError as error:
-        raise DraftwellError(f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}", code="unknown_target") from error
+        raise DraftwellError(
+            f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}",
+            code="unknown_target",
+        ) from error
     if spec.target.path is None:
         return spec.target, spec
-    return ModelSource(path=str((spec.folder / Path(spec.target.path).expanduser()).absolute())), spec
+    return ModelSource(
+        path=str((spec.folder / Path(spec.target.path).expanduser()).absolute())
+    ), spec
 
 
 def name_of(target: str) -> str:
@@ -168,22 +218,39 @@ def name_of(target: str) -> str:
 
 
 def check_name(name: str, source: ModelSource, file: Path) -> None:
-    """Refuse a name that is taken, except by an earlier distillation of the same target, which is replaced."""
+    """Refuse a name that is taken, except by an earlier distillation of the same target, which is
+    replaced."""
     if not re.fullmatch(NAME, name):
-        raise DraftwellError(f"{name!r} cannot name a pair: choose --name of lower case letters, digits, dots, dashes, underscores",
-                             code="bad_pair_name")
+        raise DraftwellError(
+            (
+                f"{name!r} cannot name a pair: choose --name of lower case letters, digits, "
+                "dots, dashes, underscores"
+            ),
+            code="bad_pair_name",
+        )
     owners = [spec for spec in list_pairs() if name in (spec.name, *spec.aliases)]
     if not owners and not file.exists():
         return
-    ours = [spec for spec in owners if (spec.name, spec.folder, spec.target) == (name, file.parent, source)
-            and spec.draft is not None and spec.draft.artifact is not None]
+    ours = [
+        spec
+        for spec in owners
+        if (spec.name, spec.folder, spec.target) == (name, file.parent, source)
+        and spec.draft is not None
+        and spec.draft.artifact is not None
+    ]
     if not ours or not file.is_file():
-        raise DraftwellError(f"there is a pair named {name} already, with another target or draft: choose another --name",
-                             code="pair_exists")
+        raise DraftwellError(
+            (
+                f"there is a pair named {name} already, with another target or draft: choose "
+                "another --name"
+            ),
+            code="pair_exists",
+        )
 
 
 def written(out: Path, base: Path) -> str:
-    """How the pair's file names the draft's folder: relative where the folder is below it, so that both can be moved together."""
+    """How the pair's file names the draft's folder: relative where the folder is below it, so that
+    both can be moved together."""
     path = out.expanduser().absolute()
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
@@ -195,10 +262,15 @@ def read_config(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise DraftwellError(f"{folder} holds no readable model ({type(error).__name__}): fetch or save it again",
-                             code="no_model") from error
+        raise DraftwellError(
+            f"{folder} holds no readable model ({type(error).__name__}): fetch or save it again",
+            code="no_model",
+        ) from error
     if config.get_text_config() is not config:
-        raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target", code="not_text_only")
+        raise DraftwellError(
+            f"{config.model_type} models read more than text: name a text-only target",
+            code="not_text_only",
+        )
     return config
 
 
@@ -218,12 +290,19 @@ def longest_of(wanted: DistilRequest, config: Any) -> int:
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
-        raise DraftwellError(f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's {longest} positions: lower it",
-                             code="no_room")
+        raise DraftwellError(
+            (
+                f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's "
+                f"{longest} positions: lower it"
+            ),
+            code="no_room",
+        )
     return min(longest, LONGEST_PROMPT + wanted.max_tokens)
 
 
-def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest: int, say: Say) -> LoadedPair:
+def load_target(
+    files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest: int, say: Say
+) -> LoadedPair:
     """The target alone, with as many slots as its device fills."""
     from transformers.utils import logging
 
@@ -231,16 +310,31 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest
 
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
-    return load_pair(PairFiles(spec.name, files.target), LoadSettings(dtype=spec.number_format, device=wanted.device,
-                     slots=AT_ONCE[wanted.device], max_context=longest, chat=spec.chat, keep_modules=True))
+    return load_pair(
+        PairFiles(spec.name, files.target),
+        LoadSettings(
+            dtype=spec.number_format,
+            device=wanted.device,
+            slots=AT_ONCE[wanted.device],
+            max_context=longest,
+            chat=spec.chat,
+            keep_modules=True,
+        ),
+    )
 
 
-def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None,
-              say: Say) -> Source:
+def source_of(
+    pair: LoadedPair,
+    files: PairFiles,
+    wanted: DistilRequest,
+    chosen: tuple[list[Prompt], list[Prompt]] | None,
+    say: Say,
+) -> Source:
     """What is distilled: prompts to learn on, and prompts that agreement is measured on, as ids.
 
     Args:
-        chosen: both, of a user's prompts; None has the target invent what it is asked, and measures on the shipped demo prompts.
+        chosen: both, of a user's prompts; None has the target invent what it is asked, and measures
+            on the shipped demo prompts.
     """
     from components.distil.distil import LONGEST_PROMPT, Source
     from components.distil.instructions import UNTOUCHED, kept_instructions
@@ -253,14 +347,26 @@ def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen:
     donor = weights_digest(files.target)
     writer = writer_of(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
-    learnt, untouched = chosen or (kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
-                                   demo_prompts(UNTOUCHED))
+    learnt, untouched = chosen or (
+        kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
+        demo_prompts(UNTOUCHED),
+    )
     rows = [ids for p in learnt if 0 < len(ids := ids_of(pair, p)) <= room]
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := ids_of(pair, p)) <= room]
-    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD, name=pair.name, data=training_summary(wanted),
-                  hashes=hashes_of(learnt))
+    return Source(
+        pair,
+        donor,
+        writer,
+        rows,
+        kept,
+        wanted.max_tokens,
+        SHARD,
+        name=pair.name,
+        data=training_summary(wanted),
+        hashes=hashes_of(learnt),
+    )
 
 
 def work_of(wanted: DistilRequest, name: str) -> Path:
@@ -270,5 +376,9 @@ def work_of(wanted: DistilRequest, name: str) -> Path:
 
 def training_summary(wanted: DistilRequest) -> str:
     """What the draft was trained on, for its provenance."""
-    asked = "instructions it invented" if wanted.prompts is None else f"{len(wanted.prompts)} prompts of the user's"
+    asked = (
+        "instructions it invented"
+        if wanted.prompts is None
+        else f"{len(wanted.prompts)} prompts of the user's"
+    )
     return f"the target's own greedy outputs on {asked}"

@@ -51,14 +51,21 @@ class HeadRequest:
     seed: int = 0
 
 
-def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
-                     log: Log = lambda name, value, step: None) -> tuple[Eagle3Head, dict[str, Any]]:
-    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3` and the `curves` of training.
+def run_train_eagle3(
+    space: Workspace,
+    wanted: HeadRequest,
+    *,
+    say: Say = print,
+    log: Log = lambda name, value, step: None,
+) -> tuple[Eagle3Head, dict[str, Any]]:
+    """Train a head, put it into the workspace, and return it with the report of
+    `components.distil.eagle3` and the `curves` of training.
 
     A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
 
     Raises:
-        DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too shallow; or as in `train_on`.
+        DraftwellError: a head cannot start from the target (`start.check_startable`), or it is too
+            shallow; or as in `train_on`.
     """
     from components.collect.plan import exclusive_folder
     from components.distil.curves import Curves
@@ -73,8 +80,14 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     with exclusive_folder(work, "training of a head", "choose another --work"):
         pair = load_target(space, wanted, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
-        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens,
-                            seed=wanted.seed)
+        recipe = HeadRecipe(
+            layers,
+            head_tokens=wanted.head_tokens,
+            steps=wanted.unrolled,
+            minutes=wanted.minutes,
+            tokens=wanted.tokens,
+            seed=wanted.seed,
+        )
         source = source_of(space, pair, wanted, layers, work, say)
         curves = Curves(checkpoint_folder(source, recipe, work))
 
@@ -89,13 +102,17 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     report["digest"] = digest_of(folder)
     write_json(space.reports / "eagle3_head.json", report)
     note_artifact(training_plot(report, space.reports / "eagle3_head.png"), report["digest"])
-    say(f"{work} keeps {size_of(work) / 1e9:.1f} GB of the target's texts and of training: remove it when no further head shall be trained "
-        "on these prompts")
+    say(
+        f"{work} keeps {size_of(work) / 1e9:.1f} GB of the target's texts and of training: "
+        "remove it when no further head shall be trained "
+        "on these prompts"
+    )
     return head, report
 
 
 def curves_of(space: Workspace, folder: Path) -> dict[str, Any]:
-    """The curves of the training of a head, name → pairs of step and value; none where the workspace's report is of another one."""
+    """The curves of the training of a head, name → pairs of step and value; none where the
+    workspace's report is of another one."""
     try:
         report = json.loads((space.reports / "eagle3_head.json").read_text())
     except (OSError, ValueError):
@@ -120,14 +137,30 @@ def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
 
     logging.disable_progress_bar()
     say(f"loading the target of {space.spec.name}")
-    pair = load_pair(PairFiles(space.spec.name, space.files().target), LoadSettings.model_validate({
-        "dtype": dtype_of(space.dtype), "slots": AT_ONCE, "max_context": LONGEST_PROMPT + wanted.max_tokens, "chat": space.spec.chat,
-        "keep_modules": True}))
+    pair = load_pair(
+        PairFiles(space.spec.name, space.files().target),
+        LoadSettings.model_validate(
+            {
+                "dtype": dtype_of(space.dtype),
+                "slots": AT_ONCE,
+                "max_context": LONGEST_PROMPT + wanted.max_tokens,
+                "chat": space.spec.chat,
+                "keep_modules": True,
+            }
+        ),
+    )
     check_startable(pair.modules["target"])
     return pair
 
 
-def source_of(space: Workspace, pair: LoadedPair, wanted: HeadRequest, layers: tuple[int, ...], work: Path, say: Say) -> Source:
+def source_of(
+    space: Workspace,
+    pair: LoadedPair,
+    wanted: HeadRequest,
+    layers: tuple[int, ...],
+    work: Path,
+    say: Say,
+) -> Source:
     """What is learned from: prompts as ids, and a writer that gives the states of the layers."""
     from components.distil.distil import LONGEST_PROMPT, Source
     from components.distil.instructions import kept_instructions
@@ -138,12 +171,29 @@ def source_of(space: Workspace, pair: LoadedPair, wanted: HeadRequest, layers: t
 
     donor = weights_digest(space.files().target)
     writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)
-    asked = wanted.prompts if wanted.prompts is not None else kept_instructions(
-        writer_of(pair, AT_ONCE), pair, wanted.invented, donor, work, say)
+    asked = (
+        wanted.prompts
+        if wanted.prompts is not None
+        else kept_instructions(writer_of(pair, AT_ONCE), pair, wanted.invented, donor, work, say)
+    )
     asked = different(asked)  # a prompt that is repeated would be learned from and held out
     rows = [ids for p in asked if 0 < len(ids := ids_of(pair, p)) <= LONGEST_PROMPT]
     if len(rows) < len(asked):
         say(f"{len(asked) - len(rows)} prompts of more than {LONGEST_PROMPT} tokens are left out")
-    of = "instructions it invented" if wanted.prompts is None else f"{len(wanted.prompts)} prompts of the user's"
-    return Source(pair, donor, writer, rows, [], wanted.max_tokens, SHARD, name=space.spec.name,
-                  data=f"the target's own greedy outputs on {of}", hashes=hashes_of(asked))
+    of = (
+        "instructions it invented"
+        if wanted.prompts is None
+        else f"{len(wanted.prompts)} prompts of the user's"
+    )
+    return Source(
+        pair,
+        donor,
+        writer,
+        rows,
+        [],
+        wanted.max_tokens,
+        SHARD,
+        name=space.spec.name,
+        data=f"the target's own greedy outputs on {of}",
+        hashes=hashes_of(asked),
+    )

@@ -1,7 +1,8 @@
-"""The gate as a pipeline step: measure a release against autoregressive decoding and the champion, and record the verdict.
+"""The gate as a pipeline step: measure a release against autoregressive decoding and the champion,
+and record the verdict.
 
-Its parts: `gate_parts.champion` (whom it is compared with), `bench` (what is measured), `checks` (what needs no clock), `counts`
-(deterministic counts of a checkout), `record` (what is kept).
+Its parts: `gate_parts.champion` (whom it is compared with), `bench` (what is measured), `checks`
+(what needs no clock), `counts` (deterministic counts of a checkout), `record` (what is kept).
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from flows.context import StepContext, artifact_prompts
 from flows.steps.champion import artifacts_of
 from flows.steps.gate_parts.bench import BenchJudge, SampledVerdict, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison, find_rival
-from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check, weights_check
+from flows.steps.gate_parts.checks import (
+    footprint_check,
+    identity_verdict,
+    missing,
+    prediction_check,
+    weights_check,
+)
 from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
 from serving.artifacts.kinds import refuse_other_device
 from serving.device import device_type
@@ -73,18 +80,28 @@ class Judged:
     sampled: SampledVerdict
 
 
-def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSettings = DEFAULTS, *, alias: str | int = "candidate",
-                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
+def gate_release(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    settings: GateSettings = DEFAULTS,
+    *,
+    alias: str | int = "candidate",
+    beside: Sequence[GateVerdict] = (),
+) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
-    Candidate and champion are measured in one run, prompt by prompt in turn, together with autoregressive decoding; where that is no
-    clear pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
+    Candidate and champion are measured in one run, prompt by prompt in turn, together with
+    autoregressive decoding; where that is no clear pass, once more in several runs, and only these
+    count. The champion itself can be judged again; its record stays.
 
     Args:
-        prompts: candidates: those that the release's artifacts were made from are left out, and of the others `settings.limit` taken.
-        beside: verdicts of other parts of the gate, such as the counts: kept in the record with this one, so that they bind promotion.
+        prompts: candidates: those that the release's artifacts were made from are left out, and of
+            the others `settings.limit` taken.
+        beside: verdicts of other parts of the gate, such as the counts: kept in the record with
+            this one, so that they bind promotion.
     Returns:
-        of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its number), `verdict`.
+        of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its
+            number), `verdict`.
     """
     from registry.bundles.build import build_to_judge
     from registry.gates import load_gates
@@ -98,27 +115,52 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     report, verdict = found.report, found.verdict
     written = [step.report("bench", report.to_json(), per_device=True)]
     with tempfile.TemporaryDirectory() as place:
-        bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place),
-                                sampled_as_greedy=found.sampled.as_greedy)
+        bundle = build_to_judge(
+            store,
+            release,
+            step.workspace.spec,
+            step.workspace.files(),
+            Path(place),
+            sampled_as_greedy=found.sampled.as_greedy,
+        )
         verdict += footprint_check(step, bundle, release, thresholds)
         if not settings.dry_run and serves(step, release):
             step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
-            record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest, found.sampled)
-            keep_verdict(store, record, total, report, candidate.greedy(thresholds).entry(report.strategies), written)
+            record = record_of(
+                release, total, rival.release, open_bundle(bundle).manifest.digest, found.sampled
+            )
+            keep_verdict(
+                store,
+                record,
+                total,
+                report,
+                candidate.greedy(thresholds).entry(report.strategies),
+                written,
+            )
             if total.passed:
                 keep_bundle(step, bundle, release, rival)
-    return {"report": report.to_json(), "verdict": verdict, "passed": verdict.passed, "release": release.version,
-            "checks": [vars(c) for c in verdict.checks]}
+    return {
+        "report": report.to_json(),
+        "verdict": verdict,
+        "passed": verdict.passed,
+        "release": release.version,
+        "checks": [vars(c) for c in verdict.checks],
+    }
 
 
 def gated_device(step: StepContext, settings: GateSettings) -> str:
-    """The device of the release: the one that the models are loaded on, since nothing else is measured."""
+    """The device of the release: the one that the models are loaded on, since nothing else is
+    measured."""
     loaded = device_type(step.pair.device)
     if settings.device not in (None, loaded):
-        raise DraftwellError(f"the gate is for {settings.device}, and the models are loaded on {loaded}: load them with "
-                             f"--device {settings.device}", code="gated_on_other_device")
+        raise DraftwellError(
+            f"the gate is for {settings.device}, and the models are loaded on {loaded}: "
+            "load them with "
+            f"--device {settings.device}",
+            code="gated_on_other_device",
+        )
     return loaded
 
 
@@ -126,24 +168,40 @@ def open_candidate(step: StepContext, store: Store, device: str, alias: str | in
     """The release to judge, read.
 
     Raises:
-        DraftwellError: it is for other models than those that are loaded, or holds an artifact of another device.
+        DraftwellError: it is for other models than those that are loaded, or holds an artifact of
+            another device.
     """
     from registry.releases import find_release
     from serving.runtime.strategies import StrategyResources
 
     release = find_release(store, step.workspace.spec.name, device, alias)
     if release.fingerprint != step.pair.fingerprint:
-        raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
-                             f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again",
-                             code="other_models")
+        raise DraftwellError(
+            f"{release.name} was made for models with fingerprint "
+            f"{release.fingerprint[:12]}, the loaded ones have "
+            f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune "
+            "and publish again",
+            code="other_models",
+        )
     artifacts = artifacts_of(store, release, release.fingerprint)
     for artifact in artifacts.values():
-        refuse_other_device(artifact.kind, artifact.provenance.device_class, release.device, f"the {artifact.kind} of {release.name}")
+        refuse_other_device(
+            artifact.kind,
+            artifact.provenance.device_class,
+            release.device,
+            f"the {artifact.kind} of {release.name}",
+        )
     return Candidate(release, artifacts, StrategyResources(artifacts, step.pair.special_tokens))
 
 
-def judged(step: StepContext, prompts: Sequence[Prompt], candidate: Candidate, rival: ChampionComparison, thresholds: Thresholds,
-           settings: GateSettings) -> Judged:
+def judged(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    candidate: Candidate,
+    rival: ChampionComparison,
+    thresholds: Thresholds,
+    settings: GateSettings,
+) -> Judged:
     """The benches, and the verdict on all but the bundle."""
     from components.gate.own_prompts import JudgingPrompts
     from components.gate.temperatures import judge_artifacts
@@ -151,13 +209,22 @@ def judged(step: StepContext, prompts: Sequence[Prompt], candidate: Candidate, r
     config, resources = candidate.config, candidate.resources
     used = artifact_prompts(candidate.artifacts, step.workspace.files().draft)
     rows = JudgingPrompts.choose(prompts, used, rival.prompts, settings.limit)
-    report, verdict = measured(step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings)
+    report, verdict = measured(
+        step, rows.prompts, candidate.greedy(thresholds), resources, rival, settings
+    )
     sampled = sampled_verdict(step, rows.prompts, config, thresholds, resources, rival, settings)
-    verdict = rows.excuse(verdict) + rows.verdict(thresholds) + judge_artifacts(config, candidate.artifacts) + rows.excuse(sampled.verdict)
+    verdict = (
+        rows.excuse(verdict)
+        + rows.verdict(thresholds)
+        + judge_artifacts(config, candidate.artifacts)
+        + rows.excuse(sampled.verdict)
+    )
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
     verdict += weights_check(step, rows.prompts, thresholds)
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
-    verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured)
+    verdict += prediction_check(
+        step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured
+    )
     return Judged(report, verdict, sampled)

@@ -1,7 +1,9 @@
-"""Lineage for people: from a row of a report, or a registered version, back to the traces that everything was made from.
+"""Lineage for people: from a row of a report, or a registered version, back to the traces that
+everything was made from.
 
-A digest is looked for in the registry, then among the artifacts of this machine's workspaces and those that pairs ship with; traces
-are looked for in the workspaces. What is found nowhere is shown with its digest, as "not here".
+A digest is looked for in the registry, then among the artifacts of this machine's workspaces and
+those that pairs ship with; traces are looked for in the workspaces. What is found nowhere is shown
+with its digest, as "not here".
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from registry.lineage import Lineage
     from registry.store import Store
 
-VERSION = re.compile(r"(?P<kind>[a-z_]+)\.(?P<pair>[A-Za-z0-9._-]+)(@(?P<alias>[\w.-]+)|/(?P<number>\d+))")
-FORMS = "name a report of a bench, gate or tuning, or a version as kind.pair@alias, kind.pair/3 or release.pair.cpu@champion"
+VERSION = re.compile(
+    r"(?P<kind>[a-z_]+)\.(?P<pair>[A-Za-z0-9._-]+)(@(?P<alias>[\w.-]+)|/(?P<number>\d+))"
+)
+FORMS = (
+    "name a report of a bench, gate or tuning, or a version as kind.pair@alias, kind.pair/3 or "
+    "release.pair.cpu@champion"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class Node:
 
     Args:
         what: "row", "trace", or an artifact's kind.
-        name: of a row its label, of a registered artifact its model and version, of another its kind, of traces their digest.
+        name: of a row its label, of a registered artifact its model and version, of another its
+            kind, of traces their digest.
         where: "registry", a folder on this machine, or "not here"; None of a row.
         children: what it was made from.
     """
@@ -57,8 +65,14 @@ class Node:
 
     def as_json(self) -> dict[str, Any]:
         """The step and all before it as plain JSON."""
-        return {"what": self.what, "name": self.name, "digest": self.digest, "where": self.where, "git_commit": self.git_commit,
-                "made_from": [child.as_json() for child in self.children]}
+        return {
+            "what": self.what,
+            "name": self.name,
+            "digest": self.digest,
+            "where": self.where,
+            "git_commit": self.git_commit,
+            "made_from": [child.as_json() for child in self.children],
+        }
 
     def walk(self) -> Iterator[Node]:
         """The step and all before it."""
@@ -73,7 +87,8 @@ def lineage(what: str) -> list[Node]:
     Args:
         what: a report of a bench, gate or tuning (JSON), or `kind.pair@alias`, `kind.pair/number`.
     Raises:
-        DraftwellError: neither; a file that is no such report or says nothing of origins; a version that is not registered.
+        DraftwellError: neither; a file that is no such report or says nothing of origins; a version
+            that is not registered.
     """
     path = Path(what)
     if path.is_dir():
@@ -85,7 +100,10 @@ def lineage(what: str) -> list[Node]:
         return [finder.row(label, row, pair) for label, row in rows]
     found = VERSION.fullmatch(what)
     if found is None:
-        raise DraftwellError(f"there is no file {what}, and it is not a version of an artifact: {FORMS}", code="not_a_report")
+        raise DraftwellError(
+            f"there is no file {what}, and it is not a version of an artifact: {FORMS}",
+            code="not_a_report",
+        )
     return [Finder().version(found["kind"], found["pair"], found["alias"] or found["number"])]
 
 
@@ -94,10 +112,17 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DraftwellError(f"{path} is not valid JSON, or only a part of a report: write it again, as `draftwell bench --json` does",
-                             code="not_a_report") from error
+        raise DraftwellError(
+            (
+                f"{path} is not valid JSON, or only a part of a report: write it again, as "
+                "`draftwell bench --json` does"
+            ),
+            code="not_a_report",
+        ) from error
     if not isinstance(report, dict) or not isinstance(report.get("pair"), str):
-        raise DraftwellError(f"{path} is not a report of a bench, gate or tuning: {FORMS}", code="not_a_report")
+        raise DraftwellError(
+            f"{path} is not a report of a bench, gate or tuning: {FORMS}", code="not_a_report"
+        )
     return report
 
 
@@ -107,20 +132,34 @@ def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, RowOrigins
 
     strategies = report.get("strategies")
     if isinstance(strategies, dict):
-        found = {label: RowOrigins.of(entry) for label, entry in strategies.items() if isinstance(entry, dict)}
+        found = {
+            label: RowOrigins.of(entry)
+            for label, entry in strategies.items()
+            if isinstance(entry, dict)
+        }
         rows = [(label_with_parameters(label, row.parameters), row) for label, row in found.items()]
     else:
         choice = RowOrigins.of(report)
-        rows = [(f"choice {label_with_parameters(str(report.get('strategy')), choice.parameters)}", choice)]
+        rows = [
+            (
+                f"choice {label_with_parameters(str(report.get('strategy')), choice.parameters)}",
+                choice,
+            )
+        ]
     if all(row.artifacts is None and row.trace_digest is None for _, row in rows):
-        raise DraftwellError(f"{path} names no origins: it was written by an older draftwell, or is no report of a bench or tuning; "
-                             "bench or tune again", code="report_without_origins")
+        raise DraftwellError(
+            f"{path} names no origins: it was written by an older draftwell, or is no "
+            "report of a bench or tuning; "
+            "bench or tune again",
+            code="report_without_origins",
+        )
     return rows
 
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """What a row of a report was made from. Reports of all versions are read, so whatever is missing or of another type is None."""
+    """What a row of a report was made from. Reports of all versions are read, so whatever is
+    missing or of another type is None."""
 
     parameters: Mapping[str, Any]
     artifacts: Mapping[str, Any] | None
@@ -131,10 +170,16 @@ class RowOrigins:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RowOrigins:
         """The origins in the JSON of a bench's entry or of a tuning."""
-        parameters, artifacts, config, trace = (row.get(name) for name in ("parameters", "artifacts", "config_digest", "trace_digest"))
-        return cls(parameters if isinstance(parameters, dict) else {}, artifacts if isinstance(artifacts, dict) else None,
-                   config if isinstance(config, str) else None, trace if isinstance(trace, str) else None,
-                   str(row.get("fingerprint") or ""))
+        parameters, artifacts, config, trace = (
+            row.get(name) for name in ("parameters", "artifacts", "config_digest", "trace_digest")
+        )
+        return cls(
+            parameters if isinstance(parameters, dict) else {},
+            artifacts if isinstance(artifacts, dict) else None,
+            config if isinstance(config, str) else None,
+            trace if isinstance(trace, str) else None,
+            str(row.get("fingerprint") or ""),
+        )
 
 
 class Finder:
@@ -151,10 +196,17 @@ class Finder:
         from registry.pairs import catalogue
 
         shipped = Path(catalogue.__file__).parent
-        manifests = [*shipped.glob("*/draft/artifact.json"), *shipped.glob("*/artifacts/*/*/artifact.json"),
-                     *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json"),
-                     *(file for name in DEVICES for file in draftwell_home().glob(f"pairs/*/*/**/{name}/artifacts/*/artifact.json")),
-                     *draftwell_home().glob("pairs/*/*/recalibrations/*/artifacts/*/artifact.json")]
+        manifests = [
+            *shipped.glob("*/draft/artifact.json"),
+            *shipped.glob("*/artifacts/*/*/artifact.json"),
+            *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json"),
+            *(
+                file
+                for name in DEVICES
+                for file in draftwell_home().glob(f"pairs/*/*/**/{name}/artifacts/*/artifact.json")
+            ),
+            *draftwell_home().glob("pairs/*/*/recalibrations/*/artifacts/*/artifact.json"),
+        ]
         found = {}
         for manifest in sorted(manifests):
             try:
@@ -171,7 +223,9 @@ class Finder:
 
         found = {}
         home = draftwell_home()
-        for folder in sorted([*home.glob("pairs/*/*/traces*"), *home.glob("pairs/*/*/recalibrations/*/traces*")]):
+        for folder in sorted(
+            [*home.glob("pairs/*/*/traces*"), *home.glob("pairs/*/*/recalibrations/*/traces*")]
+        ):
             try:
                 found[TraceSet(folder).digest()] = folder
             except TraceError:
@@ -183,19 +237,29 @@ class Finder:
         from registry.lineage import lineage_of
 
         name = registered_name(kind, pair)
-        return self.artifact(lineage_of(self.store, self.store.resolve(kind, name, wanted), name, self.folders))
+        return self.artifact(
+            lineage_of(self.store, self.store.resolve(kind, name, wanted), name, self.folders)
+        )
 
     def row(self, label: str, row: RowOrigins, pair: str) -> Node:
-        """A row of a table: its tuned config, and the artifacts and traces that are not already the config's."""
+        """A row of a table: its tuned config, and the artifacts and traces that are not already the
+        config's."""
         from registry.lineage import find
 
         children: list[Node] = []
-        for kind, digest in [("decoding_config", row.config_digest), *(row.artifacts or {}).items()]:
+        for kind, digest in [
+            ("decoding_config", row.config_digest),
+            *(row.artifacts or {}).items(),
+        ]:
             if not isinstance(digest, str):
                 if kind != "decoding_config":
                     children.append(Node(kind, kind, None, "made on the spot, not kept"))
             elif digest not in known(children):
-                children.append(self.artifact(find(self.store, kind, digest, pair, self.folders, row.fingerprint)))
+                children.append(
+                    self.artifact(
+                        find(self.store, kind, digest, pair, self.folders, row.fingerprint)
+                    )
+                )
         if row.trace_digest is not None and row.trace_digest not in known(children):
             children.append(self.trace(row.trace_digest))
         return Node("row", label, children=tuple(children))
@@ -221,7 +285,8 @@ def known(nodes: list[Node]) -> set[str | None]:
 
 
 def registered_name(kind: str, pair: str) -> str:
-    """The pair's own name where an alias was typed; one that the catalogue lacks stays as it is: a pair's YAML file may lie anywhere."""
+    """The pair's own name where an alias was typed; one that the catalogue lacks stays as it is: a
+    pair's YAML file may lie anywhere."""
     from registry.pairs import find_pair
 
     base, dot, device = pair.rpartition(".") if kind == "release" else (pair, "", "")

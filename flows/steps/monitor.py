@@ -1,8 +1,10 @@
-"""Monitoring: compares served traffic with the traces that the release that serves it was calibrated on, or, where its strategy is lossy,
-with what that wrote on the same prompts (`reference_traces`).
+"""Monitoring: compares served traffic with the traces that the release that serves it was
+calibrated on, or, where its strategy is lossy, with what that wrote on the same prompts
+(`reference_traces`).
 
-No model is loaded. The release's artifacts come from the registry. What serves is what `current` leads to, which may be another release
-than the champion of the alias; "champion" below means what serves.
+No model is loaded. The release's artifacts come from the registry. What serves is what `current`
+leads to, which may be another release than the champion of the alias; "champion" below means what
+serves.
 """
 
 from __future__ import annotations
@@ -35,11 +37,24 @@ HEADS = ("eagle3_head", "medusa_heads")
 
 
 class DriftSettings(TrafficSettings):
-    """What monitoring and recalibration work on; those of the pipeline say how much recalibration may do."""
+    """What monitoring and recalibration work on; those of the pipeline say how much recalibration
+    may do."""
 
-    reference: Path | None = Field(None, description="traces to compare with; None finds those that the champion was calibrated on")
-    drift: str | None = Field(None, description="digest of the report that a recalibration answers; None takes the one announced last")
-    collect_prompts: int = Field(24, ge=1, description="prompts to collect traces on: also what later traffic is compared with")
+    reference: Path | None = Field(
+        None,
+        description="traces to compare with; None finds those that the champion was calibrated on",
+    )
+    drift: str | None = Field(
+        None,
+        description=(
+            "digest of the report that a recalibration answers; None takes the one announced last"
+        ),
+    )
+    collect_prompts: int = Field(
+        24,
+        ge=1,
+        description="prompts to collect traces on: also what later traffic is compared with",
+    )
 
 
 def load_limits(path: Path | None = None) -> DriftLimits:
@@ -59,18 +74,29 @@ def spool_of(space: Workspace, named: Path | None) -> Path:
     return named if named is not None else draftwell_home() / "spool" / space.spec.name
 
 
-def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path | None = None, out: Path = Path("dist"),
-          limits: DriftLimits | None = None, now: datetime | None = None) -> tuple[DriftReport, Served]:
-    """Compare the newest traffic with the calibration traces of the release that serves it, which `current` names.
+def check(
+    space: Workspace,
+    *,
+    spool: Path,
+    device: str = "cpu",
+    reference: Path | None = None,
+    out: Path = Path("dist"),
+    limits: DriftLimits | None = None,
+    now: datetime | None = None,
+) -> tuple[DriftReport, Served]:
+    """Compare the newest traffic with the calibration traces of the release that serves it, which
+    `current` names.
 
     Args:
         spool: folder of traces that a server writes.
-        reference: folder of traces; None finds the champion's own (`reference_traces.find_reference`).
+        reference: folder of traces; None finds the champion's own
+            (`reference_traces.find_reference`).
         out: folder of bundles, for what `current` serves.
         limits: None takes those of the registry.
         now: the age of the traffic is measured from; None takes the clock.
     Raises:
-        DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
+        DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of
+            another pair.
     """
     from components.collect.plan import prompt_hashes
     from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
@@ -83,82 +109,148 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     verifier: Any = champion.artifacts.get("verifier")
     hidden = verifier is not None and bool({"before", "after"} & set(verifier.features))
     header, digest = traces.header, traces.digest()
-    since = promoted(champion) if champion.lossy is not None else None  # lossy texts before that may be another strategy's
-    found = read_spool(spool, champion.fingerprint, window=limits.window, hidden=hidden, temperature=header.temperature, since=since)
+    # lossy texts before that may be another strategy's
+    since = promoted(champion) if champion.lossy is not None else None
+    found = read_spool(
+        spool,
+        champion.fingerprint,
+        window=limits.window,
+        hidden=hidden,
+        temperature=header.temperature,
+        since=since,
+    )
     rows = traces.read([*COLUMNS, *(HIDDEN if hidden else ())])
     feedback, kinds, doubts = comparable(champion, rows, found.rows, reference)
-    max_tokens = min(header.max_tokens, max((one.max_tokens for one in found.headers), default=header.max_tokens))
-    settings: dict[str, Any] = {"kinds": kinds, "temperature": header.temperature, "max_tokens": max_tokens}
+    max_tokens = min(
+        header.max_tokens, max((one.max_tokens for one in found.headers), default=header.max_tokens)
+    )
+    settings: dict[str, Any] = {
+        "kinds": kinds,
+        "temperature": header.temperature,
+        "max_tokens": max_tokens,
+    }
     then, today = (read_traffic(table, **settings) for table in (rows, feedback))
     notes = list(found.notes)
     if today.others:
-        notes.append(f"{today.others} positions of the feedback left out: after the first {max_tokens} tokens of a text")
+        notes.append(
+            f"{today.others} positions of the feedback left out: after the first "
+            f"{max_tokens} tokens of a text"
+        )
     few = not doubts and len(today.names) < limits.min_prompts
     doubts += out_of_date(champion, found.newest, limits, now or datetime.now(UTC))
     if found.others and few:
-        doubts.append(f"the feedback has {len(today.names)} different prompts at the reference's temperature {header.temperature:g} "
-                      f"({limits.min_prompts} are needed) and {found.others} at others, which cannot be compared: wait for more, or "
-                      "calibrate on traces collected at the temperature that is served")
-    for known, more in zip((notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True):
+        doubts.append(
+            f"the feedback has {len(today.names)} different prompts at the reference's "
+            f"temperature {header.temperature:g} "
+            f"({limits.min_prompts} are needed) and {found.others} at others, which cannot "
+            "be compared: wait for more, or "
+            "calibrate on traces collected at the temperature that is served"
+        )
+    for known, more in zip(
+        (notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True
+    ):
         known += more
-    origin = champion.trace_digest if reference is None else digest  # a lossy strategy's reference is on those traces' prompts
+    # a lossy strategy's reference is on those traces' prompts
+    origin = champion.trace_digest if reference is None else digest
     if origin != champion.trace_digest:
         notes.append(f"{champion.name} was not calibrated on this reference")
-    watched: dict[str, Any] = {str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED}
-    subject = Subject(space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name)
-    artifacts = WatchedArtifacts(**watched, untouched=untouched(verifier, origin, rows, prompt_hashes(traces)))
+    watched: dict[str, Any] = {
+        str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED
+    }
+    subject = Subject(
+        space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name
+    )
+    artifacts = WatchedArtifacts(
+        **watched, untouched=untouched(verifier, origin, rows, prompt_hashes(traces))
+    )
     report = compare_traffic(then, today, limits, subject, artifacts, notes=notes, doubts=doubts)
     if report.drifted:
-        report = report.model_copy(update={"notes": (*report.notes, *heads_left(champion, space.name))})
+        report = report.model_copy(
+            update={"notes": (*report.notes, *heads_left(champion, space.name))}
+        )
     if digest == champion.trace_digest:
         keep_reference(space, traces, digest)
     return report, champion
 
 
 def heads_left(champion: Served, pair: str) -> list[str]:
-    """A line for each head that the champion drafts from: no flow trains it again, and traffic that has changed may fit it less."""
+    """A line for each head that the champion drafts from: no flow trains it again, and traffic that
+    has changed may fit it less."""
     from serving.runtime.strategies import find_strategy, served_choice
 
     config: Any = champion.artifacts.get("decoding_config")
     if config is None:
         return []
-    read = {kind for temperature in (0.0, 1.0) for kind in find_strategy(served_choice(config, temperature).name).reads()}
-    return [f"{champion.name} drafts with {kind}, which a recalibration does not train: where fewer of its drafts are kept now, run "
-            f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
-            for kind in HEADS if kind in read and kind in champion.artifacts]
+    read = {
+        kind
+        for temperature in (0.0, 1.0)
+        for kind in find_strategy(served_choice(config, temperature).name).reads()
+    }
+    return [
+        f"{champion.name} drafts with {kind}, which a recalibration does not train: where "
+        "fewer of its drafts are kept now, run "
+        f"`draftwell train --kind {kind} --pair {pair}`, then `draftwell tune`"
+        for kind in HEADS
+        if kind in read and kind in champion.artifacts
+    ]
 
 
-def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,
-               named: Path | None) -> tuple[pa.Table, tuple[str, ...], list[str]]:
-    """The feedback that can be compared, the kinds of texts that are, and why there is none: texts of a lossy champion's own strategy are
-    compared with such texts only, unless a person names a reference."""
+def comparable(
+    champion: Served, reference: pa.Table, feedback: pa.Table, named: Path | None
+) -> tuple[pa.Table, tuple[str, ...], list[str]]:
+    """The feedback that can be compared, the kinds of texts that are, and why there is none: texts
+    of a lossy champion's own strategy are compared with such texts only, unless a person names a
+    reference."""
     from components.drift.traffic import shared_kinds
 
     if named is not None or champion.lossy is None:
         return feedback, shared_kinds(reference, feedback), []
     if LOSSY in reference.column("kind").unique().to_pylist():
         return feedback, (LOSSY,), []
-    return feedback.slice(0, 0), ("target",), [
-        f"there is no reference yet of what {champion.lossy.strategy}, which is lossy, serves as {champion.name}: publishing it again "
-        "collects it (the next weekly release, or a recalibration)"]
+    return (
+        feedback.slice(0, 0),
+        ("target",),
+        [
+            f"there is no reference yet of what {champion.lossy.strategy}, which is lossy, "
+            f"serves as {champion.name}: publishing it again "
+            "collects it (the next weekly release, or a recalibration)"
+        ],
+    )
 
 
-def left_out(champion: Served, feedback: pa.Table, kinds: tuple[str, ...], compared: int) -> tuple[list[str], list[str]]:
-    """What is left out of the feedback because a strategy of the other sort, lossy or lossless, wrote it: notes and, where that is most of
-    it, doubts."""
+def left_out(
+    champion: Served, feedback: pa.Table, kinds: tuple[str, ...], compared: int
+) -> tuple[list[str], list[str]]:
+    """What is left out of the feedback because a strategy of the other sort, lossy or lossless,
+    wrote it: notes and, where that is most of it, doubts."""
     from components.drift.traffic import prompts_of_the_other_sort
 
-    count, by = prompts_of_the_other_sort(feedback, kinds), f"a {'lossless' if LOSSY in kinds else 'lossy'} strategy"
+    count, by = (
+        prompts_of_the_other_sort(feedback, kinds),
+        f"a {'lossless' if LOSSY in kinds else 'lossy'} strategy",
+    )
     if not count:
         return [], []
     own = champion.lossy is None or LOSSY in kinds
-    fix = f"wait for more of what {champion.name} serves" if own else "leave --reference out, or name one of such texts"
-    why = f"{count} of the newest prompts were answered by {by}: its texts differ from those of the reference; {fix}"
-    return [f"{count} prompts of the feedback left out: answered by {by}"], [why] if count > compared else []
+    fix = (
+        f"wait for more of what {champion.name} serves"
+        if own
+        else "leave --reference out, or name one of such texts"
+    )
+    why = (
+        f"{count} of the newest prompts were answered by {by}: its texts differ from those of "
+        f"the reference; {fix}"
+    )
+    return [f"{count} prompts of the feedback left out: answered by {by}"], [
+        why
+    ] if count > compared else []
 
 
-def out_of_date(champion: Served, newest: datetime | None, limits: DriftLimits, now: datetime) -> list[str]:
-    """Why the newest traffic says nothing about what is served now: a spool that no longer grows looks steady for ever."""
+def out_of_date(
+    champion: Served, newest: datetime | None, limits: DriftLimits, now: datetime
+) -> list[str]:
+    """Why the newest traffic says nothing about what is served now: a spool that no longer grows
+    looks steady for ever."""
     if newest is None:
         return []
     since = promoted(champion)
@@ -168,12 +260,16 @@ def out_of_date(champion: Served, newest: datetime | None, limits: DriftLimits, 
         found = f"more than {limits.stale_after_hours:g} hours ago"
     else:
         return []
-    return [f"the newest traffic to compare was recorded on {newest:%Y-%m-%d at %H:%M} UTC, {found}: wait for more, and see that the "
-            "server records it (--feedback-dir)"]
+    return [
+        f"the newest traffic to compare was recorded on {newest:%Y-%m-%d at %H:%M} UTC, "
+        f"{found}: wait for more, and see that the "
+        "server records it (--feedback-dir)"
+    ]
 
 
 def promoted(champion: Served) -> datetime | None:
-    """When the champion was promoted; None where there is none, or one that was named by hand and never deployed."""
+    """When the champion was promoted; None where there is none, or one that was named by hand and
+    never deployed."""
     if champion.release is None:
         return None
     from registry.promotion import CHAMPION_SINCE
@@ -182,8 +278,11 @@ def promoted(champion: Served) -> datetime | None:
     return datetime.fromisoformat(tag) if tag else None
 
 
-def watched_temperature(space: Workspace, device: str, reference: Path | None, out: Path = Path("dist")) -> float | None:
-    """The temperature of the traffic that `check` looks at; None where there is nothing to compare it with.
+def watched_temperature(
+    space: Workspace, device: str, reference: Path | None, out: Path = Path("dist")
+) -> float | None:
+    """The temperature of the traffic that `check` looks at; None where there is nothing to compare
+    it with.
 
     Raises:
         DraftwellError: the registry does not answer.
@@ -196,13 +295,17 @@ def watched_temperature(space: Workspace, device: str, reference: Path | None, o
         return None
 
 
-def untouched(verifier: Any, digest: str | None, rows: pa.Table, hashes: Mapping[str, str] | None = None) -> list[str]:
-    """Prompts of the reference that the verifier has not learnt from: its test prompts; of other traces than it was made of those whose
-    hashes it does not record; none where it was tested on another trace and learnt from all of this one.
+def untouched(
+    verifier: Any, digest: str | None, rows: pa.Table, hashes: Mapping[str, str] | None = None
+) -> list[str]:
+    """Prompts of the reference that the verifier has not learnt from: its test prompts; of other
+    traces than it was made of those whose hashes it does not record; none where it was tested on
+    another trace and learnt from all of this one.
 
     Args:
         digest: of the traces whose prompts these are.
-        hashes: prompt id → hash; None where the reference does not record its prompts, or the verifier none: then all count as new to it.
+        hashes: prompt id → hash; None where the reference does not record its prompts, or the
+            verifier none: then all count as new to it.
     """
     from components.collect.repeated_prompts import first_of_the_same
     from components.drift.prompts import untouched_prompts
@@ -216,7 +319,9 @@ def untouched(verifier: Any, digest: str | None, rows: pa.Table, hashes: Mapping
         learnt = set(verifier.provenance.training_prompts or ())
         return [name for name in different if (hashes or {}).get(name) not in learnt]
     made = verifier.provenance.parameters
-    return [] if made.get("test_trace") else untouched_prompts(different, int(made.get("seed") or 0))
+    return (
+        [] if made.get("test_trace") else untouched_prompts(different, int(made.get("seed") or 0))
+    )
 
 
 def write_report(report: DriftReport, folder: Path) -> list[Path]:
@@ -226,7 +331,9 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
     from components.drift.report import drift_json, drift_markdown, drift_plots
 
     data, text = folder / "drift.json", folder / "drift.md"
-    write_atomically(data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(
+        data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode()
+    )
     write_atomically(text, drift_markdown(report).encode())
     return [data, text, *drift_plots(report, folder)]
 

@@ -1,4 +1,5 @@
-"""Publishing: every artifact of the workspace into the registry, pinned in a new release; or a release of versions that a person picked."""
+"""Publishing: every artifact of the workspace into the registry, pinned in a new release; or a
+release of versions that a person picked."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ class PickedRelease:
     notes: tuple[str, ...]
 
 
-def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str | None = None) -> ReleaseVersion:
-    """Publish every artifact of the workspace and pin them in a new release, which becomes `candidate`; and collect what a lossy one
-    would serve, which its traffic is compared with (`reference_traces.keep_served`).
+def run_publish(
+    step: StepContext, evidence: Mapping[str, Any], *, device: str | None = None
+) -> ReleaseVersion:
+    """Publish every artifact of the workspace and pin them in a new release, which becomes
+    `candidate`; and collect what a lossy one would serve, which its traffic is compared with
+    (`reference_traces.keep_served`).
 
     Args:
         evidence: kept with the release as JSON; MLflow compares the numbers at its top.
@@ -48,27 +52,52 @@ def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str |
     space, store = step.workspace, Store()
     files = space.files()
     device = device or space.device
-    folders = space.kept() | {kind: folder for kind in KINDS if KINDS[kind].per_device and (folder := space.folder(kind, device)).is_dir()}
+    folders = space.kept() | {
+        kind: folder
+        for kind in KINDS
+        if KINDS[kind].per_device and (folder := space.folder(kind, device)).is_dir()
+    }
     if "decoding_config" not in folders:
-        raise DraftwellError(f"nothing to release: run `draftwell tune --pair {space.spec.name} --device {device}` first",
-                             code="nothing_to_release")
+        raise DraftwellError(
+            (
+                f"nothing to release: run `draftwell tune --pair {space.spec.name} --device "
+                f"{device}` first"
+            ),
+            code="nothing_to_release",
+        )
     if (head := space.shipped_folder("eagle3_head")) is not None:
         folders.setdefault("eagle3_head", head)
     if files.draft is not None and (files.draft / "artifact.json").is_file():
         folders["distilled_draft"] = files.draft
     config = DecodingConfig.load(folders["decoding_config"])
     check_temperatures(config, folders)
-    metrics = {"eagle3_head": curves_of(space, folders["eagle3_head"])} if "eagle3_head" in folders else {}
-    pins = {kind: store.publish(folder, pair=space.spec.name, metrics=metrics.get(kind), plots=pictures_of(space, kind)).version
-            for kind, folder in folders.items()}
-    release = create_release(store, space.spec.name, device, pins, model_records(space.spec, files), dict(evidence),
-                             settings=shown_settings(config))
+    metrics = (
+        {"eagle3_head": curves_of(space, folders["eagle3_head"])}
+        if "eagle3_head" in folders
+        else {}
+    )
+    pins = {
+        kind: store.publish(
+            folder, pair=space.spec.name, metrics=metrics.get(kind), plots=pictures_of(space, kind)
+        ).version
+        for kind, folder in folders.items()
+    }
+    release = create_release(
+        store,
+        space.spec.name,
+        device,
+        pins,
+        model_records(space.spec, files),
+        dict(evidence),
+        settings=shown_settings(config),
+    )
     keep_served(step, release, config)
     return release
 
 
 def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> None:
-    """Refuse a release in which a choice reads an artifact that was made for the other class of temperatures.
+    """Refuse a release in which a choice reads an artifact that was made for the other class of
+    temperatures.
 
     Raises:
         DraftwellError: there is one (`artifact_of_another_temperature`).
@@ -79,8 +108,10 @@ def check_temperatures(config: DecodingConfig, folders: Mapping[str, Path]) -> N
     tied = {kind: folder for kind, folder in folders.items() if find_kind(kind).tied_to_temperature}
     artifacts = {kind: find_kind(kind).load_class().load(folder) for kind, folder in tied.items()}
     if wrong := objections(config, artifacts):
-        raise DraftwellError(f"{'; '.join(wrong)}: make it again from traces of that temperature, or tune again",
-                             code="artifact_of_another_temperature")
+        raise DraftwellError(
+            f"{'; '.join(wrong)}: make it again from traces of that temperature, or tune again",
+            code="artifact_of_another_temperature",
+        )
 
 
 def shown_settings(config: DecodingConfig) -> dict[str, Any]:
@@ -90,19 +121,25 @@ def shown_settings(config: DecodingConfig) -> dict[str, Any]:
     settings = choice_settings(config.strategy, config.parameters)
     if config.sampled is not None:
         found = choice_settings(config.sampled.strategy, config.sampled.parameters)
-        settings |= {f"sampled.{key}": value for key, value in {"temperature": config.sampled.temperature, **found}.items()}
+        settings |= {
+            f"sampled.{key}": value
+            for key, value in {"temperature": config.sampled.temperature, **found}.items()
+        }
     return settings
 
 
 def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> PickedRelease:
-    """Make a release of picked versions, which becomes `candidate`; every other kind is the champion's, or the newest that fits.
+    """Make a release of picked versions, which becomes `candidate`; every other kind is the
+    champion's, or the newest that fits.
 
-    Nothing is trained or measured, and models are loaded only to collect what a lossy choice would serve (`keep_served`).
+    Nothing is trained or measured, and models are loaded only to collect what a lossy choice would
+    serve (`keep_served`).
 
     Args:
         pins: kind → number or alias of a version.
     Raises:
-        DraftwellError: see `registry.composing.compose` and `check_temperatures`; nothing was registered.
+        DraftwellError: see `registry.composing.compose` and `check_temperatures`; nothing was
+            registered.
     """
     from flows.loading import open_pair
     from flows.steps.reference_traces import keep_served
@@ -117,22 +154,37 @@ def publish_picked(space: Workspace, device: str, pins: Mapping[str, str]) -> Pi
 
     store, name = Store(), space.spec.name
     chosen = compose(store, name, device, pins)
-    read = [kind for kind in chosen.versions if kind == "decoding_config" or find_kind(kind).tied_to_temperature]
+    read = [
+        kind
+        for kind in chosen.versions
+        if kind == "decoding_config" or find_kind(kind).tied_to_temperature
+    ]
     with tempfile.TemporaryDirectory() as place:
         folders = {kind: store.download(chosen.versions[kind], Path(place) / kind) for kind in read}
         config = DecodingConfig.load(folders["decoding_config"])
         check_temperatures(config, folders)
-    known = chosen.champion.contents.models.items() if chosen.champion else model_records(space.spec, space.files()).items()
+    known = (
+        chosen.champion.contents.models.items()
+        if chosen.champion
+        else model_records(space.spec, space.files()).items()
+    )
     models = {str(role): record for role, record in known}
-    evidence = {"picked": {kind: chosen.versions[kind].version for kind in chosen.picked},
-                "others_from": chosen.champion.name if chosen.champion else "the newest versions"}
+    evidence = {
+        "picked": {kind: chosen.versions[kind].version for kind in chosen.picked},
+        "others_from": chosen.champion.name if chosen.champion else "the newest versions",
+    }
     versions = {kind: version.version for kind, version in chosen.versions.items()}
-    release = create_release(store, name, device, versions, models, evidence, settings=shown_settings(config))
+    release = create_release(
+        store, name, device, versions, models, evidence, settings=shown_settings(config)
+    )
     if not find_strategy(config.strategy).lossless:
         try:
             step = open_pair(space.name, space.dtype, device=checked_device(device), say=space.say)
-        except DraftwellError as error:  # such as a release for a device that is not here; it is registered all the same
-            space.say(f"what {config.strategy} serves is not watched until it is published again: {error}")
+        # such as a release for a device that is not here; it is registered all the same
+        except DraftwellError as error:
+            space.say(
+                f"what {config.strategy} serves is not watched until it is published again: {error}"
+            )
         else:
             keep_served(step, release, config)
     return PickedRelease(release, chosen, tuple(notes_on(chosen, config)))
@@ -142,15 +194,26 @@ def notes_on(chosen: Composition, config: DecodingConfig) -> Iterator[str]:
     """What a person should know of a composition before the gate measures it."""
     from serving.runtime.strategies import find_strategy
 
-    names = list(dict.fromkeys([config.strategy, *([config.sampled.strategy] if config.sampled else [])]))
+    names = list(
+        dict.fromkeys([config.strategy, *([config.sampled.strategy] if config.sampled else [])])
+    )
     tuned_with = chosen.versions["decoding_config"].parents
     for kind in chosen.picked:
-        version, readers = chosen.versions[kind], [name for name in names if kind in find_strategy(name).reads()]
+        version, readers = (
+            chosen.versions[kind],
+            [name for name in names if kind in find_strategy(name).reads()],
+        )
         if kind == "decoding_config":
             continue
         if not readers:
             verb = "does" if len(names) == 1 else "do"
-            yield f"{' and '.join(names)}, which this release serves, {verb} not read {kind}: version {version.version} changes no answer"
+            yield (
+                f"{' and '.join(names)}, which this release serves, {verb} not read {kind}: "
+                f"version {version.version} changes no answer"
+            )
         elif kind in tuned_with and tuned_with[kind] != version.digest:
-            yield (f"the parameters of {' and '.join(readers)} were tuned with another {kind} than version {version.version}: "
-                   "the gate measures them together")
+            yield (
+                f"the parameters of {' and '.join(readers)} were tuned with another {kind} "
+                f"than version {version.version}: "
+                "the gate measures them together"
+            )

@@ -1,8 +1,10 @@
-"""What served traffic is compared with, and where it is kept beyond the workspace's next collection.
+"""What served traffic is compared with, and where it is kept beyond the workspace's next
+collection.
 
-A champion's calibration traces are found by the digest that its artifacts name: among the workspace's own, those of recalibrations, or
-those that an earlier check kept as hard links. They hold no texts like those that a lossy strategy serves, so what such a release would
-serve on the same prompts is collected when it is published.
+A champion's calibration traces are found by the digest that its artifacts name: among the
+workspace's own, those of recalibrations, or those that an earlier check kept as hard links. They
+hold no texts like those that a lossy strategy serves, so what such a release would serve on the
+same prompts is collected when it is published.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 RECALIBRATIONS = "recalibrations"
 SLOTS = 4
-"""Texts of a lossy strategy that are written at the same time: as many as every pair is loaded for that a release is published with."""
+"""Texts of a lossy strategy that are written at the same time: as many as every pair is loaded for
+that a release is published with."""
 
 
 @dataclass(frozen=True)
@@ -52,41 +55,63 @@ class Served:
     @property
     def trace_digest(self) -> str | None:
         """Digest of the traces it was calibrated on."""
-        made = [self.artifacts[kind].provenance.trace_digest for kind in (*WATCHED, "decoding_config") if kind in self.artifacts]
+        made = [
+            self.artifacts[kind].provenance.trace_digest
+            for kind in (*WATCHED, "decoding_config")
+            if kind in self.artifacts
+        ]
         return next((digest for digest in made if digest), None)
 
     @property
     def lossy(self) -> DecodingConfig | None:
-        """Its config where its strategy is lossy: a server records what that writes as texts of a kind of their own (`trace.LOSSY`)."""
+        """Its config where its strategy is lossy: a server records what that writes as texts of a
+        kind of their own (`trace.LOSSY`)."""
         from serving.runtime.strategies import find_strategy
 
         config: Any = self.artifacts.get("decoding_config")
-        return config if config is not None and not find_strategy(config.strategy).lossless else None
+        return (
+            config if config is not None and not find_strategy(config.strategy).lossless else None
+        )
 
 
 def served(space: Workspace, device: str, out: Path) -> Served:
-    """What `current` under `out` serves, else the champion, with its artifacts; or what is calibrated in the workspace where there is
-    neither yet."""
+    """What `current` under `out` serves, else the champion, with its artifacts; or what is
+    calibrated in the workspace where there is neither yet."""
     if (release := serving_release(space, device, out)) is not None:
         return of_release(release)
-    folders = {kind: space.artifacts / kind for kind in WATCHED if (space.artifacts / kind).is_dir()}
+    folders = {
+        kind: space.artifacts / kind for kind in WATCHED if (space.artifacts / kind).is_dir()
+    }
     found = {kind: KINDS[kind].load_class().load(folder) for kind, folder in folders.items()}
     if not found:
-        raise DraftwellError(f"pair {space.spec.name} has neither a champion on {device} nor calibrated artifacts in {space.dtype}: run "
-                             f"`draftwell demo --device {device}`, or collect, train and calibrate first", code="nothing_calibrated")
-    return Served(f"the workspace of {space.spec.name} (no champion yet)", next(iter(found.values())).provenance.fingerprint, found)
+        raise DraftwellError(
+            f"pair {space.spec.name} has neither a champion on {device} nor calibrated "
+            f"artifacts in {space.dtype}: run "
+            f"`draftwell demo --device {device}`, or collect, train and calibrate first",
+            code="nothing_calibrated",
+        )
+    return Served(
+        f"the workspace of {space.spec.name} (no champion yet)",
+        next(iter(found.values())).provenance.fingerprint,
+        found,
+    )
 
 
 def of_release(release: ReleaseVersion) -> Served:
     """What a release pins, from the registry."""
     from registry.store import Store
 
-    return Served(release.name, release.fingerprint, artifacts_of(Store(), release, release.fingerprint), release)
+    return Served(
+        release.name,
+        release.fingerprint,
+        artifacts_of(Store(), release, release.fingerprint),
+        release,
+    )
 
 
 def find_reference(space: Workspace, champion: Served, named: Path | None) -> TraceSet:
-    """The traces that served traffic is compared with: the named ones; else what a lossy champion's own strategy wrote, if
-    that was collected; else those that the champion was calibrated on."""
+    """The traces that served traffic is compared with: the named ones; else what a lossy champion's
+    own strategy wrote, if that was collected; else those that the champion was calibrated on."""
     if named is not None:
         return TraceSet(named, fingerprint=champion.fingerprint)
     if champion.lossy is not None and is_usable(folder := served_reference(space, champion)):
@@ -98,19 +123,29 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
     """The traces that the champion was calibrated on."""
     digest = champion.trace_digest
     if digest is None:
-        raise DraftwellError(f"{champion.name} does not name the traces it was calibrated on: name them with "
-                             f"--reference, or calibrate again",
-                             code="no_reference")
+        raise DraftwellError(
+            f"{champion.name} does not name the traces it was calibrated on: name them with "
+            f"--reference, or calibrate again",
+            code="no_reference",
+        )
     own = (space.traces_at(0), space.traces_at(SERVED_TEMPERATURE))
-    for folder in (kept_reference(space, digest), *own, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
+    for folder in (
+        kept_reference(space, digest),
+        *own,
+        *sorted((space.root / RECALIBRATIONS).glob("*/traces")),
+    ):
         traces = TraceSet(folder, fingerprint=champion.fingerprint)
         try:
             if traces.shards and traces.digest() == digest:
                 return traces
         except TraceError:
             continue  # of another dtype, or broken: not the one to find
-    raise DraftwellError(f"the traces that {champion.name} was calibrated on (digest {digest[:12]}) are not in {space.root}: name them "
-                         "with --reference, or recalibrate", code="no_reference")
+    raise DraftwellError(
+        f"the traces that {champion.name} was calibrated on (digest {digest[:12]}) are not "
+        f"in {space.root}: name them "
+        "with --reference, or recalibrate",
+        code="no_reference",
+    )
 
 
 def kept_reference(space: Workspace, digest: str) -> Path:
@@ -119,7 +154,8 @@ def kept_reference(space: Workspace, digest: str) -> Path:
 
 
 def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
-    """Keep a reference by hard links, which take no room; where there are none the traces are copied. The folder appears complete."""
+    """Keep a reference by hard links, which take no room; where there are none the traces are
+    copied. The folder appears complete."""
     folder = kept_reference(space, digest)
     from components.collect.plan import PLAN
 
@@ -128,7 +164,8 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
     place = folder.with_name(f".{folder.name}.{os.getpid()}")
     place.mkdir(parents=True, exist_ok=True)
     try:
-        for file in (*traces.shards, *traces.folder.glob(PLAN)):  # the plan has the hashes of the prompts
+        # the plan has the hashes of the prompts
+        for file in (*traces.shards, *traces.folder.glob(PLAN)):
             try:
                 os.link(file, place / file.name)
             except OSError:
@@ -136,21 +173,30 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
         if not folder.is_dir():
             os.replace(place, folder)
     except OSError as error:
-        space.say(f"the reference could not be kept ({error.strerror}): the next collection would replace it")
+        space.say(
+            f"the reference could not be kept ({error.strerror}): the next collection "
+            "would replace it"
+        )
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def served_reference(space: Workspace, champion: Served) -> Path:
-    """The folder of what a lossy champion's strategy wrote on the prompts that it was calibrated on. Its name is a digest of all inputs,
-    so that another release with the same config, artifacts and traces finds it too."""
+    """The folder of what a lossy champion's strategy wrote on the prompts that it was calibrated
+    on. Its name is a digest of all inputs, so that another release with the same config, artifacts
+    and traces finds it too."""
     from serving.runtime.strategies import find_strategy
 
     config = champion.lossy
     assert config is not None
     kinds = [kind for kind in find_strategy(config.strategy).reads() if kind in champion.artifacts]
-    made_of = [champion.fingerprint, champion.trace_digest, config.strategy, config.parameters,
-               {kind: champion.artifacts[kind].digest for kind in kinds}]
+    made_of = [
+        champion.fingerprint,
+        champion.trace_digest,
+        config.strategy,
+        config.parameters,
+        {kind: champion.artifacts[kind].digest for kind in kinds},
+    ]
     name = json_digest(made_of)[:16]
     return space.root / "drift" / "references" / f"served-{name}"
 
@@ -168,23 +214,30 @@ def is_usable(folder: Path) -> bool:
 
 
 def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConfig) -> None:
-    """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the step works in.
+    """Collect what a release would serve where its config is lossy: once, and in the pair's own
+    workspace, whichever the step works in.
 
-    A collection that was cut short is resumed. One that fails stops no release: monitoring then says that the reference is missing.
+    A collection that was cut short is resumed. One that fails stops no release: monitoring then
+    says that the reference is missing.
     """
     from serving.runtime.strategies import find_strategy
 
     if find_strategy(config.strategy).lossless:
         return
-    own = Workspace(step.workspace.name, step.workspace.dtype, step.workspace.say, step.workspace.device)
+    own = Workspace(
+        step.workspace.name, step.workspace.dtype, step.workspace.say, step.workspace.device
+    )
     try:
         collect_served(step, own, of_release(release))
     except (DraftwellError, OSError) as error:
-        own.say(f"what {config.strategy} serves is not watched until it is published again: {error}")
+        own.say(
+            f"what {config.strategy} serves is not watched until it is published again: {error}"
+        )
 
 
 def collect_served(step: StepContext, space: Workspace, champion: Served) -> None:
-    """Collect what a lossy release would serve on the prompts that it was calibrated on, and keep the traces with these.
+    """Collect what a lossy release would serve on the prompts that it was calibrated on, and keep
+    the traces with these.
 
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
@@ -202,13 +255,28 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     folder = served_reference(space, champion)
     if is_usable(folder):
         return
-    if is_complete(folder) and read_plan(folder) is not None:  # a damaged file, which no further run would repair
+    # a damaged file, which no further run would repair
+    if is_complete(folder) and read_plan(folder) is not None:
         forget(folder)
     space.say(f"collecting what {config.strategy} serves, for monitoring")
     strategy, header = (
-        build_strategy(config.strategy, dict(config.parameters), StrategyResources(champion.artifacts, pair.special_tokens)),
+        build_strategy(
+            config.strategy,
+            dict(config.parameters),
+            StrategyResources(champion.artifacts, pair.special_tokens),
+        ),
         traces.header,
     )
-    settings = CollectionSettings(max_tokens=header.max_tokens, temperature=header.temperature, top_k=header.top_k, top_p=header.top_p,
-                                  turns=0, rollout=1, prefix_kinds=(LOSSY,), batch=SLOTS)
-    collect_lossy_texts(pair, prompts_of_trace(traces), folder, settings, strategy, fresh=True, progress=step.bar)
+    settings = CollectionSettings(
+        max_tokens=header.max_tokens,
+        temperature=header.temperature,
+        top_k=header.top_k,
+        top_p=header.top_p,
+        turns=0,
+        rollout=1,
+        prefix_kinds=(LOSSY,),
+        batch=SLOTS,
+    )
+    collect_lossy_texts(
+        pair, prompts_of_trace(traces), folder, settings, strategy, fresh=True, progress=step.bar
+    )

@@ -1,5 +1,5 @@
-"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`, `run_train_datastore`) and that calibrate
-(`run_calibrate`: table, memory and hardware profile)."""
+"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`,
+`run_train_datastore`) and that calibrate (`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
     from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
 
-def run_train(step: StepContext, traces: TraceSet, settings: VerifierSettings | None = None, *,
-              test: TraceSet | None = None) -> VerifierReport:
-    """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is written before all that can fail.
+
+def run_train(
+    step: StepContext,
+    traces: TraceSet,
+    settings: VerifierSettings | None = None,
+    *,
+    test: TraceSet | None = None,
+) -> VerifierReport:
+    """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is
+    written before all that can fail.
 
     Args:
         settings, test: as in `components.train.verifier.train_verifier`.
@@ -38,7 +45,9 @@ def run_train(step: StepContext, traces: TraceSet, settings: VerifierSettings | 
 
     check_drawing()
     origin = made_from(step, traces)
-    verifier, report = train_verifier(traces, origin, settings, test=test, chat=step.pair.in_chat_template)
+    verifier, report = train_verifier(
+        traces, origin, settings, test=test, chat=step.pair.in_chat_template
+    )
     cost = measure_cost(step, verifier, lambda row, token: verifier.score_drafted(row, row, token))
     report = report.model_copy(update={"cost": cost})
     step.workspace.save(verifier)
@@ -49,7 +58,9 @@ def run_train(step: StepContext, traces: TraceSet, settings: VerifierSettings | 
     return report
 
 
-def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> HeadReport:
+def run_train_head(
+    step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
+) -> HeadReport:
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
@@ -60,9 +71,12 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
     from components.train.report.plots import acceptance_head_plot
 
     check_drawing()
-    head, report = train_acceptance_head(step.pair, traces, made_from(step, traces),
-                                         HeadTrainingSettings(seed=seed), test=test)
-    report = report.model_copy(update={"cost": measure_cost(step, head, lambda row, token: head.acceptance(row.hidden(0)))})
+    head, report = train_acceptance_head(
+        step.pair, traces, made_from(step, traces), HeadTrainingSettings(seed=seed), test=test
+    )
+    report = report.model_copy(
+        update={"cost": measure_cost(step, head, lambda row, token: head.acceptance(row.hidden(0)))}
+    )
     step.workspace.save(head)
     acceptance_head_plot(report, step.workspace.reports / "acceptance_head.png")
     step.stamp(head.kind)
@@ -71,7 +85,8 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
 
 
 def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
-    """Make a datastore of the target's own texts, put it into the workspace and return its report."""
+    """Make a datastore of the target's own texts, put it into the workspace and return its
+    report."""
     from components.train.datastore import build_datastore
 
     store, report = build_datastore(traces, made_from(step, traces))
@@ -81,9 +96,11 @@ def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
 
 
 def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
-    """Make the datastore again of the workspace's traces, where the champion pins one that it drafts from: texts of today's traffic.
+    """Make the datastore again of the workspace's traces, where the champion pins one that it
+    drafts from: texts of today's traffic.
 
-    One of the workspace that holds more tokens stays: a schedule collects few texts. Nothing is loaded or measured.
+    One of the workspace that holds more tokens stays: a schedule collects few texts. Nothing is
+    loaded or measured.
 
     Returns:
         the report of the new one; None where nothing was made.
@@ -95,45 +112,65 @@ def renew_datastore(step: StepContext, device: str) -> DatastoreReport | None:
     from serving.runtime.strategies import find_strategy, served_choice
 
     release = champion_of(step.workspace, device)
-    config = champion_decoding(step) if release is not None and Datastore.kind in release.pins else None
-    if config is None or not any(Datastore.kind in find_strategy(served_choice(config, at).name).reads() for at in (0.0, 1.0)):
+    config = (
+        champion_decoding(step) if release is not None and Datastore.kind in release.pins else None
+    )
+    if config is None or not any(
+        Datastore.kind in find_strategy(served_choice(config, at).name).reads() for at in (0.0, 1.0)
+    ):
         return None
     traces = open_trace(step)
     store, report = build_datastore(traces, made_from(step, traces))
     kept = step.workspace.found(step.pair, Datastore.kind)
     if isinstance(kept, Datastore) and len(kept.order) > len(store.order):
-        step.workspace.say(f"the datastore stays: it holds {len(kept.order)} tokens, and the traces have {len(store.order)}; collect more "
-                           "prompts (collect_prompts), or make it with `draftwell train --kind datastore`")
+        step.workspace.say(
+            f"the datastore stays: it holds {len(kept.order)} tokens, and the traces have "
+            f"{len(store.order)}; collect more "
+            "prompts (collect_prompts), or make it with `draftwell train --kind datastore`"
+        )
         return None
     step.workspace.save(store)
     step.report("datastore", report.model_dump(mode="json"))
     return report
 
 
-def run_train_medusa(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> MedusaReport:
-    """Train Medusa's heads on the target's texts of a trace, put them into the workspace and return their report.
+def run_train_medusa(
+    step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0
+) -> MedusaReport:
+    """Train Medusa's heads on the target's texts of a trace, put them into the workspace and return
+    their report.
 
     Args:
         test, seed: as in `components.train.medusa.train_medusa_heads`.
     """
     from components.train.medusa import MedusaSettings, train_medusa_heads
 
-    heads, report = train_medusa_heads(step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test)
+    heads, report = train_medusa_heads(
+        step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test
+    )
     step.workspace.save(heads)
     step.report("medusa_heads", report.model_dump(mode="json"))
     return report
 
 
 def made_from(step: StepContext, traces: TraceSet) -> Provenance:
-    """Provenance of what is made from traces, with their temperature: it is for requests of that class."""
+    """Provenance of what is made from traces, with their temperature: it is for requests of that
+    class."""
     from components.report.provenance import provenance
 
     prompts, unknown = prompts_behind(traces, step.pair)
-    return provenance(step.pair, trace_digest=traces.digest(), parameters={"temperature": traces.header.temperature},
-                      training_prompts=prompts, unknown_prompts=unknown)
+    return provenance(
+        step.pair,
+        trace_digest=traces.digest(),
+        parameters={"temperature": traces.header.temperature},
+        training_prompts=prompts,
+        unknown_prompts=unknown,
+    )
 
 
-def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]) -> ScoreCost:
+def measure_cost(
+    step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]
+) -> ScoreCost:
     """Measure the time of a score, and add it to the artifact's metrics."""
     from components.train.score_cost import time_score
 
@@ -143,18 +180,28 @@ def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, in
     return cost
 
 
-def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], memory_settings: MemorySettings | None = None, *,
-                  limit: int | None = None, keep_sampled: bool = True) -> dict[str, Any]:
-    """Make acceptance table, correction memory and hardware profile, put them into the workspace and return a summary.
+def run_calibrate(
+    step: StepContext,
+    traces: TraceSet,
+    prompts: Sequence[Prompt],
+    memory_settings: MemorySettings | None = None,
+    *,
+    limit: int | None = None,
+    keep_sampled: bool = True,
+) -> dict[str, Any]:
+    """Make acceptance table, correction memory and hardware profile, put them into the workspace
+    and return a summary.
 
-    A run that was killed while it counted rejections resumes: what it had is in the workspace's folder `calibration`.
+    A run that was killed while it counted rejections resumes: what it had is in the workspace's
+    folder `calibration`.
 
     Args:
         traces: for the acceptance table.
         prompts: decoded for the correction memory; those of the traces are left out.
         memory_settings: how; default: `MemorySettings()`.
         limit: how many of them; None takes all.
-        keep_sampled: the counts of sampled texts that are in the table of before (`run_calibrate_sampled`) stay in it.
+        keep_sampled: the counts of sampled texts that are in the table of before
+            (`run_calibrate_sampled`) stay in it.
     """
     from components.calibrate.acceptance_table import build_acceptance_table, with_sampled
     from components.calibrate.correction_memory import build_correction_memory, partial_file
@@ -163,13 +210,27 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     from components.prompts.overlap import hashes_of
     from components.report.provenance import provenance
 
-    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder, pair=step.pair), prompts, limit)
-    table, before = build_acceptance_table(traces, made_from(step, traces)), known_table(step) if keep_sampled else None
+    prompts = take_untouched(
+        step, training_prompts(step.workspace, traces.folder, pair=step.pair), prompts, limit
+    )
+    table, before = (
+        build_acceptance_table(traces, made_from(step, traces)),
+        known_table(step) if keep_sampled else None,
+    )
     table = with_sampled(table, before.sampled if before else None)
     # The memory never reads the traces: its provenance names the prompts that it was decoded from.
-    memory_settings, unfinished = memory_settings or MemorySettings(), step.workspace.root / "calibration"
-    memory = build_correction_memory(step.pair, prompts, provenance(step.pair, training_prompts=hashes_of(prompts)), memory_settings,
-                                     partial=unfinished, progress=step.bar)
+    memory_settings, unfinished = (
+        memory_settings or MemorySettings(),
+        step.workspace.root / "calibration",
+    )
+    memory = build_correction_memory(
+        step.pair,
+        prompts,
+        provenance(step.pair, training_prompts=hashes_of(prompts)),
+        memory_settings,
+        partial=unfinished,
+        progress=step.bar,
+    )
     head: Any = step.workspace.found(step.pair, "eagle3_head")
     times = measure_profile(step.pair, provenance(step.pair), head=head)
     for artifact in (table, memory, times):
@@ -179,15 +240,20 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
     for drawn in (table, memory):
         step.stamp(drawn.kind)
-    report = {"judged": sum(table.total), "accepted": sum(table.accepted), "prior_weight": table.prior_weight,
-              "memory_pairs": len(memory.counts),
-              **milliseconds(times)}
+    report = {
+        "judged": sum(table.total),
+        "accepted": sum(table.accepted),
+        "prior_weight": table.prior_weight,
+        "memory_pairs": len(memory.counts),
+        **milliseconds(times),
+    }
     step.report("calibration", report)
     return report
 
 
 def run_profile(step: StepContext) -> dict[str, Any]:
-    """Make the hardware profile alone, which is all that can be calibrated without a draft model, and return a summary."""
+    """Make the hardware profile alone, which is all that can be calibrated without a draft model,
+    and return a summary."""
     from components.calibrate.hardware_profile import measure_profile
     from components.report.provenance import provenance
 
@@ -201,25 +267,37 @@ def run_profile(step: StepContext) -> dict[str, Any]:
 
 def milliseconds(times: HardwareProfile) -> dict[str, Any]:
     """The passes that a summary names, as far as they were measured."""
-    single = {name: seconds * 1e3 for name, seconds in (("t_draft_ms", times.t_draft), ("t_head_ms", times.t_head)) if seconds is not None}
+    single = {
+        name: seconds * 1e3
+        for name, seconds in (("t_draft_ms", times.t_draft), ("t_head_ms", times.t_head))
+        if seconds is not None
+    }
     return {**single, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
 
 
-def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: float) -> dict[str, Any]:
-    """Count sampled texts into the acceptance table, for sampled requests, and put it into the workspace; returns a summary.
+def run_calibrate_sampled(
+    step: StepContext, traces: TraceSet, temperature: float
+) -> dict[str, Any]:
+    """Count sampled texts into the acceptance table, for sampled requests, and put it into the
+    workspace; returns a summary.
 
     Args:
         traces: of this temperature.
 
     Raises:
-        DraftwellError: there is no table of greedy texts to add them to (`no_greedy_table`), or as in `build_sampled_table`.
+        DraftwellError: there is no table of greedy texts to add them to (`no_greedy_table`), or as
+            in `build_sampled_table`.
     """
     from components.calibrate.acceptance_table import build_sampled_table, rates, with_sampled
 
     table = known_table(step)
     if table is None:
-        raise DraftwellError("there is no acceptance table that counts of sampled texts could be added to: run `draftwell calibrate "
-                             f"--pair {step.workspace.name}` first, on greedy texts", code="no_greedy_table")
+        raise DraftwellError(
+            "there is no acceptance table that counts of sampled texts could be added to: "
+            "run `draftwell calibrate "
+            f"--pair {step.workspace.name}` first, on greedy texts",
+            code="no_greedy_table",
+        )
     sampled = build_sampled_table(traces, made_from(step, traces), temperature)
     step.workspace.save(with_sampled(table, sampled))
     report = {"temperature": temperature, **rates(sampled)}
@@ -227,11 +305,20 @@ def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: floa
     return report
 
 
-def calibrate_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Calibrate on the workspace's traces with the flows' settings, for each class of temperatures that is tuned, and make the
-    champion's datastore again (`renew_datastore`); returns a summary."""
+def calibrate_as(
+    settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Calibrate on the workspace's traces with the flows' settings, for each class of temperatures
+    that is tuned, and make the champion's datastore again (`renew_datastore`); returns a
+    summary."""
     sampled = settings.temperatures[1:]
-    report = run_calibrate(step, open_trace(step), prompts, MemorySettings(max_tokens=settings.collect_tokens), keep_sampled=not sampled)
+    report = run_calibrate(
+        step,
+        open_trace(step),
+        prompts,
+        MemorySettings(max_tokens=settings.collect_tokens),
+        keep_sampled=not sampled,
+    )
     for temperature in sampled:
         found = run_calibrate_sampled(step, open_trace(step, temperature=temperature), temperature)
         report |= {f"sampled_{name}": value for name, value in found.items()}
@@ -241,11 +328,15 @@ def calibrate_as(settings: PipelineSettings, step: StepContext, prompts: Sequenc
 
 
 def known_table(step: StepContext) -> AcceptanceTable | None:
-    """The acceptance table that strategies get: the workspace's, else what the pair ships with; None where there is neither."""
+    """The acceptance table that strategies get: the workspace's, else what the pair ships with;
+    None where there is neither."""
     from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.base import ArtifactError
 
-    for folder in (step.workspace.folder(AcceptanceTable.kind), step.workspace.shipped / AcceptanceTable.kind):
+    for folder in (
+        step.workspace.folder(AcceptanceTable.kind),
+        step.workspace.shipped / AcceptanceTable.kind,
+    ):
         try:
             return AcceptanceTable.load(folder, fingerprint=step.pair.fingerprint)
         except ArtifactError:

@@ -1,4 +1,5 @@
-"""The pipeline step that chooses: traces and measurements → strategy and parameters, or plain decoding instead."""
+"""The pipeline step that chooses: traces and measurements → strategy and parameters, or plain
+decoding instead."""
 
 from __future__ import annotations
 
@@ -25,16 +26,27 @@ if TYPE_CHECKING:
     from serving.recording.trace import TraceSet
 
 
-def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings, *, study: Path | None = None,
-             keep: bool = True, workers: WorkerPool | None = None, limit: int | None = None) -> TuningEvidence:
-    """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace.
+def run_tune(
+    step: StepContext,
+    traces: TraceSet,
+    prompts: Sequence[Prompt],
+    settings: TuneSettings,
+    *,
+    study: Path | None = None,
+    keep: bool = True,
+    workers: WorkerPool | None = None,
+    limit: int | None = None,
+) -> TuningEvidence:
+    """Choose strategy and parameters by replay and measurement; the choice and its evidence go into
+    the workspace.
 
     A run that was killed resumes where it stopped when it is started again.
 
     Args:
         prompts: measured on; those that the traces and the artifacts were made from are left out.
         study: file of trials; None takes the workspace's, which may hold other searches too.
-        keep: False saves nothing but a `study` that was named: for a padded target, whose times nobody is served with.
+        keep: False saves nothing but a `study` that was named: for a padded target, whose times
+            nobody is served with.
         workers: who makes the replays; what is measured is measured here, one at a time.
         limit: how many prompts to measure on, at most; None takes all.
     """
@@ -49,16 +61,37 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], set
     folder, temperature = step.workspace.device_root / "tuning", settings.temperature
     rungs = folder / f"{report_name(temperature, 'rungs')}.json" if keep else None
     evidence = tune_strategy(
-        inputs, settings,
-        Evaluator(step.pair, inputs.resources, max_tokens=settings.max_tokens, temperature=temperature, progress=step.bar),
+        inputs,
+        settings,
+        Evaluator(
+            step.pair,
+            inputs.resources,
+            max_tokens=settings.max_tokens,
+            temperature=temperature,
+            progress=step.bar,
+        ),
         QualityReader(step.pair, temperature),
-        TuneFiles(study or (folder / "trials.jsonl" if keep else None), named=study is not None, rungs=rungs),
-        TuneHooks(spread=spread_replays(workers, step, traces.folder) if workers else None, progress=step.bar))
+        TuneFiles(
+            study or (folder / "trials.jsonl" if keep else None),
+            named=study is not None,
+            rungs=rungs,
+        ),
+        TuneHooks(
+            spread=spread_replays(workers, step, traces.folder) if workers else None,
+            progress=step.bar,
+        ),
+    )
     if rungs is None:
         return evidence
     seen = {*(prompts_behind(traces, step.pair)[0] or ()), *hashes_of(prompts)}
-    evidence = evidence.model_copy(update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown})
-    save_choice(step, config_with(step, evidence, traces.digest(), inputs.profile.provenance.device_class), evidence)
+    evidence = evidence.model_copy(
+        update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown}
+    )
+    save_choice(
+        step,
+        config_with(step, evidence, traces.digest(), inputs.profile.provenance.device_class),
+        evidence,
+    )
     rungs.unlink(missing_ok=True)
     return evidence
 
@@ -68,12 +101,16 @@ def report_name(temperature: float, name: str) -> str:
     return name if class_of(temperature) == "greedy" else f"{name}_sampled"
 
 
-def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, device_class: str | None) -> DecodingConfig:
-    """The decoding config with a new choice for its class of temperatures, and the choice for the other class as it was.
+def config_with(
+    step: StepContext, evidence: TuningEvidence, trace_digest: str, device_class: str | None
+) -> DecodingConfig:
+    """The decoding config with a new choice for its class of temperatures, and the choice for the
+    other class as it was.
 
-    That is the workspace's own or, where it has no config yet, the champion's; one of another machine class is dropped. Greedy
-    requests get plain decoding until something is tuned for them. The provenance names the traces of the greedy choice, where there is one;
-    the evidence of each choice names its own, and the prompts that it was tuned on: the provenance has those of both.
+    That is the workspace's own or, where it has no config yet, the champion's; one of another
+    machine class is dropped. Greedy requests get plain decoding until something is tuned for them.
+    The provenance names the traces of the greedy choice, where there is one; the evidence of each
+    choice names its own, and the prompts that it was tuned on: the provenance has those of both.
     """
     from components.report.provenance import provenance
     from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
@@ -85,11 +122,18 @@ def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, 
     kept = kept_sampled(step, before, evidence) if greedy else None
     stays = kept if greedy else before
     earlier, unknown = prompts_of_choice(stays, before)
-    made_of = provenance(step.pair, trace_digest=trace_digest, device_class=device_class, parents=step.parents(*READ_BY_STRATEGIES),
-                         training_prompts=[*(evidence.training_prompts or ()), *earlier],
-                         unknown_prompts=[*evidence.unknown_prompts, *unknown])
+    made_of = provenance(
+        step.pair,
+        trace_digest=trace_digest,
+        device_class=device_class,
+        parents=step.parents(*READ_BY_STRATEGIES),
+        training_prompts=[*(evidence.training_prompts or ()), *earlier],
+        unknown_prompts=[*evidence.unknown_prompts, *unknown],
+    )
     if greedy:
-        return DecodingConfig(choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept)
+        return DecodingConfig(
+            choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept
+        )
     sampled = SampledChoice(temperature, choice.name, dict(choice.parameters), evidence.to_json())
     if before is None:
         return DecodingConfig(PLAIN.name, {}, {}, made_of, sampled)
@@ -97,7 +141,9 @@ def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, 
     return DecodingConfig(before.strategy, before.parameters, before.evidence, made_of, sampled)
 
 
-def prompts_of_choice(stays: DecodingConfig | SampledChoice | None, before: DecodingConfig | None) -> tuple[Sequence[str], Sequence[str]]:
+def prompts_of_choice(
+    stays: DecodingConfig | SampledChoice | None, before: DecodingConfig | None
+) -> tuple[Sequence[str], Sequence[str]]:
     """The prompts that a choice which stays was tuned on, and what of it is not known.
 
     Args:
@@ -110,17 +156,30 @@ def prompts_of_choice(stays: DecodingConfig | SampledChoice | None, before: Deco
         return recorded, stays.evidence.get("unknown_prompts", ())
     if not stays.evidence:  # plain decoding until something is tuned: it was chosen on nothing
         return (), ()
-    return made.training_prompts or (), ("an earlier choice",) if made.training_prompts is None else made.unknown_prompts
+    return made.training_prompts or (), (
+        "an earlier choice",
+    ) if made.training_prompts is None else made.unknown_prompts
 
 
-def kept_sampled(step: StepContext, before: DecodingConfig | None, evidence: TuningEvidence) -> SampledChoice | None:
-    """The sampled choice that stays when greedy requests are tuned: none that is lossy, where only lossless ones are allowed now."""
+def kept_sampled(
+    step: StepContext, before: DecodingConfig | None, evidence: TuningEvidence
+) -> SampledChoice | None:
+    """The sampled choice that stays when greedy requests are tuned: none that is lossy, where only
+    lossless ones are allowed now."""
     from serving.runtime.strategies import find_strategy
 
     kept = before.sampled if before is not None else None
     limits = evidence.constraints
-    if kept is not None and limits is not None and limits.lossless_only and not find_strategy(kept.strategy).lossless:
-        step.workspace.say(f"the choice for sampled requests, {kept.strategy}, is lossy and left out: only lossless ones are allowed now")
+    if (
+        kept is not None
+        and limits is not None
+        and limits.lossless_only
+        and not find_strategy(kept.strategy).lossless
+    ):
+        step.workspace.say(
+            f"the choice for sampled requests, {kept.strategy}, is lossy and left out: "
+            "only lossless ones are allowed now"
+        )
         return None
     return kept
 
@@ -132,90 +191,146 @@ def previous_config(step: StepContext, device_class: str | None) -> DecodingConf
 
     folder = step.workspace.folder(DecodingConfig.kind)
     try:
-        found = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint) if folder.is_dir() else champion_decoding(step)
+        found = (
+            DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)
+            if folder.is_dir()
+            else champion_decoding(step)
+        )
     except ArtifactError as error:
         step.workspace.say(f"the earlier decoding config is replaced as a whole: {error}")
         return None
     usable = found is not None and found.provenance.fingerprint == step.pair.fingerprint
-    return found if usable and found is not None and found.provenance.device_class == device_class else None
+    return (
+        found
+        if usable and found is not None and found.provenance.device_class == device_class
+        else None
+    )
 
 
-def inputs_of(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings) -> TuneInputs:
+def inputs_of(
+    step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings
+) -> TuneInputs:
     """What is tuned: the pair with the workspace's artifacts, and the champion."""
     from components.collect.trace_checks import check_temperature
     from components.tune.tune import TuneInputs
     from serving.runtime.strategies import STRATEGIES, served_choice
 
     space, pair = step.workspace, step.pair
-    check_temperature(traces, settings.temperature)  # before the artifacts: it may take time to measure a hardware profile
+    # before the artifacts: it may take time to measure a hardware profile
+    check_temperature(traces, settings.temperature)
     traced = traces.header.max_tokens
     if traced < settings.max_tokens:
-        space.say(f"predicting texts of {traced} tokens, which is all that the trace has, and measuring {settings.max_tokens}: collect "
-                  f"with --max-tokens {settings.max_tokens} to have both of one length")
+        space.say(
+            f"predicting texts of {traced} tokens, which is all that the trace has, and "
+            f"measuring {settings.max_tokens}: collect "
+            f"with --max-tokens {settings.max_tokens} to have both of one length"
+        )
     resources = space.resources(pair, STRATEGIES)
     profile: Any = resources.artifacts.get("hardware_profile")
     if profile is None:
-        raise DraftwellError(f"pair {space.spec.name} has no draft model, so there is nothing to tune", code="no_draft_model")
+        raise DraftwellError(
+            f"pair {space.spec.name} has no draft model, so there is nothing to tune",
+            code="no_draft_model",
+        )
     champion = champion_decoding(step)
     served = None if champion is None else served_choice(champion, settings.temperature)
     return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
-def tune_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Tune on the workspace's traces with the flows' settings, for each class of temperatures in turn and on the same prompts.
+def tune_as(
+    settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Tune on the workspace's traces with the flows' settings, for each class of temperatures in
+    turn and on the same prompts.
 
     Returns:
-        the choice for greedy requests and why; `sampled`: that for sampled ones with its temperature, None where it was not tuned.
+        the choice for greedy requests and why; `sampled`: that for sampled ones with its
+        temperature, None where it was not tuned.
     """
     from flows.loading import worker_pool_of
 
     def tuned(temperature: float) -> dict[str, Any]:
         traces = open_trace(step, temperature=temperature)
-        evidence = run_tune(step, traces, prompts, tune_settings_of(settings, temperature), workers=worker_pool_of(settings))
+        evidence = run_tune(
+            step,
+            traces,
+            prompts,
+            tune_settings_of(settings, temperature),
+            workers=worker_pool_of(settings),
+        )
         return {**evidence.choice.to_json(), "reason": evidence.reason}
 
     greedy, *sampled = [tuned(temperature) for temperature in settings.temperatures]
-    return {**greedy, "sampled": {**sampled[0], "temperature": settings.sampled_temperature} if sampled else None}
+    return {
+        **greedy,
+        "sampled": {**sampled[0], "temperature": settings.sampled_temperature} if sampled else None,
+    }
 
 
 def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
     """The part of the flows' settings that tuning goes by, for requests of a temperature."""
     from components.tune.settings import TuneSettings
 
-    constraints = constraints_of(settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio)
-    return TuneSettings(constraints=constraints, trials=settings.trials, max_tokens=settings.tune_tokens, temperature=temperature)
+    constraints = constraints_of(
+        settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio
+    )
+    return TuneSettings(
+        constraints=constraints,
+        trials=settings.trials,
+        max_tokens=settings.tune_tokens,
+        temperature=temperature,
+    )
 
 
-def constraints_of(lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None) -> Constraints:
-    """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that from there, too."""
+def constraints_of(
+    lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None
+) -> Constraints:
+    """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that
+    from there, too."""
     from components.tune.settings import Constraints
     from flows.settings import quality_floor
 
     floor = quality_floor()
-    return Constraints(lossless_only=lossless_only, max_cost_ratio=max_cost_ratio, max_rouge_l_loss=floor.max_rouge_l_loss,
-                       max_surprisal_shift=floor.max_surprisal_shift,
-                       max_quality_loss=floor.max_share_loss if max_quality_loss is None else max_quality_loss)
+    return Constraints(
+        lossless_only=lossless_only,
+        max_cost_ratio=max_cost_ratio,
+        max_rouge_l_loss=floor.max_rouge_l_loss,
+        max_surprisal_shift=floor.max_surprisal_shift,
+        max_quality_loss=floor.max_share_loss if max_quality_loss is None else max_quality_loss,
+    )
 
 
 def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvidence) -> None:
-    """Put a config into the workspace, with the evidence of the choice that is new in it as JSON and as an HTML report."""
+    """Put a config into the workspace, with the evidence of the choice that is new in it as JSON
+    and as an HTML report."""
     from components.tune.report.html import write_tuning_report
 
     space, pair = step.workspace, step.workspace.spec.name
     name = report_name(evidence.temperature or 0.0, "tuning")
     space.save(config)
-    step.report(name, {"pair": pair, **evidence.choice.to_json(), "config_digest": config.digest, **evidence.to_json()}, per_device=True)
+    step.report(
+        name,
+        {
+            "pair": pair,
+            **evidence.choice.to_json(),
+            "config_digest": config.digest,
+            **evidence.to_json(),
+        },
+        per_device=True,
+    )
     if name == "tuning":
         write_tuning_report(evidence, space.device_reports, pair=pair, plots=space.reports)
     else:  # its plots, which the page contains, would replace those of the greedy choice
         folder = space.device_reports / "sampled"
         folder.mkdir(parents=True, exist_ok=True)
-        write_tuning_report(evidence, folder, pair=pair, plots=space.reports).replace(space.device_reports / f"{name}.html")
+        write_tuning_report(evidence, folder, pair=pair, plots=space.reports).replace(
+            space.device_reports / f"{name}.html"
+        )
 
 
 def champion_decoding(step: StepContext) -> DecodingConfig | None:
-    """The config that the pair's champion serves on this device, with what the gate let serve sampled requests; None without a champion, or
-    where no registry can be reached."""
+    """The config that the pair's champion serves on this device, with what the gate let serve
+    sampled requests; None without a champion, or where no registry can be reached."""
     from registry.releases import gate_record
     from registry.store import Store
     from serving.artifacts.decoding_config import DecodingConfig
@@ -229,7 +344,9 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         with tempfile.TemporaryDirectory() as place:
             config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
         record = gate_record(champion)
-        as_greedy = record is not None and record.serves_greedy_choice(champion.version, champion.pins)
+        as_greedy = record is not None and record.serves_greedy_choice(
+            champion.version, champion.pins
+        )
         return config.with_greedy_for_sampled() if as_greedy else config
     except DraftwellError as error:
         step.workspace.say(f"tuning without the champion: {error}")
@@ -237,10 +354,12 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
 
 
 def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
-    """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it replaces; returns the choice.
+    """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it
+    replaces; returns the choice.
 
     Args:
-        sampled_only: for sampled requests, which were tuned for; the choice for greedy ones stays. Otherwise for all requests.
+        sampled_only: for sampled requests, which were tuned for; the choice for greedy ones stays.
+            Otherwise for all requests.
     """
     from components.report.provenance import provenance
     from components.tune.evidence import TuningEvidence
@@ -253,8 +372,14 @@ def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) 
     made = {"strategy": old.strategy, "parameters": old.parameters, **old.evidence}
     evidence = TuningEvidence.read(made, f"the evidence in {folder}").with_choice(PLAIN, reason)
     before = tuned.provenance
-    made_of = provenance(step.pair, trace_digest=before.trace_digest, device_class=before.device_class, parents=before.parents,
-                         training_prompts=before.training_prompts, unknown_prompts=before.unknown_prompts)
+    made_of = provenance(
+        step.pair,
+        trace_digest=before.trace_digest,
+        device_class=before.device_class,
+        parents=before.parents,
+        training_prompts=before.training_prompts,
+        unknown_prompts=before.unknown_prompts,
+    )
     plain = DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of)
     if sampled_only:
         sampled = SampledChoice(old.temperature, PLAIN.name, {}, evidence.to_json())

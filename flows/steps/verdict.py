@@ -1,4 +1,5 @@
-"""The gate's verdict as flows pass it on: which of the three it was, in words, and which of a release's choices it is about."""
+"""The gate's verdict as flows pass it on: which of the three it was, in words, and which of a
+release's choices it is about."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 from components.gate.verdict import FAILED, PASSED, UNDECIDED, Result
 
 Gated = Mapping[str, Any]
-"""`passed` and `checks` of a gate's result, or of a record; each check has at least `name`, `passed` and `detail`."""
+"""`passed` and `checks` of a gate's result, or of a record; each check has at least `name`,
+`passed` and `detail`."""
 SAMPLED = "sampled "
 """How the names of the checks of a sampled choice begin (components/gate/temperatures.py)."""
 SAID: dict[Result, str] = {PASSED: "passed", FAILED: "failed", UNDECIDED: "had not enough evidence"}
@@ -17,13 +19,17 @@ SAID: dict[Result, str] = {PASSED: "passed", FAILED: "failed", UNDECIDED: "had n
 def result_of(gated: Gated) -> Result:
     """One of the three verdicts.
 
-    >>> result_of({"passed": False, "checks": [{"passed": False, "enough": False}, {"passed": True}]})
+    >>> result_of(
+    ...     {"passed": False, "checks": [{"passed": False, "enough": False}, {"passed": True}]}
+    ... )
     'not enough evidence'
     """
     if gated["passed"]:
         return PASSED
     against = unmet(gated)
-    return UNDECIDED if against and not any(check.get("enough", True) for check in against) else FAILED
+    return (
+        UNDECIDED if against and not any(check.get("enough", True) for check in against) else FAILED
+    )
 
 
 def sentence(gated: Gated) -> str:

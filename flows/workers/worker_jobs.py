@@ -1,8 +1,10 @@
-"""What a worker does of a pipeline step that is spread out: write one shard, or replay some configurations.
+"""What a worker does of a pipeline step that is spread out: write one shard, or replay some
+configurations.
 
-A *job* is a folder with everything about the step except which part to do: `job.json`, and the artifacts that replays need. The
-worker may be a thread of this process or a process on another machine, so it is handed names, numbers and paths only. These are
-plain functions: `task_runners` makes Prefect tasks of them.
+A *job* is a folder with everything about the step except which part to do: `job.json`, and the
+artifacts that replays need. The worker may be a thread of this process or a process on another
+machine, so it is handed names, numbers and paths only. These are plain functions: `task_runners`
+makes Prefect tasks of them.
 """
 
 from __future__ import annotations
@@ -30,11 +32,18 @@ if TYPE_CHECKING:
 
 JOB = "job.json"
 _pairs: dict[Path, SimpleQueue[LoadedPair]] = {}
-"""Job → loaded pairs that no worker of this process uses now. A pair's slots serve one engine at a time."""
+"""Job → loaded pairs that no worker of this process uses now. A pair's slots serve one engine at a
+time."""
 
 
-def describe_collection(job: Path, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: CollectionSettings,
-                        threads: int) -> None:
+def describe_collection(
+    job: Path,
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    traces: Path,
+    settings: CollectionSettings,
+    threads: int,
+) -> None:
     """Write the job of a collection.
 
     Args:
@@ -73,18 +82,39 @@ def write_shard(job: Path, index: int) -> str:
     fields = read_job(job)
     torch.set_num_threads(fields["threads"])
     with one_of(job, fields) as pair, beside_others():  # workers may be threads of one process
-        return str(collect_shard(pair, prompts_of(fields), Path(fields["traces"]), index,
-                                 CollectionSettings(**fields["settings"])))
+        return str(
+            collect_shard(
+                pair,
+                prompts_of(fields),
+                Path(fields["traces"]),
+                index,
+                CollectionSettings(**fields["settings"]),
+            )
+        )
 
 
-def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, threads: int) -> None:
+def describe_search(
+    job: Path, search: Search, traces: Path, fingerprint: str, threads: int
+) -> None:
     """Write the job of a search, with its artifacts."""
     for kind, artifact in search.resources.artifacts.items():
-        copy.copy(artifact).save(job / "artifacts" / kind)  # saving notes a digest, and the original keeps that of where it comes from
+        # saving notes a digest, and the original keeps that of where it comes from
+        copy.copy(artifact).save(job / "artifacts" / kind)
     copy.copy(search.profile).save(job / "profile")
-    write_job(job, {"traces": str(traces.absolute()), "trace_digest": search.trace_digest, "fingerprint": fingerprint, "threads": threads,
-                "artifacts": list(search.resources.artifacts), "special_tokens": sorted(search.resources.special_tokens),
-                "deterministic": search.resources.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap})
+    write_job(
+        job,
+        {
+            "traces": str(traces.absolute()),
+            "trace_digest": search.trace_digest,
+            "fingerprint": fingerprint,
+            "threads": threads,
+            "artifacts": list(search.resources.artifacts),
+            "special_tokens": sorted(search.resources.special_tokens),
+            "deterministic": search.resources.deterministic,
+            "max_tokens": search.max_tokens,
+            "overlap": search.overlap,
+        },
+    )
 
 
 def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -109,24 +139,43 @@ def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict
     torch.set_num_threads(fields["threads"])
     traces = TraceSet(Path(fields["traces"]), fingerprint=fields["fingerprint"])
     if traces.digest() != fields["trace_digest"]:
-        raise DraftwellError(f"{traces.folder} holds another trace on this worker than on the driver: every worker must see the same files",
-                             code="other_trace_on_worker")
+        raise DraftwellError(
+            (
+                f"{traces.folder} holds another trace on this worker than on the driver: every "
+                "worker must see the same files"
+            ),
+            code="other_trace_on_worker",
+        )
     resources = StrategyResources(
-        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in fields["artifacts"]},
+        {
+            kind: KINDS[kind].load_class().load(job / "artifacts" / kind)
+            for kind in fields["artifacts"]
+        },
         frozenset(fields["special_tokens"]),
         fields["deterministic"],
     )
-    search = Search(texts_of(traces), resources, HardwareProfile.load(job / "profile"), fields["max_tokens"], fields["overlap"],
-                    TrialLog(None), fields["trace_digest"])
-    return [search.predict(StrategyChoice.from_json(choice)).model_dump(mode="json", exclude_unset=True) for choice in choices]
+    search = Search(
+        texts_of(traces),
+        resources,
+        HardwareProfile.load(job / "profile"),
+        fields["max_tokens"],
+        fields["overlap"],
+        TrialLog(None),
+        fields["trace_digest"],
+    )
+    return [
+        search.predict(StrategyChoice.from_json(choice)).model_dump(mode="json", exclude_unset=True)
+        for choice in choices
+    ]
 
 
 @contextmanager
 def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
-    """Keep `count` pairs for workers that are threads of this process: `own`, and others that are loaded now.
+    """Keep `count` pairs for workers that are threads of this process: `own`, and others that are
+    loaded now.
 
-    They are loaded one after the other, before any of them computes: transformers changes torch's default dtype for the whole
-    process while it loads.
+    They are loaded one after the other, before any of them computes: transformers changes torch's
+    default dtype for the whole process while it loads.
     """
     fields = read_job(job)
     pairs: SimpleQueue[LoadedPair] = SimpleQueue()
@@ -141,7 +190,8 @@ def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
 
 @contextmanager
 def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
-    """A loaded pair that no other worker uses meanwhile. A worker process loads it with its first shard and keeps it for the next."""
+    """A loaded pair that no other worker uses meanwhile. A worker process loads it with its first
+    shard and keeps it for the next."""
     if job not in _pairs:
         _pairs.clear()
         pairs: SimpleQueue[LoadedPair] = SimpleQueue()
@@ -156,24 +206,36 @@ def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
 
 
 def load(fields: Mapping[str, Any]) -> LoadedPair:
-    """The pair of a job, as the driver loaded it. A worker on another machine may keep models in another folder."""
+    """The pair of a job, as the driver loaded it. A worker on another machine may keep models in
+    another folder."""
     from flows.workspace import Workspace
     from serving.runtime.strategies import StrategyChoice
 
-    folders = (("DRAFTWELL_HOME", fields["home"], draftwell_home()), ("DRAFTWELL_MODELS", fields["models"], models_root()))
+    folders = (
+        ("DRAFTWELL_HOME", fields["home"], draftwell_home()),
+        ("DRAFTWELL_MODELS", fields["models"], models_root()),
+    )
     for variable, folder, here in folders:
         if str(here) != folder:
             os.environ.setdefault(variable, folder)
-    # A collection runs target and draft only, which is what this strategy needs: no qualifier and no draft in ONNX Runtime.
-    return Workspace(fields["pair"], fields["dtype"]).load(strategies=(StrategyChoice("vanilla_sd"),), slots=fields["slots"],
-                                                           device=fields["device"], max_context=fields["max_context"])
+    # A collection runs target and draft only, which is what this strategy needs: no qualifier and
+    # no draft in ONNX Runtime.
+    return Workspace(fields["pair"], fields["dtype"]).load(
+        strategies=(StrategyChoice("vanilla_sd"),),
+        slots=fields["slots"],
+        device=fields["device"],
+        max_context=fields["max_context"],
+    )
 
 
 def prompts_of(fields: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a job."""
     from components.prompts.prompt import Prompt
 
-    return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in fields["prompts"]]
+    return [
+        Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])})
+        for row in fields["prompts"]
+    ]
 
 
 def write_job(job: Path, fields: Mapping[str, Any]) -> None:
@@ -190,6 +252,10 @@ def read_job(job: Path) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads((job / JOB).read_text())
     except FileNotFoundError:
-        raise DraftwellError(f"this worker does not see {job}: DRAFTWELL_HOME must be on a file system that all workers share, under the "
-                             "same path", code="job_not_found") from None
+        raise DraftwellError(
+            f"this worker does not see {job}: DRAFTWELL_HOME must be on a file system that "
+            "all workers share, under the "
+            "same path",
+            code="job_not_found",
+        ) from None
     return fields

@@ -1,9 +1,11 @@
-"""Bundles that the gate judged: kept on this machine, so that a deployment serves exactly the bytes that were judged.
+"""Bundles that the gate judged: kept on this machine, so that a deployment serves exactly the bytes
+that were judged.
 
-The gate records the digest of the bundle's manifest, which covers every file, in the release's gate record, and keeps the bundle of a
-release that passed, and the champion's, under `$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing
-(another machine judged) or is of another gate run, a deployment builds the bundle again, and `deviation` says in a line whether it
-differs from the judged one.
+The gate records the digest of the bundle's manifest, which covers every file, in the release's gate
+record, and keeps the bundle of a release that passed, and the champion's, under
+`$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing (another machine
+judged) or is of another gate run, a deployment builds the bundle again, and `deviation` says in a
+line whether it differs from the judged one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def judged_folder(release: ReleaseVersion) -> Path:
 
 
 def keep_judged(bundle: Path, release: ReleaseVersion, *, others: Collection[int] = ()) -> Path:
-    """Keep a bundle that passed the gate; those of other releases for the same device are removed, `deploy` can build them again.
+    """Keep a bundle that passed the gate; those of other releases for the same device are removed,
+    `deploy` can build them again.
 
     Args:
         others: further versions whose bundles stay: the champion's, which a rollback may need.
@@ -53,7 +56,8 @@ def keep_judged(bundle: Path, release: ReleaseVersion, *, others: Collection[int
 
 
 def take_judged(release: ReleaseVersion, place: Path) -> bool:
-    """Copy the bundle that the gate judged into an empty folder; False where this machine does not have it.
+    """Copy the bundle that the gate judged into an empty folder; False where this machine does not
+    have it.
 
     Raises:
         DraftwellError: it was changed since it was judged.
@@ -69,7 +73,8 @@ def take_judged(release: ReleaseVersion, place: Path) -> bool:
 
 
 def find_judged(release: ReleaseVersion) -> Path | None:
-    """The bundle that the release's gate record names, every byte checked; None where this machine does not have it.
+    """The bundle that the release's gate record names, every byte checked; None where this machine
+    does not have it.
 
     Raises:
         DraftwellError: it was changed since it was judged.
@@ -80,10 +85,14 @@ def find_judged(release: ReleaseVersion) -> Path | None:
     try:
         found = open_bundle(folder).manifest.digest
     except BundleError as error:
-        raise DraftwellError(f"the bundle that the gate judged for {release.name} was changed since ({error}): run `draftwell gate --pair "
-                             f"{release.pair} --device {release.device} --release {release.version}` again, or remove {folder} to build it "
-                             "anyway",
-                             code="judged_bundle_changed") from error
+        raise DraftwellError(
+            f"the bundle that the gate judged for {release.name} was changed since "
+            f"({error}): run `draftwell gate --pair "
+            f"{release.pair} --device {release.device} --release {release.version}` again, "
+            f"or remove {folder} to build it "
+            "anyway",
+            code="judged_bundle_changed",
+        ) from error
     return folder if found == record.bundle_digest else None
 
 
@@ -96,11 +105,16 @@ def copy_bundle(bundle: Path, place: Path) -> None:
 
 
 def deviation(bundle: Path, release: ReleaseVersion) -> str | None:
-    """Why a deployed bundle is not the one that the gate judged, in a line; None where it is, or where the record names none."""
+    """Why a deployed bundle is not the one that the gate judged, in a line; None where it is, or
+    where the record names none."""
     record = gate_record(release)
     deployed = json.loads((bundle / MANIFEST).read_text())["digest"]
     if record is None or not record.passed or record.bundle_digest in (None, deployed):
         return None
-    return (f"{bundle} is not the bundle that the gate judged (digest {deployed[:12]}, judged {str(record.bundle_digest)[:12]}): the "
-            f"judged one is not on this machine and the runtime or the options differ; `draftwell gate --pair {release.pair} --device "
-            f"{release.device} --release {release.version}` judges a bundle built here")
+    return (
+        f"{bundle} is not the bundle that the gate judged (digest {deployed[:12]}, judged "
+        f"{str(record.bundle_digest)[:12]}): the "
+        "judged one is not on this machine and the runtime or the options differ; "
+        f"`draftwell gate --pair {release.pair} --device "
+        f"{release.device} --release {release.version}` judges a bundle built here"
+    )

@@ -1,6 +1,8 @@
-"""Where bundles are: a folder of a pair's bundles, one that is being built beside them, and the link `current` to the one that is served.
+"""Where bundles are: a folder of a pair's bundles, one that is being built beside them, and the
+link `current` to the one that is served.
 
-Names of bundles are `<number>-<device>`, `.<n>` behind it where a release has several. A bundle appears by a rename and is never changed.
+Names of bundles are `<number>-<device>`, `.<n>` behind it where a release has several. A bundle
+appears by a rename and is never changed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The exact versions that a bundle is installed with: the runtime's and the server's packages and all that these need.
+"""The exact versions that a bundle is installed with: the runtime's and the server's packages and
+all that these need.
 
-They are read from what is installed here, because that is what the gate measured, PyTorch's build (`+cpu`, `+cu130`) included. Where the
-sha256 of every package's file is known (`registry.bundles.hashes`), the requirements have it, and pip refuses any other file;
-otherwise none has, because pip takes hashes of all or of none, and the first lines say which are missing.
+They are read from what is installed here, because that is what the gate measured, PyTorch's build
+(`+cpu`, `+cu130`) included. Where the sha256 of every package's file is known
+(`registry.bundles.hashes`), the requirements have it, and pip refuses any other file; otherwise
+none has, because pip takes hashes of all or of none, and the first lines say which are missing.
 
     python -m registry.bundles.requirements cpu     # the pins whose sha256 is not known here, for `make hashes`
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,13 +29,14 @@ from serving.errors import DraftwellError
 PROJECT = "draftwell"
 EXTRA = "server"
 TORCH_INDEX = "https://download.pytorch.org/whl"
-"""Where PyTorch's builds are, by their local version; PyPI's own ones for Linux bring several GB of CUDA libraries."""
+"""Where PyTorch's builds are, by their local version; PyPI's own ones for Linux bring several GB of
+CUDA libraries."""
 CPU_INDEX = f"{TORCH_INDEX}/cpu"
 CUDA_PARTS = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only CUDA builds of PyTorch bring along."""
 HEAD = """\
 # Exact versions for a {device} bundle, as they were installed where it was built, under Python {python}.
-"""
+"""  # noqa: E501
 CUDA_NOTE = """\
 # PyTorch itself names the exact CUDA libraries that it brings along.
 """
@@ -87,57 +90,121 @@ def requirements_name(device: str) -> str:
     return f"requirements-{device}.txt"
 
 
-def locked(device: str, *, measured: Mapping[str, str] | None = None, wheel: tuple[str, bytes] | None = None) -> Lock:
+def locked(
+    device: str,
+    *,
+    measured: Mapping[str, str] | None = None,
+    wheel: tuple[str, bytes] | None = None,
+) -> Lock:
     """The requirements of a bundle.
 
     Args:
         device: cpu or cuda.
-        measured: name → version of libraries that the release was tuned with, as its artifacts record them. A bundle for CUDA that is
-            built beside another kind of PyTorch takes that build.
+        measured: name → version of libraries that the release was tuned with, as its artifacts
+            record them. A bundle for CUDA that is built beside another kind of PyTorch takes that
+            build.
         wheel: name and bytes of the runtime's wheel, which requirements with hashes list too.
     Raises:
         DraftwellError: a package that the runtime needs is not installed here.
     """
     installed = closure(runtime_requirements())
     built_here = installed["torch"]
-    torch, note = pinned_torch(built_here, device, measured or {}, any(name.startswith(CUDA_PARTS) for name in installed))
-    packages = {name: version for name, version in installed.items() if device != "cpu" or not name.startswith(CUDA_PARTS)}
+    torch, note = pinned_torch(
+        built_here, device, measured or {}, any(name.startswith(CUDA_PARTS) for name in installed)
+    )
+    packages = {
+        name: version
+        for name, version in installed.items()
+        if device != "cpu" or not name.startswith(CUDA_PARTS)
+    }
     packages["torch"] = torch
-    known = recorded_hashes({name: version for name, version in packages.items() if name != "torch" or torch == built_here})
+    known = recorded_hashes(
+        {
+            name: version
+            for name, version in packages.items()
+            if name != "torch" or torch == built_here
+        }
+    )
     missing = tuple(sorted(packages.keys() - known.keys()))
-    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2]))) + (CUDA_NOTE if device == "cuda" else "")
+    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2]))) + (
+        CUDA_NOTE if device == "cuda" else ""
+    )
     head += "".join(f"# {line}.\n" for line in [note] if line)
     if missing:
-        names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
-        lines = [line for name, version in sorted(packages.items()) for line in _plain(name, version, device)]
-        return Lock(head + f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n", torch, {}, packages, missing, note)
-    lines = [f"{name}=={version} --hash=sha256:{known[name]}" for name, version in sorted(packages.items())]
+        names = ", ".join(missing[:SHOWN]) + (
+            f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        )
+        lines = [
+            line
+            for name, version in sorted(packages.items())
+            for line in _plain(name, version, device)
+        ]
+        return Lock(
+            head + f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n",
+            torch,
+            {},
+            packages,
+            missing,
+            note,
+        )
+    lines = [
+        f"{name}=={version} --hash=sha256:{known[name]}"
+        for name, version in sorted(packages.items())
+    ]
     if wheel is not None:
         lines.append(f"./{wheel[0]} --hash=sha256:{hashlib.sha256(wheel[1]).hexdigest()}")
-    return Lock(head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n", torch, known, packages, (), note)
+    return Lock(
+        head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n",
+        torch,
+        known,
+        packages,
+        (),
+        note,
+    )
 
 
-def pinned_torch(installed: str, device: str, measured: Mapping[str, str], cuda_parts: bool) -> tuple[str, str | None]:
-    """The version of PyTorch that a bundle is installed with, and a remark where it is not the one that is installed here.
+def pinned_torch(
+    installed: str, device: str, measured: Mapping[str, str], cuda_parts: bool
+) -> tuple[str, str | None]:
+    """The version of PyTorch that a bundle is installed with, and a remark where it is not the one
+    that is installed here.
 
     Args:
         installed: version here, its build after the plus.
         measured: as in `locked`.
-        cuda_parts: whether CUDA libraries are installed beside it, as with PyPI's build, which has no plus.
+        cuda_parts: whether CUDA libraries are installed beside it, as with PyPI's build, which has
+            no plus.
     """
     public, build = Version(installed).public, Version(installed).local or ""
     if device == "cpu":
-        return (installed if build == "cpu" or not sys.platform.startswith("linux") else f"{public}+cpu"), None
+        return (
+            installed if build == "cpu" or not sys.platform.startswith("linux") else f"{public}+cpu"
+        ), None
     if build.startswith("cu") or (not build and cuda_parts):
         return installed, None
     tuned = _version(measured.get("torch", ""))
     if tuned and (tuned.local or "cu").startswith("cu"):
         for needed in map(Requirement, runtime_requirements()):
             if needed.name == "torch" and not needed.specifier.contains(tuned, prereleases=True):
-                return public, (f"Built beside torch {installed}, which has no CUDA: the release was tuned with torch {tuned}, "
-                                f"and the runtime needs {needed}")
-        return str(tuned), f"Built beside torch {installed}: the pinned torch {tuned} is the one that the release was tuned with"
-    return public, f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was measured is not known"
+                return public, (
+                    f"Built beside torch {installed}, which has no CUDA: the release was "
+                    f"tuned with torch {tuned}, "
+                    f"and the runtime needs {needed}"
+                )
+        return (
+            str(tuned),
+            (
+                f"Built beside torch {installed}: the pinned torch {tuned} is the one that the "
+                "release was tuned with"
+            ),
+        )
+    return (
+        public,
+        (
+            f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was "
+            "measured is not known"
+        ),
+    )
 
 
 def _version(text: str) -> Version | None:
@@ -176,8 +243,11 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
         try:
             distribution = importlib.metadata.distribution(name)
         except PackageNotFoundError as error:
-            raise DraftwellError(f"the package {name}, which a bundle's runtime needs, is not installed here: "
-                                 f"pip install '{PROJECT}[{EXTRA}]'", code="missing_package") from error
+            raise DraftwellError(
+                f"the package {name}, which a bundle's runtime needs, is not installed here: "
+                f"pip install '{PROJECT}[{EXTRA}]'",
+                code="missing_package",
+            ) from error
         found[name] = distribution.version
         further = map(Requirement, distribution.requires or [])
         waiting += [r for r in further if _applies(r, requirement.extras)]
@@ -185,15 +255,21 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
-    """Whether a requirement holds on this machine, for a package that is asked for with some extras."""
-    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    """Whether a requirement holds on this machine, for a package that is asked for with some
+    extras."""
+    return requirement.marker is None or any(
+        requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+    )
 
 
 def _plain(name: str, version: str, device: str) -> list[str]:
     """A package's lines without a hash: of PyTorch only Linux has several builds."""
     if name != "torch" or device != "cpu" or Version(version).local != "cpu":
         return [f"{name}=={version}"]
-    return [f'torch=={version} ; sys_platform == "linux"', f'torch=={Version(version).public} ; sys_platform != "linux"']
+    return [
+        f'torch=={version} ; sys_platform == "linux"',
+        f'torch=={Version(version).public} ; sys_platform != "linux"',
+    ]
 
 
 if __name__ == "__main__":

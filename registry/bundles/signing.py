@@ -1,4 +1,5 @@
-"""Signing a bundle where it is deployed, with cosign, if there is one and a key is named; else one line says that it was not."""
+"""Signing a bundle where it is deployed, with cosign, if there is one and a key is named; else one
+line says that it was not."""
 
 from __future__ import annotations
 
@@ -11,29 +12,46 @@ from serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
 from serving.errors import DraftwellError
 
 KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
-"""Variables that name the private key (a file, or an address that cosign knows) and further options of `cosign sign-blob`."""
+"""Variables that name the private key (a file, or an address that cosign knows) and further options
+of `cosign sign-blob`."""
 
 
 def sign(bundle: Path) -> None:
-    """Sign a finished bundle, where a key is named. A signature that is there may be of an old key, or damaged: it is replaced.
+    """Sign a finished bundle, where a key is named. A signature that is there may be of an old key,
+    or damaged: it is replaced.
 
     Raises:
-        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle is left as it was.
+        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle
+            is left as it was.
     """
     key = os.environ.get(KEY)
     if not key:
         return
     if shutil.which(COSIGN) is None:
-        raise DraftwellError(f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
-                             code="not_signed")
+        raise DraftwellError(
+            f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
+            code="not_signed",
+        )
     made = bundle.parent / f".{bundle.name}.sigstore"
     try:
         flags = split_flags(os.environ.get(FLAGS, ""), FLAGS)
-        problem = run_cosign("sign-blob", "--yes", "--key", key, "--bundle", str(made), *flags, str(bundle / MANIFEST))
+        problem = run_cosign(
+            "sign-blob",
+            "--yes",
+            "--key",
+            key,
+            "--bundle",
+            str(made),
+            *flags,
+            str(bundle / MANIFEST),
+        )
         if problem is None and not made.is_file():
             problem = "it wrote no signature"
         if problem is not None:
-            raise DraftwellError(f"cosign did not sign {bundle} ({problem}): see {KEY}, {FLAGS} and COSIGN_PASSWORD", code="not_signed")
+            raise DraftwellError(
+                f"cosign did not sign {bundle} ({problem}): see {KEY}, {FLAGS} and COSIGN_PASSWORD",
+                code="not_signed",
+            )
         made.chmod(0o644)
         os.replace(made, bundle / SIGNATURE)
     finally:
@@ -57,6 +75,9 @@ def hashes_remark(bundle: Path) -> str | None:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(UNHASHED):
                 names = line.removeprefix(UNHASHED).removesuffix(" (make hashes).")
-                return (f"{path.name} has no hashes, because it is not recorded which files were installed of {names}: `make hashes`, "
-                        "then gate again")
+                return (
+                    f"{path.name} has no hashes, because it is not recorded which files "
+                    f"were installed of {names}: `make hashes`, "
+                    "then gate again"
+                )
     return None

@@ -41,12 +41,16 @@ $artifacts
 $models
 
 $weights
-""")
-INDEX_NOTE = "\nThe extra index has that build of PyTorch; leave it out where your own index has it."
-WITH_WEIGHTS = "All weights are in the bundle: it serves without network and without a cache of models."
+""")  # noqa: E501
+INDEX_NOTE = (
+    "\nThe extra index has that build of PyTorch; leave it out where your own index has it."
+)
+WITH_WEIGHTS = (
+    "All weights are in the bundle: it serves without network and without a cache of models."
+)
 WITHOUT_WEIGHTS = """\
 Models that are not bundled are looked for in `$DRAFTWELL_MODELS` (by default `models` in `$DRAFTWELL_HOME`), under the folder's
-name, and their weights are checked. `draftwell deploy --with-weights` puts them into the bundle."""
+name, and their weights are checked. `draftwell deploy --with-weights` puts them into the bundle."""  # noqa: E501
 SERVE = Template("""\
 #!/bin/sh
 # Serves this bundle; options are passed to draftwell-serve.
@@ -61,7 +65,7 @@ case "$$(pwd -P)/" in
   "$$(cd "$$here" && pwd -P)"/*) [ -z "$${HOME:-}" ] || export DRAFTWELL_HOME="$${DRAFTWELL_HOME:-$$HOME/.draftwell}" ;;
 esac
 exec draftwell-serve --bundle "$$here" "$$@"
-""")
+""")  # noqa: E501
 DOCKERFILE = Template("""\
 # Serves this bundle:
 #   $docker
@@ -77,7 +81,7 @@ WORKDIR /home/draftwell
 EXPOSE 8000
 HEALTHCHECK --start-period=300s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
 ENTRYPOINT ["draftwell-serve", "--bundle", "/bundle", "--host", "0.0.0.0"]
-""")
+""")  # noqa: E501
 CUDA_ENV = " \\\n    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
@@ -110,15 +114,28 @@ def readme(manifest: Manifest, wheel: str, lock: Lock) -> str:
         wheel, lock: as in `install_command`.
     """
     gate = "passed" if manifest.gated else f"none; deployed because: {manifest.ungated_reason}"
-    rows = [f"| {role} | {manifest.origins.get(role, m.source)}{f' at {m.revision}' if m.revision else ''} | {m.weights_sha256[:12]} "
-            f"| {m.folder} |" for role, m in sorted(manifest.models.items())]
+    rows = [
+        f"| {role} | "
+        f"{manifest.origins.get(role, m.source)}{f' at {m.revision}' if m.revision else ''} "
+        f"| {m.weights_sha256[:12]} "
+        f"| {m.folder} |"
+        for role, m in sorted(manifest.models.items())
+    ]
     bundled = all(record.source == "bundled" for record in manifest.models.values())
     return README.substitute(
-        pair=manifest.pair, version=manifest.release_version, device=manifest.device, gate=gate, python=PYTHON,
-        requirements=requirements_name(manifest.device), install=install_command(manifest.device, wheel, lock),
-        docker=docker_commands(manifest), index=INDEX_NOTE if lock.index else "",
+        pair=manifest.pair,
+        version=manifest.release_version,
+        device=manifest.device,
+        gate=gate,
+        python=PYTHON,
+        requirements=requirements_name(manifest.device),
+        install=install_command(manifest.device, wheel, lock),
+        docker=docker_commands(manifest),
+        index=INDEX_NOTE if lock.index else "",
         artifacts="\n".join(f"| {kind} | {v} |" for kind, v in sorted(manifest.versions.items())),
-        models="\n".join(rows), weights=WITH_WEIGHTS if bundled else WITHOUT_WEIGHTS)
+        models="\n".join(rows),
+        weights=WITH_WEIGHTS if bundled else WITHOUT_WEIGHTS,
+    )
 
 
 def serve_script(manifest: Manifest, wheel: str, lock: Lock) -> str:
@@ -129,5 +146,10 @@ def serve_script(manifest: Manifest, wheel: str, lock: Lock) -> str:
 def dockerfile(manifest: Manifest, wheel: str, lock: Lock) -> str:
     """Dockerfile of a bundle; arguments as in `readme`."""
     return DOCKERFILE.substitute(
-        docker=docker_commands(manifest), python=PYTHON, requirements=requirements_name(manifest.device),
-        wheel=wheel, install=install_command(manifest.device, wheel, lock), cuda=CUDA_ENV if manifest.device == "cuda" else "")
+        docker=docker_commands(manifest),
+        python=PYTHON,
+        requirements=requirements_name(manifest.device),
+        wheel=wheel,
+        install=install_command(manifest.device, wheel, lock),
+        cuda=CUDA_ENV if manifest.device == "cuda" else "",
+    )

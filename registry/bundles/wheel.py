@@ -1,7 +1,8 @@
 """The wheel in a bundle: the package `serving` alone, runtime and server, under a name of its own.
 
-setuptools builds it, in a process of its own and without network, from a staged copy in which nothing tells time, machine or user:
-the same sources give the same bytes. The version ends with a digest of the sources, so that pip tells two builds apart.
+setuptools builds it, in a process of its own and without network, from a staged copy in which
+nothing tells time, machine or user: the same sources give the same bytes. The version ends with a
+digest of the sources, so that pip tells two builds apart.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def build_wheel(package: Path) -> Wheel:
     """Build the runtime's wheel.
 
     Args:
-        package: the folder `serving`; the project's licence is next to it, or with the installed project.
+        package: the folder `serving`; the project's licence is next to it, or with the installed
+            project.
     Raises:
         DraftwellError: setuptools is missing or refuses.
     """
@@ -93,17 +95,27 @@ def build_staged(staged: Path, version: str, what: str) -> Wheel:
     out = staged.parent / "out"
     out.mkdir()
     environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
-    done = subprocess.run([sys.executable, "-I", "-c", BUILD, str(out)], cwd=staged, env=environment, umask=0o022,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BUILD, str(out)],
+        cwd=staged,
+        env=environment,
+        umask=0o022,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     built = list(out.glob("*.whl"))
     if done.returncode != 0 or len(built) != 1:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DraftwellError(f"{what} was not built ({last}): pip install 'setuptools>=77'", code="wheel_not_built")
+        raise DraftwellError(
+            f"{what} was not built ({last}): pip install 'setuptools>=77'", code="wheel_not_built"
+        )
     return Wheel(built[0].name, version, built[0].read_bytes())
 
 
 def _stage(package: Path, staged: Path) -> str:
-    """Copy the sources, write pyproject.toml next to them, and return the version that it states."""
+    """Copy the sources, write pyproject.toml next to them, and return the version that it
+    states."""
     digest = stage_sources(package, staged)
     for licence in licences(package.parent):
         copy(licence, staged / licence.name)
@@ -130,7 +142,11 @@ def _sources(package: Path) -> Iterator[Path]:
     """The package's files; what Python or an editor left there is none of them."""
     for file in package.rglob("*"):
         parts = file.relative_to(package).parts
-        if file.is_file() and "__pycache__" not in parts and not any(part.startswith(".") for part in parts):
+        if (
+            file.is_file()
+            and "__pycache__" not in parts
+            and not any(part.startswith(".") for part in parts)
+        ):
             yield file
 
 

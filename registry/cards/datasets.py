@@ -1,4 +1,5 @@
-"""Traces as inputs of runs: MLflow's page of a run names what an artifact was made from, and lists runs by dataset."""
+"""Traces as inputs of runs: MLflow's page of a run names what an artifact was made from, and lists
+runs by dataset."""
 
 from __future__ import annotations
 
@@ -12,15 +13,24 @@ if TYPE_CHECKING:
 
 LONGEST_DIGEST = 36
 """Characters of a dataset's digest in MLflow's databases; the whole one is a tag of the input."""
-USES = {"verifier": "training", "acceptance_head": "training", "medusa_heads": "training", "datastore": "training",
-        "acceptance_table": "calibration", "correction_memory": "calibration", "decoding_config": "tuning"}
+USES = {
+    "verifier": "training",
+    "acceptance_head": "training",
+    "medusa_heads": "training",
+    "datastore": "training",
+    "acceptance_table": "calibration",
+    "correction_memory": "calibration",
+    "decoding_config": "tuning",
+}
 """kind → what its traces were used for."""
 
 
 def trace_input(kind: str, provenance: Mapping[str, Any]) -> DatasetInput | None:
-    """The trace set that an artifact was made from, as MLflow takes it; None for what was made from none.
+    """The trace set that an artifact was made from, as MLflow takes it; None for what was made from
+    none.
 
-    The source is `code`, MLflow's word for a dataset that a program made: a trace set has no address, only a digest over its rows.
+    The source is `code`, MLflow's word for a dataset that a program made: a trace set has no
+    address, only a digest over its rows.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -28,13 +38,19 @@ def trace_input(kind: str, provenance: Mapping[str, Any]) -> DatasetInput | None
     if not digest:
         return None
     source = {"tags": {"trace_digest": digest, "fingerprint": provenance["fingerprint"]}}
-    dataset = Dataset(name=f"traces.{provenance['pair']}", digest=digest[:LONGEST_DIGEST], source_type="code", source=json.dumps(source))
+    dataset = Dataset(
+        name=f"traces.{provenance['pair']}",
+        digest=digest[:LONGEST_DIGEST],
+        source_type="code",
+        source=json.dumps(source),
+    )
     tags = {"mlflow.data.context": USES.get(kind, "source"), "trace_digest": digest}
     return DatasetInput(dataset, [InputTag(key, value) for key, value in tags.items()])
 
 
 def log_traces(client: MlflowClient, run_id: str, traces: DatasetInput) -> None:
-    """Log a trace set as an input of a run; where another process registers the same one at that moment, MLflow is asked again."""
+    """Log a trace set as an input of a run; where another process registers the same one at that
+    moment, MLflow is asked again."""
     from mlflow.exceptions import MlflowException
 
     try:

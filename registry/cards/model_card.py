@@ -1,7 +1,8 @@
 """What MLflow shows of an artifact: its MLmodel file, figures to compare, and words for a person.
 
-Every kind has the flavour `draftwell`. What predicts something (`registry.pyfunc_models`) has `python_function` too, through an installed
-module: no file of a version is unpickled or run. Other kinds have neither signature nor example, because there is nothing to call.
+Every kind has the flavour `draftwell`. What predicts something (`registry.pyfunc_models`) has
+`python_function` too, through an installed module: no file of a version is unpickled or run. Other
+kinds have neither signature nor example, because there is nothing to call.
 """
 
 from __future__ import annotations
@@ -28,10 +29,19 @@ CARDS = {
     **{name: kind.card for name, kind in KINDS.items()},
     "release": Card(
         "Release: the exact versions that are served together on one device.",
-        "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; `draftwell gate` judges them.",
-        "Figures of its gate: `gate.speedup` (lower bound over plain decoding), `gate.regression` (against the champion), and more.",
-        "Aliases: `candidate` when made, `challenger` once its gate passed, `champion` when promoted (`draftwell promote`; "
-        "`draftwell rollback --reason …` leads back). `make deploy` takes the champion, whoever named it, if its gate record stands."),
+        (
+            "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; "
+            "`draftwell gate` judges them."
+        ),
+        (
+            "Figures of its gate: `gate.speedup` (lower bound over plain decoding), "
+            "`gate.regression` (against the champion), and more."
+        ),
+        "Aliases: `candidate` when made, `challenger` once its gate passed, `champion` "
+        "when promoted (`draftwell promote`; "
+        "`draftwell rollback --reason …` leads back). `make deploy` takes the champion, "
+        "whoever named it, if its gate record stands.",
+    ),
 }
 """kind → its card."""
 
@@ -41,20 +51,32 @@ def describe_model(kind: str) -> str:
     card = CARDS.get(kind)
     if card is None:
         return kind
-    return f"{card.what}\n\n**How it is made.** {card.made}\n\n**How good it is.** {card.good}\n\n**How to use it.** {card.use}"
+    return (
+        f"{card.what}\n\n**How it is made.** {card.made}\n\n**How good it is.** "
+        f"{card.good}\n\n**How to use it.** {card.use}"
+    )
 
 
-def describe(manifest: Mapping[str, Any], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
-    """Description of a version, in Markdown: what it is, how it was made, how good it is, how to use it."""
+def describe(
+    manifest: Mapping[str, Any], metrics: Mapping[str, float], settings: Mapping[str, Any]
+) -> str:
+    """Description of a version, in Markdown: what it is, how it was made, how good it is, how to
+    use it."""
     made, kind = manifest["provenance"], manifest["kind"]
     card = CARDS.get(kind, Card(kind, "", "", ""))
-    origin = [f"Pair {made['pair']}, fingerprint {made['fingerprint'][:12] or 'none (part of it)'}."]
+    origin = [
+        f"Pair {made['pair']}, fingerprint {made['fingerprint'][:12] or 'none (part of it)'}."
+    ]
     if made.get("device_class"):
         origin.append(f"{'For' if kind == 'release' else 'Measured on'} {made['device_class']}.")
     if made.get("trace_digest"):
         origin.append(f"Made from the traces {made['trace_digest'][:12]}.")
     if made.get("parents"):
-        origin.append("Made with " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(made["parents"].items())) + ".")
+        origin.append(
+            "Made with "
+            + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(made["parents"].items()))
+            + "."
+        )
     if made.get("git_commit"):
         origin.append(f"Commit {made['git_commit'][:12]}.")
     lines = [card.what, "", "**How it was made.** " + " ".join([card.made, *origin]).strip()]
@@ -70,54 +92,86 @@ def _rows(title: str, values: Mapping[str, str]) -> list[str]:
     """A Markdown table of two columns; what is too much to read lies with the run."""
     shown = [f"| {name} | {values[name]} |" for name in sorted(values)[:MOST_ROWS]]
     more = len(values) - len(shown)
-    return [f"| {title} | value |", "| --- | --- |", *shown, *([f"| {more} more | see the run |"] if more else [])]
+    return [
+        f"| {title} | value |",
+        "| --- | --- |",
+        *shown,
+        *([f"| {more} more | see the run |"] if more else []),
+    ]
 
 
 def fitting(words: str) -> str:
-    """A description as MLflow's databases hold it; SQLite would take more, PostgreSQL refuses it."""
+    """A description as MLflow's databases hold it; SQLite would take more, PostgreSQL refuses
+    it."""
     return words if len(words) <= LONGEST else words[: LONGEST - 2] + " …"
 
 
-def figures_of(folder: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics and settings that MLflow compares, read from an artifact's own files; those of its provenance come first."""
+def figures_of(
+    folder: Path, manifest: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics and settings that MLflow compares, read from an artifact's own files; those of its
+    provenance come first."""
     made, kind = manifest["provenance"], manifest["kind"]
-    metrics = {**made["metrics"], "size_mb": sum((folder / name).stat().st_size for name in manifest["files"]) / 1e6}
+    metrics = {
+        **made["metrics"],
+        "size_mb": sum((folder / name).stat().st_size for name in manifest["files"]) / 1e6,
+    }
     settings = dict(made["parameters"])
     if kind == "decoding_config":
         config = json.loads((folder / "config.json").read_text())
         settings |= choice_settings(config["strategy"], config["parameters"])
         metrics |= _confirmed(config)
         if sampled := config.get("sampled"):
-            settings |= {f"sampled.{key}": value for key, value in choice_settings(sampled["strategy"], sampled["parameters"]).items()}
+            settings |= {
+                f"sampled.{key}": value
+                for key, value in choice_settings(
+                    sampled["strategy"], sampled["parameters"]
+                ).items()
+            }
             settings["sampled.temperature"] = sampled["temperature"]
             metrics |= {f"sampled_{key}": value for key, value in _confirmed(sampled).items()}
     if kind == "hardware_profile":
         times = json.loads((folder / "profile.json").read_text())
         draft, target = times.get("t_draft"), times["t_verify"]["1"]
         metrics |= {"t_verify_ms": target * 1e3}
-        metrics |= {} if draft is None else {"t_draft_ms": draft * 1e3, "speed_ratio": target / draft}
+        metrics |= (
+            {} if draft is None else {"t_draft_ms": draft * 1e3, "speed_ratio": target / draft}
+        )
     return metrics, settings
 
 
 def choice_settings(strategy: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A choice as settings that MLflow compares."""
-    return {"strategy": strategy, **{f"parameters.{key}": value for key, value in parameters.items()}}
+    return {
+        "strategy": strategy,
+        **{f"parameters.{key}": value for key, value in parameters.items()},
+    }
 
 
 def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
-    """What the tuner's last measurement says of its choice; nothing where the evidence is of an older form."""
+    """What the tuner's last measurement says of its choice; nothing where the evidence is of an
+    older form."""
     confirmation = config["evidence"].get("confirmation")
     figures = confirmation.get("figures") or () if isinstance(confirmation, dict) else ()
     for figure in figures:
-        if (figure.get("strategy"), figure.get("parameters")) == (config["strategy"], config["parameters"]):
-            return {key: float(figure[key]) for key in ("speedup", "speedup_low", "seconds_per_token", "target_calls_per_token")
-                    if isinstance(figure.get(key), int | float)}
+        if (figure.get("strategy"), figure.get("parameters")) == (
+            config["strategy"],
+            config["parameters"],
+        ):
+            return {
+                key: float(figure[key])
+                for key in ("speedup", "speedup_low", "seconds_per_token", "target_calls_per_token")
+                if isinstance(figure.get(key), int | float)
+            }
     return {}
 
 
-def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str) -> None:
-    """Write MLmodel next to the artifact's files; for what predicts, with MLflow's `python_function` flavour, an input example, and the
-    signature of what the artifact makes of that."""
+def write_mlmodel(
+    folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str
+) -> None:
+    """Write MLmodel next to the artifact's files; for what predicts, with MLflow's
+    `python_function` flavour, an input example, and the signature of what the artifact makes of
+    that."""
     from mlflow import pyfunc
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
@@ -126,9 +180,18 @@ def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id:
     from registry.pyfunc_models import __name__ as loader_module
 
     made, kind = manifest["provenance"], manifest["kind"]
-    metadata = {key: made[key] for key in ("pair", "fingerprint", "trace_digest", "device_class", "git_commit")}
-    metadata |= {"kind": kind, "schema_version": manifest["schema_version"], "parents": made["parents"]}
-    model = Model(location, run_id=run_id, model_id=model_id, model_uuid=model_id, metadata=metadata)
+    metadata = {
+        key: made[key]
+        for key in ("pair", "fingerprint", "trace_digest", "device_class", "git_commit")
+    }
+    metadata |= {
+        "kind": kind,
+        "schema_version": manifest["schema_version"],
+        "parents": made["parents"],
+    }
+    model = Model(
+        location, run_id=run_id, model_id=model_id, model_uuid=model_id, metadata=metadata
+    )
     model.add_flavor("draftwell", kind=kind, schema_version=manifest["schema_version"], data=".")
     if kind in MODELS:
         loaded = _load_pyfunc(str(folder))
@@ -144,6 +207,11 @@ def _signature(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) ->
     from mlflow.types import Schema, TensorSpec
 
     def schema(arrays: dict[str, np.ndarray]) -> Schema:
-        return Schema([TensorSpec(array.dtype, (-1, *array.shape[1:]), name) for name, array in arrays.items()])
+        return Schema(
+            [
+                TensorSpec(array.dtype, (-1, *array.shape[1:]), name)
+                for name, array in arrays.items()
+            ]
+        )
 
     return ModelSignature(schema(inputs), schema(outputs))

@@ -1,4 +1,5 @@
-"""What a tuning tried, as nested runs: strategy, parameters, time and quality stand beside one another in MLflow's compare view."""
+"""What a tuning tried, as nested runs: strategy, parameters, time and quality stand beside one
+another in MLflow's compare view."""
 
 from __future__ import annotations
 
@@ -14,8 +15,18 @@ if TYPE_CHECKING:
 
 MOST = 60
 """Runs of one tuning; the fastest are kept."""
-FIGURES = ("seconds_per_token", "speedup", "speedup_low", "speedup_high", "quality_loss", "rouge_l_lost", "target_calls_per_token",
-           "cost_ratio", "divergence", "predicted_seconds_per_token")
+FIGURES = (
+    "seconds_per_token",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "quality_loss",
+    "rouge_l_lost",
+    "target_calls_per_token",
+    "cost_ratio",
+    "divergence",
+    "predicted_seconds_per_token",
+)
 """Fields of the evidence that become metrics, where they are known."""
 
 
@@ -43,36 +54,60 @@ class TrialRun:
 
 
 def trials_of(config: Mapping[str, Any]) -> list[TrialRun]:
-    """The configurations that a decoding config's choices were found among, for greedy requests and for sampled ones."""
+    """The configurations that a decoding config's choices were found among, for greedy requests and
+    for sampled ones."""
     sampled = trial_runs(_part(_part(config, "sampled"), "evidence"))
-    return [*trial_runs(_part(config, "evidence")), *(replace(run, requests="sampled") for run in sampled)]
+    return [
+        *trial_runs(_part(config, "evidence")),
+        *(replace(run, requests="sampled") for run in sampled),
+    ]
 
 
 def trial_runs(evidence: Mapping[str, Any]) -> list[TrialRun]:
-    """The configurations of a tuning's evidence: those confirmed, then those measured, then the fastest that were only replayed.
+    """The configurations of a tuning's evidence: those confirmed, then those measured, then the
+    fastest that were only replayed.
 
     Evidence of another form gives none.
     """
     found: dict[str, TrialRun] = {}
-    for run in (*_rows(_part(evidence, "confirmation"), "figures", "confirmed"), *_rows(evidence, "measured", "measured"),
-                *sorted(_rows(evidence, "trials", "replayed"), key=lambda run: run.figures.get("seconds_per_token", float("inf")))):
+    for run in (
+        *_rows(_part(evidence, "confirmation"), "figures", "confirmed"),
+        *_rows(evidence, "measured", "measured"),
+        *sorted(
+            _rows(evidence, "trials", "replayed"),
+            key=lambda run: run.figures.get("seconds_per_token", float("inf")),
+        ),
+    ):
         found.setdefault(f"{run.strategy} {sorted(run.parameters.items())}", run)
     return list(found.values())[:MOST]
 
 
 def log_trials(client: MlflowClient, experiment: str, parent: str, runs: Iterable[TrialRun]) -> int:
-    """Log each configuration as a run nested in `parent`, in three requests each; returns how many."""
+    """Log each configuration as a run nested in `parent`, in three requests each; returns how
+    many."""
     from mlflow.entities import Metric, Param
     from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
     count, now = 0, int(time.time() * 1000)
     for trial in runs:
-        tags = {MLFLOW_PARENT_RUN_ID: parent, "kind": "trial", "strategy": trial.strategy, "requests": trial.requests}
+        tags = {
+            MLFLOW_PARENT_RUN_ID: parent,
+            "kind": "trial",
+            "strategy": trial.strategy,
+            "requests": trial.requests,
+        }
         run = client.create_run(experiment, run_name=trial.name[:250], tags=tags, start_time=now)
-        settings = {"strategy": trial.strategy, "source": trial.source, "requests": trial.requests,
-                    **{key: str(value) for key, value in trial.parameters.items()}}
-        client.log_batch(run.info.run_id, [Metric(key, value, now, 0) for key, value in trial.figures.items()],
-                         [Param(key, value) for key, value in settings.items()])
+        settings = {
+            "strategy": trial.strategy,
+            "source": trial.source,
+            "requests": trial.requests,
+            **{key: str(value) for key, value in trial.parameters.items()},
+        }
+        client.log_batch(
+            run.info.run_id,
+            [Metric(key, value, now, 0) for key, value in trial.figures.items()],
+            [Param(key, value) for key, value in settings.items()],
+        )
         client.set_terminated(run.info.run_id, end_time=now)
         count += 1
     return count
@@ -91,4 +126,6 @@ def _rows(part: Mapping[str, Any], name: str, source: str) -> Iterator[TrialRun]
         figures = {key: float(row[key]) for key in FIGURES if isinstance(row.get(key), int | float)}
         if "seconds_per_token" not in figures and "predicted_seconds_per_token" in figures:
             figures["seconds_per_token"] = figures["predicted_seconds_per_token"]
-        yield TrialRun(str(row.get("strategy")), row["parameters"], str(row.get("source", source)), figures)
+        yield TrialRun(
+            str(row.get("strategy")), row["parameters"], str(row.get("source", source)), figures
+        )

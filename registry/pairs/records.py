@@ -10,22 +10,30 @@ from serving.bundle.bundle import ModelRecord
 
 
 def model_records(spec: PairSpec, files: PairFiles) -> dict[str, ModelRecord]:
-    """Role → where the weights come from, their digest, and the folder name under `$DRAFTWELL_MODELS`.
+    """Role → where the weights come from, their digest, and the folder name under
+    `$DRAFTWELL_MODELS`.
 
-    Local folders get a name made of pair, role and digest; distilled drafts travel inside the bundle.
+    Local folders get a name made of pair, role and digest; distilled drafts travel inside the
+    bundle.
     """
     records: dict[str, ModelRecord] = {}
     for role, folder in files.roles().items():
         digest = model_digest(folder)
         if is_artifact(folder):
-            records[role] = ModelRecord(source="bundled", weights_sha256=digest, folder="artifacts/distilled_draft")
+            records[role] = ModelRecord(
+                source="bundled", weights_sha256=digest, folder="artifacts/distilled_draft"
+            )
             continue
         source = spec.sources().get(role)
-        kept = folder.name if folder.parent == models_root() else f"{spec.name}-{role}-{digest[:12]}"
+        kept = (
+            folder.name if folder.parent == models_root() else f"{spec.name}-{role}-{digest[:12]}"
+        )
         revision = source.revision or "main" if source and source.hub else None
         if revision and re.fullmatch(r"[0-9a-f]{40}", folder.resolve().name):
             revision = folder.resolve().name
-        records[role] = ModelRecord(source=_words(source), revision=revision, weights_sha256=digest, folder=kept)
+        records[role] = ModelRecord(
+            source=_words(source), revision=revision, weights_sha256=digest, folder=kept
+        )
     return records
 
 

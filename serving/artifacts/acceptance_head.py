@@ -1,7 +1,9 @@
-"""SpecDec++'s acceptance head: how likely is the target to keep the draft token that was just read? (2405.19715, section 4.2)
+"""SpecDec++'s acceptance head: how likely is the target to keep the draft token that was just read?
+(2405.19715, section 4.2)
 
-Residual blocks x + SiLU(W x + b) over the draft's last hidden state, then a linear layer and a sigmoid. The authors' two
-logits under a softmax are this sigmoid of their difference. Their code repeats one block D times; ours are D blocks.
+Residual blocks x + SiLU(W x + b) over the draft's last hidden state, then a linear layer and a
+sigmoid. The authors' two logits under a softmax are this sigmoid of their difference. Their code
+repeats one block D times; ours are D blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class AcceptanceHead(Artifact):
     """A small network on the draft's last hidden state.
 
     Args:
-        mean, scale: `[hidden]` float32, standardisation of the state: (h − mean)/scale (ours; the authors take h as it is).
+        mean, scale: `[hidden]` float32, standardisation of the state: (h − mean)/scale (ours; the
+            authors take h as it is).
         blocks: weight `[hidden, hidden]` and bias `[hidden]` float32 of each residual block.
         weight: `[hidden]` float32 of the last layer.
         bias: scalar of the last layer.
@@ -32,17 +35,42 @@ class AcceptanceHead(Artifact):
 
     kind = "acceptance_head"
 
-    def __init__(self, mean: Tensor, scale: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], weight: Tensor, bias: float,
-                 provenance: Provenance):
-        self.mean, self.scale, self.weight, self.bias = mean.float(), scale.float(), weight.float(), float(bias)
+    def __init__(
+        self,
+        mean: Tensor,
+        scale: Tensor,
+        blocks: Sequence[tuple[Tensor, Tensor]],
+        weight: Tensor,
+        bias: float,
+        provenance: Provenance,
+    ):
+        self.mean, self.scale, self.weight, self.bias = (
+            mean.float(),
+            scale.float(),
+            weight.float(),
+            float(bias),
+        )
         self.blocks = [(matrix.float(), vector.float()) for matrix, vector in blocks]
         self.provenance = provenance
         width = self.weight.numel()
         shapes = [self.mean, self.scale, *(vector for _, vector in self.blocks)]
-        if any(t.shape != (width,) for t in shapes) or any(m.shape != (width, width) for m, _ in self.blocks):
-            raise ArtifactError(f"the acceptance head's layers do not fit together (last layer of {width}): train it again")
-        parts = [self.mean, self.scale, self.weight, torch.tensor(self.bias), *(t for block in self.blocks for t in block)]
-        if not all(bool(torch.isfinite(part).all()) for part in parts) or not bool((self.scale > 0).all()):
+        if any(t.shape != (width,) for t in shapes) or any(
+            m.shape != (width, width) for m, _ in self.blocks
+        ):
+            raise ArtifactError(
+                "the acceptance head's layers do not fit together (last layer of "
+                f"{width}): train it again"
+            )
+        parts = [
+            self.mean,
+            self.scale,
+            self.weight,
+            torch.tensor(self.bias),
+            *(t for block in self.blocks for t in block),
+        ]
+        if not all(bool(torch.isfinite(part).all()) for part in parts) or not bool(
+            (self.scale > 0).all()
+        ):
             raise ArtifactError("the acceptance head's weights are not finite: train it again")
 
     def acceptance(self, state: Tensor) -> float:
@@ -52,8 +80,12 @@ class AcceptanceHead(Artifact):
             state: `[hidden]`, the draft's last hidden state having read the token.
         """
         if state.shape != self.weight.shape:
-            raise ArtifactError(f"the acceptance head reads states of {self.weight.numel()} numbers, the draft's have {state.numel()}: "
-                                f"train it for this pair (`{KINDS[self.kind].made_by}`)", code="state_size_differs")
+            raise ArtifactError(
+                f"the acceptance head reads states of {self.weight.numel()} numbers, the "
+                f"draft's have {state.numel()}: "
+                f"train it for this pair (`{KINDS[self.kind].made_by}`)",
+                code="state_size_differs",
+            )
         return float(torch.sigmoid(self.logit(state.float().cpu())))
 
     def logit(self, states: Tensor) -> Tensor:
@@ -67,7 +99,12 @@ class AcceptanceHead(Artifact):
         from safetensors.torch import save_file
 
         (folder / ONNX_FILE).write_bytes(self.to_onnx())
-        tensors = {"mean": self.mean, "scale": self.scale, "weight": self.weight, "bias": torch.tensor([self.bias])}
+        tensors = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "weight": self.weight,
+            "bias": torch.tensor([self.bias]),
+        }
         for i, (matrix, vector) in enumerate(self.blocks):
             tensors |= {f"blocks.{i}.weight": matrix, f"blocks.{i}.bias": vector}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / FILE)
@@ -78,15 +115,30 @@ class AcceptanceHead(Artifact):
 
         tensors = load_file(folder / FILE)
         count = sum(name.startswith("blocks.") and name.endswith(".weight") for name in tensors)
-        blocks = [(tensors[f"blocks.{i}.weight"], tensors[f"blocks.{i}.bias"]) for i in range(count)]
-        return cls(tensors["mean"], tensors["scale"], blocks, tensors["weight"], float(tensors["bias"]), provenance)
+        blocks = [
+            (tensors[f"blocks.{i}.weight"], tensors[f"blocks.{i}.bias"]) for i in range(count)
+        ]
+        return cls(
+            tensors["mean"],
+            tensors["scale"],
+            blocks,
+            tensors["weight"],
+            float(tensors["bias"]),
+            provenance,
+        )
 
     def to_onnx(self) -> bytes:
-        """The same function as an ONNX graph: `hidden_state` `[batch, hidden]` float32 → `acceptance` `[batch]`."""
+        """The same function as an ONNX graph: `hidden_state` `[batch, hidden]` float32 →
+        `acceptance` `[batch]`."""
         from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-        weights = {"mean": self.mean, "scale": self.scale, "weight": self.weight[:, None], "bias": torch.tensor([self.bias]),
-                   "last_axis": torch.tensor([1])}
+        weights = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "weight": self.weight[:, None],
+            "bias": torch.tensor([self.bias]),
+            "last_axis": torch.tensor([1]),
+        }
         nodes: list[NodeProto] = []
 
         def node(kind: str, *inputs: str, to: str) -> str:
@@ -96,14 +148,26 @@ class AcceptanceHead(Artifact):
         x = node("Div", node("Sub", "hidden_state", "mean", to="centred"), "scale", to="x0")
         for i, (matrix, vector) in enumerate(self.blocks):
             weights |= {f"matrix{i}": matrix.T, f"vector{i}": vector}
-            z = node("Add", node("MatMul", x, f"matrix{i}", to=f"product{i}"), f"vector{i}", to=f"z{i}")
+            z = node(
+                "Add", node("MatMul", x, f"matrix{i}", to=f"product{i}"), f"vector{i}", to=f"z{i}"
+            )
             gated = node("Mul", z, node("Sigmoid", z, to=f"gate{i}"), to=f"silu{i}")
             x = node("Add", x, gated, to=f"x{i + 1}")
         logit = node("Add", node("MatMul", x, "weight", to="product"), "bias", to="logit")
         node("Squeeze", node("Sigmoid", logit, to="column"), "last_axis", to="acceptance")
         graph = helper.make_graph(
-            nodes, "acceptance_head", [helper.make_tensor_value_info("hidden_state", TensorProto.FLOAT, ["batch", self.weight.numel()])],
+            nodes,
+            "acceptance_head",
+            [
+                helper.make_tensor_value_info(
+                    "hidden_state", TensorProto.FLOAT, ["batch", self.weight.numel()]
+                )
+            ],
             [helper.make_tensor_value_info("acceptance", TensorProto.FLOAT, ["batch"])],
-            [numpy_helper.from_array(value.contiguous().numpy(), name) for name, value in weights.items()])
+            [
+                numpy_helper.from_array(value.contiguous().numpy(), name)
+                for name, value in weights.items()
+            ],
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         return bytes(model.SerializeToString())

@@ -1,15 +1,19 @@
 """Acceptance table of SPIDE: how often the target keeps a draft token, by the draft's confidence.
 
-20 bins of C by a fixed array of edges: ten of width .1 below .9 … .99 in steps of .01, and {1.0} (SPIDE, section 4.1).
-{1.0} means C ≥ 1 − 2⁻⁹: the authors' bfloat16 rounds there, in float32 the bin would stay empty (ours).
+20 bins of C by a fixed array of edges: ten of width .1 below .9 … .99 in steps of .01, and {1.0}
+(SPIDE, section 4.1). {1.0} means C ≥ 1 − 2⁻⁹: the authors' bfloat16 rounds there, in float32 the
+bin would stay empty (ours).
 
-A greedy request keeps a draft token that is the target's first choice, a sampled one keeps it with probability min(1, p/q): other
-counts. So a table may hold a second one, for sampled requests (ours). Each has a prior weight of its own: how many judged tokens m_b
-counts for. Calibration estimates it (`components/calibrate/prior_weight.py`); tables of older versions have 10. What an older schema can
-hold is written in that schema, in the bytes of then: 1 without sampled counts, 2 with them, 3 with a weight other than 10.
+A greedy request keeps a draft token that is the target's first choice, a sampled one keeps it with
+probability min(1, p/q): other counts. So a table may hold a second one, for sampled requests
+(ours). Each has a prior weight of its own: how many judged tokens m_b counts for. Calibration
+estimates it (`components/calibrate/prior_weight.py`); tables of older versions have 10. What an
+older schema can hold is written in that schema, in the bytes of then: 1 without sampled counts, 2
+with them, 3 with a weight other than 10.
 
-Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both counts, so that α stays what it is,
-numbers stay small, and what a bin learns next weighs more than what it learnt long ago. `update` and `copy` may be called from any thread.
+Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both
+counts, so that α stays what it is, numbers stay small, and what a bin learns next weighs more than
+what it learnt long ago. `update` and `copy` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -24,23 +28,67 @@ from typing import Any, Self
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
 from serving.temperature import class_of
 
-EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1 - 2**-9)
+EDGES = (
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.91,
+    0.92,
+    0.93,
+    0.94,
+    0.95,
+    0.96,
+    0.97,
+    0.98,
+    0.99,
+    1 - 2**-9,
+)
 """Lower edge of every bin but the first."""
 
-MIDPOINTS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85,
-             0.905, 0.915, 0.925, 0.935, 0.945, 0.955, 0.965, 0.975, 0.985, 0.995, 0.999)
+MIDPOINTS = (
+    0.05,
+    0.15,
+    0.25,
+    0.35,
+    0.45,
+    0.55,
+    0.65,
+    0.75,
+    0.85,
+    0.905,
+    0.915,
+    0.925,
+    0.935,
+    0.945,
+    0.955,
+    0.965,
+    0.975,
+    0.985,
+    0.995,
+    0.999,
+)
 PRIOR_WEIGHT = 10
-"""Judged tokens that the prior m_b counts for, where a table records no weight of its own: an empty one, or one of an older version."""
+"""Judged tokens that the prior m_b counts for, where a table records no weight of its own: an empty
+one, or one of an older version."""
 MOST_JUDGED = 2**15
-"""Judged tokens of a bin that are remembered: α is then known to ± .003, and follows traffic that changes within as many tokens again."""
+"""Judged tokens of a bin that are remembered: α is then known to ± .003, and follows traffic that
+changes within as many tokens again."""
 
 
 class AcceptanceTable(Artifact):
-    """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + w·m_b) / (N_total + w), with the bin's midpoint m_b.
+    """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + w·m_b) / (N_total + w),
+    with the bin's midpoint m_b.
 
     Args:
         prior_weight: w > 0, in judged tokens.
-        sampled: the counts for sampled requests, with a provenance of their own: temperature, traces and prompts; None without.
+        sampled: the counts for sampled requests, with a provenance of their own: temperature,
+            traces and prompts; None without.
 
     >>> table = AcceptanceTable.empty()
     >>> round(table.alpha(0.95), 3)
@@ -50,15 +98,35 @@ class AcceptanceTable(Artifact):
     kind = "acceptance_table"
     schema_version = 3
 
-    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance, sampled: AcceptanceTable | None = None, *,
-                 prior_weight: float = PRIOR_WEIGHT):
-        if len(total) != 20 or len(accepted) != 20 or any(a > t or a < 0 for a, t in zip(accepted, total, strict=True)):
+    def __init__(
+        self,
+        total: list[int],
+        accepted: list[int],
+        provenance: Provenance,
+        sampled: AcceptanceTable | None = None,
+        *,
+        prior_weight: float = PRIOR_WEIGHT,
+    ):
+        if (
+            len(total) != 20
+            or len(accepted) != 20
+            or any(a > t or a < 0 for a, t in zip(accepted, total, strict=True))
+        ):
             raise ArtifactError("an acceptance table needs 20 bins with 0 <= accepted <= total")
         if not 0 < prior_weight < math.inf:
-            raise ArtifactError(f"the prior weight of an acceptance table must be above 0 and finite, not {prior_weight}: calibrate again")
-        self.total, self.accepted, self.provenance, self.sampled = list(total), list(accepted), provenance, sampled
+            raise ArtifactError(
+                "the prior weight of an acceptance table must be above 0 and finite, not "
+                f"{prior_weight}: calibrate again"
+            )
+        self.total, self.accepted, self.provenance, self.sampled = (
+            list(total),
+            list(accepted),
+            provenance,
+            sampled,
+        )
         self.prior_weight = prior_weight
-        self._lock = threading.Lock()  # a bin is two numbers: no copy may hold one of before and one of after an update
+        # a bin is two numbers: no copy may hold one of before and one of after an update
+        self._lock = threading.Lock()
 
     @classmethod
     def empty(cls, provenance: Provenance | None = None) -> Self:
@@ -70,7 +138,8 @@ class AcceptanceTable(Artifact):
         return len(tables) if all(table.prior_weight == PRIOR_WEIGHT for table in tables) else 3
 
     def at(self, temperature: float) -> AcceptanceTable:
-        """The counts for requests of a temperature; where none are for sampled ones, the others serve them."""
+        """The counts for requests of a temperature; where none are for sampled ones, the others
+        serve them."""
         return self if self.sampled is None or class_of(temperature) == "greedy" else self.sampled
 
     @staticmethod
@@ -81,7 +150,9 @@ class AcceptanceTable(Artifact):
     def alpha(self, confidence: float) -> float:
         """Estimated probability that a token drafted with this confidence is kept."""
         b = self.bin_of(confidence)
-        return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (self.total[b] + self.prior_weight)
+        return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (
+            self.total[b] + self.prior_weight
+        )
 
     def update(self, confidence: float, kept: bool) -> None:
         """Count one judged token."""
@@ -93,42 +164,73 @@ class AcceptanceTable(Artifact):
             self.total[b], self.accepted[b] = total, accepted
 
     def copy(self) -> AcceptanceTable:
-        """An independent table with the same counts, those of one moment (deterministic mode works on a copy per request)."""
+        """An independent table with the same counts, those of one moment (deterministic mode works
+        on a copy per request)."""
         sampled = None if self.sampled is None else self.sampled.copy()
         with self._lock:
             return self.with_counts(self.total, self.accepted, sampled)
 
-    def with_counts(self, total: list[int], accepted: list[int], sampled: AcceptanceTable | None = None) -> AcceptanceTable:
+    def with_counts(
+        self, total: list[int], accepted: list[int], sampled: AcceptanceTable | None = None
+    ) -> AcceptanceTable:
         """Other counts with this table's provenance and prior weight.
 
         Args:
             sampled: its counts for sampled requests; None without.
         """
-        return AcceptanceTable(total, accepted, self.provenance, sampled, prior_weight=self.prior_weight)
+        return AcceptanceTable(
+            total, accepted, self.provenance, sampled, prior_weight=self.prior_weight
+        )
 
     def write_files(self, folder: Path) -> None:
         now = self.copy()
         rows: dict[str, Any] = {"edges": EDGES, **now.counts()}
         if (sampled := now.sampled) is not None:
             made = sampled.provenance
-            rows["sampled"] = {**sampled.counts(), "temperature": made.parameters["temperature"],
-                               "trace_digest": made.trace_digest, "training_prompts": made.training_prompts}
+            rows["sampled"] = {
+                **sampled.counts(),
+                "temperature": made.parameters["temperature"],
+                "trace_digest": made.trace_digest,
+                "training_prompts": made.training_prompts,
+            }
         (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
 
     def counts(self) -> dict[str, Any]:
         """What a file holds of one class of temperatures."""
         rows: dict[str, Any] = {"total": self.total, "accepted": self.accepted}
-        return rows if self.prior_weight == PRIOR_WEIGHT else {**rows, "prior_weight": self.prior_weight}
+        return (
+            rows
+            if self.prior_weight == PRIOR_WEIGHT
+            else {**rows, "prior_weight": self.prior_weight}
+        )
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         rows = json.loads((folder / "table.json").read_text())
         if tuple(rows["edges"]) != EDGES:
-            raise ArtifactError(f"{folder}: the acceptance table was made with other bin edges: calibrate again",
-                                code="bin_edges_differ")
+            raise ArtifactError(
+                f"{folder}: the acceptance table was made with other bin edges: calibrate again",
+                code="bin_edges_differ",
+            )
         sampled = None
         if (found := rows.get("sampled")) is not None:
-            made = Provenance(pair=provenance.pair, fingerprint=provenance.fingerprint, trace_digest=found["trace_digest"],
-                              training_prompts=found["training_prompts"], parameters={"temperature": found["temperature"]})
-            sampled = AcceptanceTable(found["total"], found["accepted"], made, prior_weight=found.get("prior_weight", PRIOR_WEIGHT))
-        return cls(rows["total"], rows["accepted"], provenance, sampled, prior_weight=rows.get("prior_weight", PRIOR_WEIGHT))
+            made = Provenance(
+                pair=provenance.pair,
+                fingerprint=provenance.fingerprint,
+                trace_digest=found["trace_digest"],
+                training_prompts=found["training_prompts"],
+                parameters={"temperature": found["temperature"]},
+            )
+            sampled = AcceptanceTable(
+                found["total"],
+                found["accepted"],
+                made,
+                prior_weight=found.get("prior_weight", PRIOR_WEIGHT),
+            )
+        return cls(
+            rows["total"],
+            rows["accepted"],
+            provenance,
+            sampled,
+            prior_weight=rows.get("prior_weight", PRIOR_WEIGHT),
+        )

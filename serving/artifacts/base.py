@@ -1,8 +1,8 @@
 """Artifacts: the small files that strategies need, with their provenance.
 
-An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) next to data files in
-safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses, by name, an artifact of another pair, of
-another kind, of a newer schema, or with a changed file.
+An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file)
+next to data files in safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses,
+by name, an artifact of another pair, of another kind, of a newer schema, or with a changed file.
 """
 
 from __future__ import annotations
@@ -34,18 +34,36 @@ class Provenance(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pair: str = Field(description="name of the pair in the catalogue")
-    fingerprint: str = Field(description="pair fingerprint: sha256 over weights, tokenizer and dtype")
-    device_class: str | None = Field(None, description="machine class that figures were measured on, where it matters")
-    trace_digest: str | None = Field(None, description="digest over all rows of the trace set it was made from")
-    parents: dict[str, str] = Field(default_factory=dict, description="kind → digest of the artifacts it was made from")
-    training_prompts: list[str] | None = Field(None, description="hashes of the prompts it has learnt from or was chosen on "
-                                               "(components/prompts/overlap.py); None: not recorded")
-    unknown_prompts: list[str] = Field(default_factory=list, description="what it was made from whose prompts are not recorded, so that "
-                                       "`training_prompts` lacks them")
+    fingerprint: str = Field(
+        description="pair fingerprint: sha256 over weights, tokenizer and dtype"
+    )
+    device_class: str | None = Field(
+        None, description="machine class that figures were measured on, where it matters"
+    )
+    trace_digest: str | None = Field(
+        None, description="digest over all rows of the trace set it was made from"
+    )
+    parents: dict[str, str] = Field(
+        default_factory=dict, description="kind → digest of the artifacts it was made from"
+    )
+    training_prompts: list[str] | None = Field(
+        None,
+        description="hashes of the prompts it has learnt from or was chosen on "
+        "(components/prompts/overlap.py); None: not recorded",
+    )
+    unknown_prompts: list[str] = Field(
+        default_factory=list,
+        description="what it was made from whose prompts are not recorded, so that "
+        "`training_prompts` lacks them",
+    )
     git_commit: str | None = Field(None, description="commit of the project that made it")
     library_versions: dict[str, str] = Field(default_factory=dict)
-    parameters: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="settings it was made with")
-    metrics: dict[str, float] = Field(default_factory=dict, description="figures measured when it was made")
+    parameters: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, description="settings it was made with"
+    )
+    metrics: dict[str, float] = Field(
+        default_factory=dict, description="figures measured when it was made"
+    )
 
 
 class ManifestFile(BaseModel):
@@ -60,22 +78,26 @@ class ManifestFile(BaseModel):
 
 
 class Artifact(ABC):
-    """Base of all artifact kinds: a kind says what its files are, this class keeps provenance and digests."""
+    """Base of all artifact kinds: a kind says what its files are, this class keeps provenance and
+    digests."""
 
     kind: ClassVar[str]
     schema_version: ClassVar[int] = 1
 
     provenance: Provenance
     digest: str | None = None
-    """`digest_of` the folder that this was last read from or saved to; None for one in memory. What requests learn is not in it."""
+    """`digest_of` the folder that this was last read from or saved to; None for one in memory. What
+    requests learn is not in it."""
 
     @property
     def written_schema(self) -> int:
-        """Schema that this artifact is written in: the newest, unless an older one holds all that it has."""
+        """Schema that this artifact is written in: the newest, unless an older one holds all that
+        it has."""
         return self.schema_version
 
     def at(self, temperature: float) -> Artifact:
-        """The part of it that is for requests of a temperature: itself, unless a kind holds one for each class."""
+        """The part of it that is for requests of a temperature: itself, unless a kind holds one for
+        each class."""
         return self
 
     @abstractmethod
@@ -96,8 +118,12 @@ class Artifact(ABC):
             for path in place.iterdir():
                 path.chmod(0o644)  # safetensors writes files that only their owner may read
             files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
-            manifest = {"kind": self.kind, "schema_version": self.written_schema, "files": files,
-                        "provenance": self.provenance.model_dump()}
+            manifest = {
+                "kind": self.kind,
+                "schema_version": self.written_schema,
+                "files": files,
+                "provenance": self.provenance.model_dump(),
+            }
             (place / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
             place.chmod(0o755)
             replace_folder(place, folder)
@@ -113,37 +139,62 @@ class Artifact(ABC):
 
         Args:
             folder: the artifact's folder.
-            fingerprint: fingerprint of the pair it shall be used with; None skips that check (tools that only look).
+            fingerprint: fingerprint of the pair it shall be used with; None skips that check (tools
+                that only look).
         Raises:
-            ArtifactError: it is missing, of another kind or pair, newer than this runtime, or a file was changed.
+            ArtifactError: it is missing, of another kind or pair, newer than this runtime, or a
+                file was changed.
         """
         manifest = read_manifest(folder)
         if manifest["kind"] != cls.kind:
-            raise ArtifactError(f"{folder} holds a {manifest['kind']}, not a {cls.kind}", code="another_kind")
+            raise ArtifactError(
+                f"{folder} holds a {manifest['kind']}, not a {cls.kind}", code="another_kind"
+            )
         if manifest["schema_version"] > cls.schema_version:
-            raise ArtifactError(f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this runtime reads up to "
-                                f"{cls.schema_version}: upgrade draftwell", code="newer_schema")
+            raise ArtifactError(
+                f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this "
+                "runtime reads up to "
+                f"{cls.schema_version}: upgrade draftwell",
+                code="newer_schema",
+            )
         present = {p.name for p in folder.iterdir()} - {MANIFEST}
         if extra := sorted(present - set(manifest["files"])):
-            raise ArtifactError(f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or deploy it again",
-                                code="unlisted_file")
+            raise ArtifactError(
+                (
+                    f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or "
+                    "deploy it again"
+                ),
+                code="unlisted_file",
+            )
         for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
-                raise ArtifactError(f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again",
-                                    code="missing_file")
+                raise ArtifactError(
+                    f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again",
+                    code="missing_file",
+                )
             if sha256_file(folder / name) != expected:
-                raise ArtifactError(f"{folder / name} was changed since it was made (sha256 differs): publish or deploy it again",
-                                    code="changed_file")
+                raise ArtifactError(
+                    (
+                        f"{folder / name} was changed since it was made (sha256 differs): "
+                        "publish or deploy it again"
+                    ),
+                    code="changed_file",
+                )
         provenance = Provenance.model_validate(manifest["provenance"])  # checked by read_manifest
         if fingerprint is not None and provenance.fingerprint != fingerprint:
-            raise ArtifactError(f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
-                                f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)",
-                                code="another_pair")
+            raise ArtifactError(
+                f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
+                f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this "
+                "pair (draftwell calibrate)",
+                code="another_pair",
+            )
         try:
             artifact = cls.read_files(folder, provenance)
         except (KeyError, ValueError, TypeError, OSError) as error:
-            raise ArtifactError(f"the {cls.kind} in {folder} cannot be read ({type(error).__name__}): "
-                                "publish or deploy it again") from error
+            raise ArtifactError(
+                f"the {cls.kind} in {folder} cannot be read ({type(error).__name__}): "
+                "publish or deploy it again"
+            ) from error
         artifact.digest = digest_of_manifest(manifest)
         return artifact
 
@@ -157,13 +208,17 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
         manifest = json.loads(path.read_text())
         ManifestFile.model_validate(manifest)
     except ValueError as error:
-        raise ArtifactError(f"{path} is not an artifact manifest of this schema: publish or deploy it again, "
-                            "or upgrade draftwell", code="bad_manifest") from error
+        raise ArtifactError(
+            f"{path} is not an artifact manifest of this schema: publish or deploy it again, "
+            "or upgrade draftwell",
+            code="bad_manifest",
+        ) from error
     return manifest  # type: ignore[no-any-return]
 
 
 def digest_of(folder: Path) -> str:
-    """Digest of an artifact folder: sha256 over kind, schema and its files' digests (provenance left out)."""
+    """Digest of an artifact folder: sha256 over kind, schema and its files' digests (provenance
+    left out)."""
     return digest_of_manifest(read_manifest(folder))
 
 

@@ -1,7 +1,9 @@
-"""Where libraries of compiled layers are kept, and which of them a pair uses; made by `serving/runtime/models/compiled_library.py`.
+"""Where libraries of compiled layers are kept, and which of them a pair uses; made by
+`serving/runtime/models/compiled_library.py`.
 
-A library is `<folder>/<key>/layer.so`, where the key stands for all that it depends on, the kind of machine among it. A bundle brings
-along, in its folder `compiled/`, those that its pair used on the machine that built it.
+A library is `<folder>/<key>/layer.so`, where the key stands for all that it depends on, the kind of
+machine among it. A bundle brings along, in its folder `compiled/`, those that its pair used on the
+machine that built it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ def libraries_folder() -> Path:
 
 
 def wanted_mode(default: str) -> str:
-    """How commands want layers compiled, a `compiled_step.Compile`: `$DRAFTWELL_COMPILE`, else the default."""
+    """How commands want layers compiled, a `compiled_step.Compile`: `$DRAFTWELL_COMPILE`, else the
+    default."""
     return os.environ.get("DRAFTWELL_COMPILE", default)
 
 
 def note_used(fingerprint: str, files: Iterable[Path]) -> None:
-    """Note which of this machine's libraries a pair uses, so that a bundle can bring them along (`used_by`).
+    """Note which of this machine's libraries a pair uses, so that a bundle can bring them along
+    (`used_by`).
 
-    What was noted before stays, as far as it is still there: some commands load some of a pair's models only.
+    What was noted before stays, as far as it is still there: some commands load some of a pair's
+    models only.
     """
     folder = libraries_folder()
     known = [file.parent.name for file in used_by(fingerprint)]
@@ -43,7 +48,8 @@ def note_used(fingerprint: str, files: Iterable[Path]) -> None:
 
 
 def used_by(fingerprint: str) -> list[Path]:
-    """The libraries that a pair, by its fingerprint, used when it was last loaded on this machine, as far as they are still there."""
+    """The libraries that a pair, by its fingerprint, used when it was last loaded on this machine,
+    as far as they are still there."""
     folder = libraries_folder()
     try:
         keys = json.loads((folder / f"{fingerprint}.json").read_text())["libraries"]

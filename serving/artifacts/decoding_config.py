@@ -1,7 +1,7 @@
 """Decoding config: the tuned choices of strategy and parameters, with the evidence they rest on.
 
-One choice is for greedy requests (temperature 0); another may be there for sampled ones. A config without one for sampled requests
-is written as older versions wrote and read it, in schema 1.
+One choice is for greedy requests (temperature 0); another may be there for sampled ones. A config
+without one for sampled requests is written as older versions wrote and read it, in schema 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class SampledChoice:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise ValueError(f"a sampled choice needs a temperature above 0, not {self.temperature}")
+            raise ValueError(
+                f"a sampled choice needs a temperature above 0, not {self.temperature}"
+            )
 
 
 class DecodingConfig(Artifact):
@@ -40,34 +42,55 @@ class DecodingConfig(Artifact):
     Args:
         strategy: key of `STRATEGIES`, for greedy requests.
         parameters: values for the strategy's pydantic config.
-        evidence: trials and measurements with intervals, as plain JSON (shown to people, not read by the runtime).
-        sampled: the choice for sampled requests; None where none was tuned (`served_choice` says what serves them then).
+        evidence: trials and measurements with intervals, as plain JSON (shown to people, not read
+            by the runtime).
+        sampled: the choice for sampled requests; None where none was tuned (`served_choice` says
+            what serves them then).
     """
 
     kind = "decoding_config"
     schema_version = 2
 
-    def __init__(self, strategy: str, parameters: dict[str, Any], evidence: dict[str, Any], provenance: Provenance,
-                 sampled: SampledChoice | None = None):
-        self.strategy, self.parameters, self.evidence, self.provenance = strategy, parameters, evidence, provenance
+    def __init__(
+        self,
+        strategy: str,
+        parameters: dict[str, Any],
+        evidence: dict[str, Any],
+        provenance: Provenance,
+        sampled: SampledChoice | None = None,
+    ):
+        self.strategy, self.parameters, self.evidence, self.provenance = (
+            strategy,
+            parameters,
+            evidence,
+            provenance,
+        )
         self.sampled = sampled
 
     def with_greedy_for_sampled(self) -> DecodingConfig:
-        """The same with the greedy choice for sampled requests, too, unless something was tuned for them.
+        """The same with the greedy choice for sampled requests, too, unless something was tuned for
+        them.
 
-        For a greedy choice that is lossless and that the gate measured for sampled requests (`Manifest.sampled_as_greedy`).
+        For a greedy choice that is lossless and that the gate measured for sampled requests
+        (`Manifest.sampled_as_greedy`).
         """
         if self.sampled is not None:
             return self
         sampled = SampledChoice(SERVED_TEMPERATURE, self.strategy, self.parameters)
-        return DecodingConfig(self.strategy, self.parameters, self.evidence, self.provenance, sampled)
+        return DecodingConfig(
+            self.strategy, self.parameters, self.evidence, self.provenance, sampled
+        )
 
     @property
     def written_schema(self) -> int:
         return 1 if self.sampled is None else 2
 
     def write_files(self, folder: Path) -> None:
-        found: dict[str, Any] = {"strategy": self.strategy, "parameters": self.parameters, "evidence": self.evidence}
+        found: dict[str, Any] = {
+            "strategy": self.strategy,
+            "parameters": self.parameters,
+            "evidence": self.evidence,
+        }
         if self.sampled is not None:
             found["sampled"] = asdict(self.sampled)
         (folder / "config.json").write_text(json.dumps(found, indent=2) + "\n")
@@ -76,4 +99,8 @@ class DecodingConfig(Artifact):
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         found = json.loads((folder / "config.json").read_text())
         sampled = found.pop("sampled", None)
-        return cls(**found, provenance=provenance, sampled=None if sampled is None else SampledChoice(**sampled))
+        return cls(
+            **found,
+            provenance=provenance,
+            sampled=None if sampled is None else SampledChoice(**sampled),
+        )

@@ -1,9 +1,11 @@
-"""Distilled draft: a few trained layers of any architecture, whose embeddings are borrowed from the target.
+"""Distilled draft: a few trained layers of any architecture, whose embeddings are borrowed from the
+target.
 
-On disk every matrix is int8 with one float32 scale a row, which for linear layers is an output channel (GPT-2 stores its
-matrices transposed: an input channel); vectors are float32. The head covers only `head_tokens`, the ids that the target
-emits most: everywhere else the draft's probability is zero, which the exact rule allows. The donor of the embeddings is
-named by the sha256 of its weights.
+On disk every matrix is int8 with one float32 scale a row, which for linear layers is an output
+channel (GPT-2 stores its matrices transposed: an input channel); vectors are float32. The head
+covers only `head_tokens`, the ids that the target emits most: everywhere else the draft's
+probability is zero, which the exact rule allows. The donor of the embeddings is named by the sha256
+of its weights.
 """
 
 from __future__ import annotations
@@ -19,42 +21,66 @@ from serving.artifacts.base import Artifact, ArtifactError, Provenance
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output channel: `[out, in]` → int8 `[out, in]` and float32 scales `[out]`."""
+    """Symmetric int8 per output channel: `[out, in]` → int8 `[out, in]` and float32 scales
+    `[out]`."""
     scale = weight.float().abs().amax(1).clamp(min=1e-8) / 127
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def lent_names(module: Any) -> frozenset[str]:
-    """Names, in a causal language model's state, of what a distilled draft borrows: input and output embeddings, tied or not.
+    """Names, in a causal language model's state, of what a distilled draft borrows: input and
+    output embeddings, tied or not.
 
-    They are found as modules, because every architecture has its own words for them (`embed_tokens`, `wte`, `embed_in`, `lm_head`).
+    They are found as modules, because every architecture has its own words for them
+    (`embed_tokens`, `wte`, `embed_in`, `lm_head`).
     """
-    lent = [part for part in (module.get_input_embeddings(), module.get_output_embeddings()) if part is not None]
-    return frozenset(f"{name}.{key}" for name, child in module.named_modules(remove_duplicate=False)
-                     if any(child is part for part in lent) for key in child.state_dict())
+    lent = [
+        part
+        for part in (module.get_input_embeddings(), module.get_output_embeddings())
+        if part is not None
+    ]
+    return frozenset(
+        f"{name}.{key}"
+        for name, child in module.named_modules(remove_duplicate=False)
+        if any(child is part for part in lent)
+        for key in child.state_dict()
+    )
 
 
 class DistilledDraft(Artifact):
     """A draft without its embeddings, in transformers' names, dequantised to float32.
 
     Args:
-        state: layers, final norm and, where the architecture has them, embeddings of positions; float32.
-        config: the transformers configuration of the draft as a dict (its `num_hidden_layers` is the draft's).
+        state: layers, final norm and, where the architecture has them, embeddings of positions;
+            float32.
+        config: the transformers configuration of the draft as a dict (its `num_hidden_layers` is
+            the draft's).
         head_tokens: `[head]` int64, ids that the head covers, ascending.
         donor: sha256 of the weights file that lends embeddings and head rows.
     """
 
     kind = "distilled_draft"
 
-    def __init__(self, state: dict[str, Tensor], config: dict[str, Any], head_tokens: Tensor, donor: str, provenance: Provenance):
+    def __init__(
+        self,
+        state: dict[str, Tensor],
+        config: dict[str, Any],
+        head_tokens: Tensor,
+        donor: str,
+        provenance: Provenance,
+    ):
         self.state, self.config, self.head_tokens, self.donor = state, config, head_tokens, donor
         self.provenance = provenance
 
     def check_donor(self, donor: str) -> None:
         """Refuse a target whose embeddings are not the ones that the draft was trained on."""
         if donor != self.donor:
-            raise ArtifactError(f"the distilled draft borrows the embeddings of weights {self.donor[:12]}, not {donor[:12]}: "
-                                "distil a draft for this target", code="another_donor")
+            raise ArtifactError(
+                f"the distilled draft borrows the embeddings of weights {self.donor[:12]}, "
+                f"not {donor[:12]}: "
+                "distil a draft for this target",
+                code="another_donor",
+            )
 
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -66,7 +92,10 @@ class DistilledDraft(Artifact):
             else:
                 tensors[name] = tensor.float().contiguous()
         save_file(tensors, folder / "draft.safetensors")
-        (folder / "draft.json").write_text(json.dumps({"config": self.config, "donor": self.donor}, indent=2, sort_keys=True) + "\n")
+        (folder / "draft.json").write_text(
+            json.dumps({"config": self.config, "donor": self.donor}, indent=2, sort_keys=True)
+            + "\n"
+        )
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
@@ -75,7 +104,11 @@ class DistilledDraft(Artifact):
         tensors = load_file(folder / "draft.safetensors")
         meta = json.loads((folder / "draft.json").read_text())
         head = tensors.pop("head_tokens").long()
-        scales = {f"{n}.scale" for n, t in tensors.items() if t.dtype == torch.int8}  # a norm may be called "scale" too
-        state = {n: t.float() * tensors[f"{n}.scale"][:, None] if t.dtype == torch.int8 else t
-                 for n, t in tensors.items() if n not in scales}
+        # a norm may be called "scale" too
+        scales = {f"{n}.scale" for n, t in tensors.items() if t.dtype == torch.int8}
+        state = {
+            n: t.float() * tensors[f"{n}.scale"][:, None] if t.dtype == torch.int8 else t
+            for n, t in tensors.items()
+            if n not in scales
+        }
         return cls(state, meta["config"], head, meta["donor"], provenance)

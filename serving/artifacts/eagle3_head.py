@@ -1,8 +1,10 @@
-"""EAGLE-3 head: one decoder layer that drafts from the target's own states (arXiv 2503.01840), trained for one target.
+"""EAGLE-3 head: one decoder layer that drafts from the target's own states (arXiv 2503.01840),
+trained for one target.
 
-The files are the layout that vLLM and SGLang read: `config.json`, and `model.safetensors` in bfloat16 with the parameters of
-`LlamaForCausalLMEagle3`, `d2t` (a draft index plus its value is the target's id) and `t2d` (which of the target's ids the head
-covers). Embeddings and rows of the output embedding are the target's, which `head.json` names by the sha256 of its weights;
+The files are the layout that vLLM and SGLang read: `config.json`, and `model.safetensors` in
+bfloat16 with the parameters of `LlamaForCausalLMEagle3`, `d2t` (a draft index plus its value is the
+target's id) and `t2d` (which of the target's ids the head covers). Embeddings and rows of the
+output embedding are the target's, which `head.json` names by the sha256 of its weights;
 `write_standalone` adds the rows, which vLLM wants in the file.
 """
 
@@ -27,53 +29,92 @@ class Eagle3Head(Artifact):
     """A head without the embeddings that it borrows.
 
     Args:
-        state: parameters by the names of `LlamaForCausalLMEagle3`, float32 or bfloat16; read back as bfloat16.
+        state: parameters by the names of `LlamaForCausalLMEagle3`, float32 or bfloat16; read back
+            as bfloat16.
         config: what `config.json` holds.
         head_tokens: `[draft vocabulary]` int64, the target's ids that the head covers, ascending.
         layers: numbers of the target's layers whose input states the head reads: low, middle, high.
         donor: sha256 of the target's weights.
-        int8: matrices are kept on disk in 8 bits, with a scale for each output channel: half the size, and then for our runtime alone
-            until `write_standalone` writes them out.
+        int8: matrices are kept on disk in 8 bits, with a scale for each output channel: half the
+            size, and then for our runtime alone until `write_standalone` writes them out.
     Raises:
         ArtifactError: tokens or a matrix do not fit the configuration.
     """
 
     kind = "eagle3_head"
 
-    def __init__(self, state: dict[str, Tensor], config: dict[str, Any], head_tokens: Tensor, layers: tuple[int, ...],
-                 donor: str, provenance: Provenance, *, int8: bool = False):
+    def __init__(
+        self,
+        state: dict[str, Tensor],
+        config: dict[str, Any],
+        head_tokens: Tensor,
+        layers: tuple[int, ...],
+        donor: str,
+        provenance: Provenance,
+        *,
+        int8: bool = False,
+    ):
         self.state = {name: tensor.bfloat16().contiguous() for name, tensor in state.items()}
-        self.config, self.head_tokens, self.layers, self.donor = dict(config), head_tokens.long(), tuple(layers), donor
+        self.config, self.head_tokens, self.layers, self.donor = (
+            dict(config),
+            head_tokens.long(),
+            tuple(layers),
+            donor,
+        )
         self.provenance, self.int8 = provenance, int8
         self._check()
 
     def _check(self) -> None:
         ids, hidden = self.head_tokens, self.config["hidden_size"]
-        if len(ids) != self.config["draft_vocab_size"] or not bool((ids.diff() > 0).all()) or not 0 <= int(ids[0]) <= int(ids[-1]) < (
-                self.config["vocab_size"]):
-            raise ArtifactError("the head's tokens are not ascending ids of its vocabulary: train the head again", code="bad_head")
+        if (
+            len(ids) != self.config["draft_vocab_size"]
+            or not bool((ids.diff() > 0).all())
+            or not 0 <= int(ids[0]) <= int(ids[-1]) < (self.config["vocab_size"])
+        ):
+            raise ArtifactError(
+                "the head's tokens are not ascending ids of its vocabulary: train the head again",
+                code="bad_head",
+            )
         if self.state["fc.weight"].shape != (hidden, len(self.layers) * hidden):
-            raise ArtifactError(f"the head does not read {len(self.layers)} states of {hidden} numbers: train the head again",
-                                code="bad_head")
+            raise ArtifactError(
+                (
+                    f"the head does not read {len(self.layers)} states of {hidden} numbers: "
+                    "train the head again"
+                ),
+                code="bad_head",
+            )
 
     def check_donor(self, donor: str) -> None:
-        """Refuse a target whose states and embeddings are not the ones that the head was trained on."""
+        """Refuse a target whose states and embeddings are not the ones that the head was trained
+        on."""
         if donor != self.donor:
-            raise ArtifactError(f"the EAGLE-3 head reads the states of weights {self.donor[:12]}, not {donor[:12]}: "
-                                "train a head for this target (draftwell train --kind eagle3_head)", code="another_donor")
+            raise ArtifactError(
+                f"the EAGLE-3 head reads the states of weights {self.donor[:12]}, not "
+                f"{donor[:12]}: "
+                "train a head for this target (draftwell train --kind eagle3_head)",
+                code="another_donor",
+            )
 
     def bound_to(self, pair: str, fingerprint: str) -> Eagle3Head:
-        """The same head for another pair: it depends on the target alone, a fingerprint on the draft and the number format too."""
+        """The same head for another pair: it depends on the target alone, a fingerprint on the
+        draft and the number format too."""
         other = copy.copy(self)
-        other.provenance, other.digest = self.provenance.model_copy(update={"pair": pair, "fingerprint": fingerprint}), None
+        other.provenance, other.digest = (
+            self.provenance.model_copy(update={"pair": pair, "fingerprint": fingerprint}),
+            None,
+        )
         return other
 
     def write_files(self, folder: Path) -> None:
         self._write(folder, rounded(self.state) if self.int8 else self.state)
-        (folder / OURS).write_text(json.dumps({"donor": self.donor, "layers": list(self.layers)}, indent=2, sort_keys=True) + "\n")
+        (folder / OURS).write_text(
+            json.dumps({"donor": self.donor, "layers": list(self.layers)}, indent=2, sort_keys=True)
+            + "\n"
+        )
 
     def write_standalone(self, folder: Path, lm_head_rows: Tensor) -> None:
-        """Write the head as vLLM and SGLang load it: their two files, with the rows of the output embedding.
+        """Write the head as vLLM and SGLang load it: their two files, with the rows of the output
+        embedding.
 
         Args:
             folder: of the two files, which is created.
@@ -83,17 +124,29 @@ class Eagle3Head(Artifact):
         """
         wanted = (len(self.head_tokens), self.config["hidden_size"])
         if lm_head_rows.shape != wanted:
-            raise ArtifactError(f"the rows are {list(lm_head_rows.shape)}, not {list(wanted)}: give the target's rows of the head's tokens",
-                                code="bad_head")
+            raise ArtifactError(
+                (
+                    f"the rows are {list(lm_head_rows.shape)}, not {list(wanted)}: give the "
+                    "target's rows of the head's tokens"
+                ),
+                code="bad_head",
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(folder, {**self.state, "lm_head.weight": lm_head_rows.detach().cpu().bfloat16().contiguous()})
+        self._write(
+            folder,
+            {**self.state, "lm_head.weight": lm_head_rows.detach().cpu().bfloat16().contiguous()},
+        )
 
     def _write(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save_file
 
         covered = torch.zeros(self.config["vocab_size"], dtype=torch.bool)
         covered[self.head_tokens] = True
-        tensors = {**state, "d2t": self.head_tokens - torch.arange(len(self.head_tokens)), "t2d": covered}
+        tensors = {
+            **state,
+            "d2t": self.head_tokens - torch.arange(len(self.head_tokens)),
+            "t2d": covered,
+        }
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True) + "\n")
 
@@ -105,15 +158,28 @@ class Eagle3Head(Artifact):
         del tensors["t2d"]
         shifts = tensors.pop("d2t")
         int8 = any(tensor.dtype == torch.int8 for tensor in tensors.values())
-        tensors = {name: tensor if tensor.dtype != torch.int8 else tensor.float() * tensors[f"{name}.scale"][:, None]
-                   for name, tensor in tensors.items() if not name.endswith(".scale")}
+        tensors = {
+            name: tensor
+            if tensor.dtype != torch.int8
+            else tensor.float() * tensors[f"{name}.scale"][:, None]
+            for name, tensor in tensors.items()
+            if not name.endswith(".scale")
+        }
         ours = json.loads((folder / OURS).read_text())
-        return cls(tensors, json.loads((folder / CONFIG).read_text()), shifts + torch.arange(len(shifts)), tuple(ours["layers"]),
-                   ours["donor"], provenance, int8=int8)
+        return cls(
+            tensors,
+            json.loads((folder / CONFIG).read_text()),
+            shifts + torch.arange(len(shifts)),
+            tuple(ours["layers"]),
+            ours["donor"],
+            provenance,
+            int8=int8,
+        )
 
 
 def rounded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices in 8 bits with their scales, as a distilled draft keeps them; vectors as they are."""
+    """Matrices in 8 bits with their scales, as a distilled draft keeps them; vectors as they
+    are."""
     found = {}
     for name, tensor in state.items():
         if tensor.dim() == 2:

@@ -1,7 +1,7 @@
 """The cost model of forward passes: seconds by number of tokens, known at a few measured sizes.
 
-Everything that predicts time reads it here: the hardware profile, replay, the tuner's PyramidSD model and the server's load
-control. Plain numbers, no models.
+Everything that predicts time reads it here: the hardware profile, replay, the tuner's PyramidSD
+model and the server's load control. Plain numbers, no models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 
 def seconds_at(seconds: Mapping[int, float], tokens: int) -> float:
-    """Seconds of a forward pass over `tokens` tokens: linear between measured sizes and beyond the last.
+    """Seconds of a forward pass over `tokens` tokens: linear between measured sizes and beyond the
+    last.
 
     Args:
         seconds: tokens → seconds, not empty; a single size holds for all.
@@ -29,13 +30,16 @@ def seconds_at(seconds: Mapping[int, float], tokens: int) -> float:
 
 
 def seconds_table(seconds: Mapping[int, float], count: int) -> list[float]:
-    """Seconds of 0 to `count` tokens, for many look-ups: as `seconds_at`, but never falling beyond the last measured size.
+    """Seconds of 0 to `count` tokens, for many look-ups: as `seconds_at`, but never falling beyond
+    the last measured size.
 
     >>> seconds_table({1: 1.0, 3: 2.0}, 4)
     [1.0, 1.0, 1.5, 2.0, 2.5]
     """
     known = sorted(seconds)
-    table: list[float] = np.interp(np.arange(count + 1), known, [seconds[size] for size in known]).tolist()
+    table: list[float] = np.interp(
+        np.arange(count + 1), known, [seconds[size] for size in known]
+    ).tolist()
     last = known[-1]
     if len(known) > 1 and count > last:
         slope = max(0.0, (seconds[last] - seconds[known[-2]]) / (last - known[-2]))
@@ -44,7 +48,8 @@ def seconds_table(seconds: Mapping[int, float], count: int) -> list[float]:
 
 
 def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Seconds without the noise by which more tokens seem to take less time: each at most those of every larger size.
+    """Seconds without the noise by which more tokens seem to take less time: each at most those of
+    every larger size.
 
     >>> ascending({1: 0.5, 2: 0.25, 4: 1.0})
     {1: 0.25, 2: 0.25, 4: 1.0}
@@ -61,4 +66,11 @@ def extended(seconds: Mapping[int, float], reference: Mapping[int, float]) -> di
     """
     largest = max(seconds)
     base = seconds_at(reference, largest)
-    return {**seconds, **{size: seconds[largest] * taken / base for size, taken in reference.items() if size > largest}}
+    return {
+        **seconds,
+        **{
+            size: seconds[largest] * taken / base
+            for size, taken in reference.items()
+            if size > largest
+        },
+    }

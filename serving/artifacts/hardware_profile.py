@@ -1,7 +1,8 @@
-"""Hardware profile: measured seconds of the draft's and the target's forward passes on one device class.
+"""Hardware profile: measured seconds of the draft's and the target's forward passes on one device
+class.
 
-A strategy that overlaps draft and target gives each a share of the cores, so its forward passes take longer than those of a
-serial strategy. A profile holds both.
+A strategy that overlaps draft and target gives each a share of the cores, so its forward passes
+take longer than those of a serial strategy. A profile holds both.
 """
 
 from __future__ import annotations
@@ -22,37 +23,69 @@ class RoundOverheads(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     round: float = Field(ge=0, description="of a target call: sampling, judging")
-    token: float = Field(ge=0, description="additionally, of a drafted token: its row, and the target's row that judges it")
-    figure: float = Field(ge=0, description="additionally, of a draft row whose confidence, entropy or probability is read")
+    token: float = Field(
+        ge=0,
+        description=(
+            "additionally, of a drafted token: its row, and the target's row that judges it"
+        ),
+    )
+    figure: float = Field(
+        ge=0,
+        description="additionally, of a draft row whose confidence, entropy or probability is read",
+    )
 
 
 class RequestTimes(BaseModel):
-    """Times for predictions of complete requests, in seconds; of the strategies `hybrid` reads them."""
+    """Times for predictions of complete requests, in seconds; of the strategies `hybrid` reads
+    them."""
 
     model_config = ConfigDict(frozen=True)
 
-    t_draft: dict[int, float] = Field(description="tokens → median draft forward pass after `context` tokens; empty without a draft model")
-    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward pass into an empty slot, one row kept; "
-                                                 "empty where not measured, as the next")
-    per_context_token: dict[str, float] = Field(description="role → additional seconds for every further token in the slot")
-    context: int = Field(ge=0, description="tokens in the slot before every forward pass that is not a prefill")
+    t_draft: dict[int, float] = Field(
+        description=(
+            "tokens → median draft forward pass after `context` tokens; empty without a draft model"
+        )
+    )
+    prefill: dict[str, dict[int, float]] = Field(
+        description="role → tokens → median forward pass into an empty slot, one row kept; "
+        "empty where not measured, as the next"
+    )
+    per_context_token: dict[str, float] = Field(
+        description="role → additional seconds for every further token in the slot"
+    )
+    context: int = Field(
+        ge=0, description="tokens in the slot before every forward pass that is not a prefill"
+    )
     split_alone: tuple[float, dict[int, float]] | None = Field(
-        None, description="as `split`, with the other model idle: the rest of an overlap after its shorter side has ended")
+        None,
+        description=(
+            "as `split`, with the other model idle: the rest of an overlap after its shorter "
+            "side has ended"
+        ),
+    )
     rest: RoundOverheads
-    chains: bool = Field(False, description="the draft model decodes a draft of fixed length in one command (`Forward.steps`)")
+    chains: bool = Field(
+        False,
+        description=(
+            "the draft model decodes a draft of fixed length in one command (`Forward.steps`)"
+        ),
+    )
 
 
 class HardwareProfile(Artifact):
     """Times of single forward passes, in seconds.
 
     Args:
-        t_draft: median seconds of a draft forward pass over one token; None where the pair has no draft model.
-        t_verify: k → median seconds of a target forward pass over k tokens, k ascending and starting at 1.
+        t_draft: median seconds of a draft forward pass over one token; None where the pair has no
+            draft model.
+        t_verify: k → median seconds of a target forward pass over k tokens, k ascending and
+            starting at 1.
         t_rest: median seconds that a round spends outside forward passes (sampling, judging).
-        split: (t_draft, t_verify) with each model on its own cores and the other one busy; None where not measured.
+        split: (t_draft, t_verify) with each model on its own cores and the other one busy; None
+            where not measured.
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
-        t_head: median seconds of a head's pass in a draft of three, the first of them after a target pass; None where there is no head, or
-            it was not measured.
+        t_head: median seconds of a head's pass in a draft of three, the first of them after a
+            target pass; None where there is no head, or it was not measured.
         details: for predictions of complete requests; None in profiles of earlier versions.
     Raises:
         ArtifactError: a time is not positive, or `t_verify` lacks one token.
@@ -60,14 +93,36 @@ class HardwareProfile(Artifact):
 
     kind = "hardware_profile"
 
-    def __init__(self, t_draft: float | None, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
-                 split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
-                 details: RequestTimes | None = None, *, t_head: float | None = None):
-        if (t_draft is not None and t_draft <= 0) or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
-            raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it again with "
-                                "`draftwell calibrate`")
+    def __init__(
+        self,
+        t_draft: float | None,
+        t_verify: dict[int, float],
+        t_rest: float,
+        provenance: Provenance,
+        split: tuple[float, dict[int, float]] | None = None,
+        t_draft_onnx: float | None = None,
+        details: RequestTimes | None = None,
+        *,
+        t_head: float | None = None,
+    ):
+        if (
+            (t_draft is not None and t_draft <= 0)
+            or not t_verify
+            or 1 not in t_verify
+            or min(t_verify.values()) <= 0
+        ):
+            raise ArtifactError(
+                "a hardware profile needs positive times and a target forward pass of one "
+                "token: measure it again with "
+                "`draftwell calibrate`"
+            )
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
-        self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
+        self.provenance, self.split, self.t_draft_onnx, self.details = (
+            provenance,
+            split,
+            t_draft_onnx,
+            details,
+        )
         self.t_head = t_head
 
     def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
@@ -76,7 +131,9 @@ class HardwareProfile(Artifact):
         Args:
             onnx_draft: the draft runs in ONNX Runtime.
         """
-        t_draft, t_verify = self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
+        t_draft, t_verify = (
+            self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
+        )
         if onnx_draft and self.t_draft_onnx is not None:
             t_draft = self.t_draft_onnx
         return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance, t_head=self.t_head)
@@ -95,11 +152,17 @@ class HardwareProfile(Artifact):
         """`t_draft`, of a pair that has a draft model.
 
         Raises:
-            ArtifactError: it has none, or had none when this was measured (`profile_without_draft`).
+            ArtifactError: it has none, or had none when this was measured
+                (`profile_without_draft`).
         """
         if self.t_draft is None:
-            raise ArtifactError("this hardware profile was measured without a draft model: measure it again with `draftwell calibrate`",
-                                code="profile_without_draft")
+            raise ArtifactError(
+                (
+                    "this hardware profile was measured without a draft model: measure it "
+                    "again with `draftwell calibrate`"
+                ),
+                code="profile_without_draft",
+            )
         return self.t_draft
 
     def write_files(self, folder: Path) -> None:
@@ -119,9 +182,16 @@ class HardwareProfile(Artifact):
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         times = json.loads((folder / "profile.json").read_text())
         split, details = times.get("split"), times.get("details")
-        return cls(times.get("t_draft"), sizes(times["t_verify"]), times["t_rest"], provenance,
-                   (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
-                   RequestTimes.model_validate(details) if details else None, t_head=times.get("t_head"))
+        return cls(
+            times.get("t_draft"),
+            sizes(times["t_verify"]),
+            times["t_rest"],
+            provenance,
+            (split["t_draft"], sizes(split["t_verify"])) if split else None,
+            times.get("t_draft_onnx"),
+            RequestTimes.model_validate(details) if details else None,
+            t_head=times.get("t_head"),
+        )
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """The kinds of artifacts: one row for each, which every other module asks.
 
-A row is plain data: a kind's class is imported when `load_class` is called, because most of them import torch. How to add a
-kind: `docs/add_an_artifact.md`.
+A row is plain data: a kind's class is imported when `load_class` is called, because most of them
+import torch. How to add a kind: `docs/add_an_artifact.md`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,29 @@ class ArtifactKind:
     """One kind of artifact.
 
     Args:
-        name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a workspace or bundle.
+        name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a
+            workspace or bundle.
         class_name: its class, in the module `serving.artifacts.<name>`.
         made_by: the command that makes one.
         files: its data files.
         card: what people read of it in the registry.
         schema_version: newest version that this runtime reads; the same as the class's own.
-        fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint itself.
+        fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint
+            itself.
         calibrated: calibration makes it for every pair, and registers it.
-        read_by_strategies: some `Strategy.reads()` names it, so a tuned choice names it as a parent.
-        drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
-        per_device: it holds times, or was chosen by them, and is valid on one device only: a workspace keeps one for each.
+        read_by_strategies: some `Strategy.reads()` names it, so a tuned choice names it as a
+            parent.
+        drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where
+            monitoring does not look at it.
+        per_device: it holds times, or was chosen by them, and is valid on one device only: a
+            workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
-        tied_to_temperature: it, or its part for a class (`Artifact.at`), predicts acceptance for texts of one class of temperatures
-            (`serving.temperature`), which its provenance names; False where one is for both, as a correction memory (sampled at .6 in its
-            paper, used at 0).
-        unrecorded_temperature: of those that are older than that record, where all were made at one; None: not known.
+        tied_to_temperature: it, or its part for a class (`Artifact.at`), predicts acceptance for
+            texts of one class of temperatures (`serving.temperature`), which its provenance names;
+            False where one is for both, as a correction memory (sampled at .6 in its paper, used at
+            0).
+        unrecorded_temperature: of those that are older than that record, where all were made at
+            one; None: not known.
     """
 
     name: str
@@ -67,90 +74,255 @@ class ArtifactKind:
 
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
-        found: type[Artifact] = getattr(import_module(f"serving.artifacts.{self.name}"), self.class_name)
+        found: type[Artifact] = getattr(
+            import_module(f"serving.artifacts.{self.name}"), self.class_name
+        )
         return found
 
 
-KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
-    ArtifactKind(
-        "acceptance_table", "AcceptanceTable", "draftwell calibrate", ("table.json",), Card(
-            "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
-            "`draftwell calibrate`: at every position of the target's own texts, whether it keeps the draft's token, is counted once; "
-            "`--temperature` adds the same of sampled texts.",
-            "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests; `sampled_…` are those of "
-            "sampled texts, where there are any.",
-            "`draftwell generate --strategy spide`, which continues counting while it serves."),
-        schema_version=3, calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
-        tied_to_temperature=True, unrecorded_temperature=0.0),
-    ArtifactKind(
-        "verifier", "Verifier", "draftwell train", ("verifier.json", "verifier.onnx", "verifier.safetensors"), Card(
-            "SPRINTER's verifier: predicts from what the draft knows whether the target keeps a draft token.",
-            "`draftwell train`: logistic regression on the draft tokens of a trace, scaled to probabilities on validation prompts.",
-            "`auc` on prompts that nothing was chosen on, compared with `baseline_auc` of the draft's confidence alone; "
-            "`calibration_error` and `brier`: the lower, the better.",
-            "`draftwell generate --strategy sprinter`; as a stop policy it serves other strategies too."),
-        calibrated=True, read_by_strategies=True, drift_role="verifier",
-        pictures=("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"), tied_to_temperature=True),
-    ArtifactKind(
-        "correction_memory", "CorrectionMemory", "draftwell calibrate", ("memory.arrow",), Card(
-            "CSD's correction memory: how often the target corrected one token to another.",
-            "`draftwell calibrate`: the rejections of standard speculative decoding.",
-            "`patterns` of `rejections`: few patterns for many rejections mean that there is much to rescue.",
-            "`draftwell generate --strategy csd` (lossy), which continues learning while it serves."),
-        calibrated=True, read_by_strategies=True, drift_role="memory", pictures=("rejections.png",)),
-    ArtifactKind(
-        "hardware_profile", "HardwareProfile", "draftwell calibrate", ("profile.json",), Card(
-            "Hardware profile: seconds of single forward passes of draft and target on one class of machine.",
-            "`draftwell calibrate`, measured on the machine class named below.",
-            "`speed_ratio`: forward passes of the draft in the time of one of the target. It says nothing of another class of machine.",
-            "Strategies pace themselves by it, and the tuner predicts with it."),
-        calibrated=True, read_by_strategies=True, per_device=True),
-    ArtifactKind(
-        "acceptance_head", "AcceptanceHead", "draftwell train --kind acceptance_head",
-        ("acceptance_head.onnx", "acceptance_head.safetensors"), Card(
-            "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
-            "`draftwell train --kind acceptance_head`: residual blocks on the hidden states of a trace.",
-            "The loss on held-out prompts: the lower, the better.",
-            "`draftwell generate --strategy specdec_pp`."),
-        read_by_strategies=True, pictures=("acceptance_head.png", "acceptance_head.json")),
-    ArtifactKind(
-        "eagle3_head", "Eagle3Head", "draftwell train --kind eagle3_head", ("config.json", "head.json", "model.safetensors"), Card(
-            "EAGLE-3 head: one decoder layer that drafts from the target's own states, with the target's embeddings.",
-            "`draftwell train --kind eagle3_head`, on texts that the target wrote, unrolled over the head's own outputs.",
-            "`acceptance_depth_1`… on held-out texts: how often the target keeps the drafted token at a depth, where it kept those before; "
-            "`accepted_length`: tokens of a draft that it keeps.",
-            "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: `draftwell export --save-head`."),
-        read_by_strategies=True, pictures=("eagle3_head.png", "eagle3_head.json")),
-    ArtifactKind(
-        "datastore", "Datastore", "draftwell train --kind datastore", ("datastore.safetensors",), Card(
-            "Datastore: texts that the target wrote, in which drafts are looked up (REST, SuffixDecoding).",
-            "`draftwell train --kind datastore`: the target's own texts of a trace, with a suffix array.",
-            "`right_per_lookup`: draft tokens that the target would keep, counted on texts of held-out prompts; `found` is the share of "
-            "positions where something was proposed.",
-            "`draftwell generate --strategy rest`, or `suffix`, which drafts from the request's own text too."),
-        read_by_strategies=True),
-    ArtifactKind(
-        "medusa_heads", "MedusaHeads", "draftwell train --kind medusa_heads", ("medusa_heads.safetensors",), Card(
-            "Medusa's heads: predict from the target's last hidden state which tokens come after its next one.",
-            "`draftwell train --kind medusa_heads`: one residual block a head, on the target's states over its own texts.",
-            "`top1_1`, `top1_2` …: how often each head's likeliest token is right on held-out texts; the higher, the better.",
-            "`draftwell generate --strategy medusa`."),
-        read_by_strategies=True, pictures=("medusa_heads.json",)),
-    ArtifactKind(
-        "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
-            "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
-            "`draftwell tune`: replay over a trace, then measurements next to plain decoding; the report is among the run's plots.",
-            "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement made after the choice.",
-            "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
-        schema_version=2, per_device=True, pictures=("tuning.html", "tuning_*.png", "tuning_sampled.html")),
-    ArtifactKind(
-        "distilled_draft", "DistilledDraft", "draftwell distill", ("draft.json", "draft.safetensors"), Card(
-            "Draft model distilled from the pair's target: some of its layers, with the target's own embeddings.",
-            "`draftwell distill`, on texts that the target wrote.",
-            "Agreement with the target's own greedy outputs, where it was measured.",
-            "It is the `draft` of the pair's YAML file; a bundle carries it."),
-        fingerprinted=False),
-)}
+KINDS: dict[str, ArtifactKind] = {
+    kind.name: kind
+    for kind in (
+        ArtifactKind(
+            "acceptance_table",
+            "AcceptanceTable",
+            "draftwell calibrate",
+            ("table.json",),
+            Card(
+                (
+                    "SPIDE's acceptance table: how often the target keeps a token, by the "
+                    "draft's confidence."
+                ),
+                "`draftwell calibrate`: at every position of the target's own texts, "
+                "whether it keeps the draft's token, is counted once; "
+                "`--temperature` adds the same of sampled texts.",
+                "`acceptance_rate` is the pair's on this traffic; `judged` says on how "
+                "many tokens the table rests; `sampled_…` are those of "
+                "sampled texts, where there are any.",
+                "`draftwell generate --strategy spide`, which continues counting while it serves.",
+            ),
+            schema_version=3,
+            calibrated=True,
+            read_by_strategies=True,
+            drift_role="table",
+            pictures=("acceptance_by_confidence.png",),
+            tied_to_temperature=True,
+            unrecorded_temperature=0.0,
+        ),
+        ArtifactKind(
+            "verifier",
+            "Verifier",
+            "draftwell train",
+            ("verifier.json", "verifier.onnx", "verifier.safetensors"),
+            Card(
+                (
+                    "SPRINTER's verifier: predicts from what the draft knows whether the "
+                    "target keeps a draft token."
+                ),
+                (
+                    "`draftwell train`: logistic regression on the draft tokens of a trace, "
+                    "scaled to probabilities on validation prompts."
+                ),
+                "`auc` on prompts that nothing was chosen on, compared with `baseline_auc` "
+                "of the draft's confidence alone; "
+                "`calibration_error` and `brier`: the lower, the better.",
+                (
+                    "`draftwell generate --strategy sprinter`; as a stop policy it serves "
+                    "other strategies too."
+                ),
+            ),
+            calibrated=True,
+            read_by_strategies=True,
+            drift_role="verifier",
+            pictures=(
+                "roc.png",
+                "roc_by_lambda.png",
+                "reliability.png",
+                "verifier.json",
+                "verifier.md",
+            ),
+            tied_to_temperature=True,
+        ),
+        ArtifactKind(
+            "correction_memory",
+            "CorrectionMemory",
+            "draftwell calibrate",
+            ("memory.arrow",),
+            Card(
+                "CSD's correction memory: how often the target corrected one token to another.",
+                "`draftwell calibrate`: the rejections of standard speculative decoding.",
+                (
+                    "`patterns` of `rejections`: few patterns for many rejections mean that "
+                    "there is much to rescue."
+                ),
+                (
+                    "`draftwell generate --strategy csd` (lossy), which continues learning "
+                    "while it serves."
+                ),
+            ),
+            calibrated=True,
+            read_by_strategies=True,
+            drift_role="memory",
+            pictures=("rejections.png",),
+        ),
+        ArtifactKind(
+            "hardware_profile",
+            "HardwareProfile",
+            "draftwell calibrate",
+            ("profile.json",),
+            Card(
+                (
+                    "Hardware profile: seconds of single forward passes of draft and target on "
+                    "one class of machine."
+                ),
+                "`draftwell calibrate`, measured on the machine class named below.",
+                (
+                    "`speed_ratio`: forward passes of the draft in the time of one of the "
+                    "target. It says nothing of another class of machine."
+                ),
+                "Strategies pace themselves by it, and the tuner predicts with it.",
+            ),
+            calibrated=True,
+            read_by_strategies=True,
+            per_device=True,
+        ),
+        ArtifactKind(
+            "acceptance_head",
+            "AcceptanceHead",
+            "draftwell train --kind acceptance_head",
+            ("acceptance_head.onnx", "acceptance_head.safetensors"),
+            Card(
+                (
+                    "SpecDec++'s acceptance head: predicts from the draft's last hidden state "
+                    "whether the target keeps a token."
+                ),
+                (
+                    "`draftwell train --kind acceptance_head`: residual blocks on the hidden "
+                    "states of a trace."
+                ),
+                "The loss on held-out prompts: the lower, the better.",
+                "`draftwell generate --strategy specdec_pp`.",
+            ),
+            read_by_strategies=True,
+            pictures=("acceptance_head.png", "acceptance_head.json"),
+        ),
+        ArtifactKind(
+            "eagle3_head",
+            "Eagle3Head",
+            "draftwell train --kind eagle3_head",
+            ("config.json", "head.json", "model.safetensors"),
+            Card(
+                (
+                    "EAGLE-3 head: one decoder layer that drafts from the target's own states, "
+                    "with the target's embeddings."
+                ),
+                (
+                    "`draftwell train --kind eagle3_head`, on texts that the target wrote, "
+                    "unrolled over the head's own outputs."
+                ),
+                "`acceptance_depth_1`… on held-out texts: how often the target keeps the "
+                "drafted token at a depth, where it kept those before; "
+                "`accepted_length`: tokens of a draft that it keeps.",
+                (
+                    "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: "
+                    "`draftwell export --save-head`."
+                ),
+            ),
+            read_by_strategies=True,
+            pictures=("eagle3_head.png", "eagle3_head.json"),
+        ),
+        ArtifactKind(
+            "datastore",
+            "Datastore",
+            "draftwell train --kind datastore",
+            ("datastore.safetensors",),
+            Card(
+                (
+                    "Datastore: texts that the target wrote, in which drafts are looked up "
+                    "(REST, SuffixDecoding)."
+                ),
+                (
+                    "`draftwell train --kind datastore`: the target's own texts of a trace, "
+                    "with a suffix array."
+                ),
+                "`right_per_lookup`: draft tokens that the target would keep, counted on "
+                "texts of held-out prompts; `found` is the share of "
+                "positions where something was proposed.",
+                (
+                    "`draftwell generate --strategy rest`, or `suffix`, which drafts from the "
+                    "request's own text too."
+                ),
+            ),
+            read_by_strategies=True,
+        ),
+        ArtifactKind(
+            "medusa_heads",
+            "MedusaHeads",
+            "draftwell train --kind medusa_heads",
+            ("medusa_heads.safetensors",),
+            Card(
+                (
+                    "Medusa's heads: predict from the target's last hidden state which tokens "
+                    "come after its next one."
+                ),
+                (
+                    "`draftwell train --kind medusa_heads`: one residual block a head, on the "
+                    "target's states over its own texts."
+                ),
+                (
+                    "`top1_1`, `top1_2` …: how often each head's likeliest token is right on "
+                    "held-out texts; the higher, the better."
+                ),
+                "`draftwell generate --strategy medusa`.",
+            ),
+            read_by_strategies=True,
+            pictures=("medusa_heads.json",),
+        ),
+        ArtifactKind(
+            "decoding_config",
+            "DecodingConfig",
+            "draftwell tune",
+            ("config.json",),
+            Card(
+                (
+                    "Tuned decoding configuration: the chosen strategy, its parameters and the "
+                    "evidence."
+                ),
+                (
+                    "`draftwell tune`: replay over a trace, then measurements next to plain "
+                    "decoding; the report is among the run's plots."
+                ),
+                (
+                    "`speedup` over plain decoding and its lower bound `speedup_low`, of a "
+                    "measurement made after the choice."
+                ),
+                (
+                    "It is what a release serves. To try it by hand: `draftwell generate "
+                    "--strategy … --set …`."
+                ),
+            ),
+            schema_version=2,
+            per_device=True,
+            pictures=("tuning.html", "tuning_*.png", "tuning_sampled.html"),
+        ),
+        ArtifactKind(
+            "distilled_draft",
+            "DistilledDraft",
+            "draftwell distill",
+            ("draft.json", "draft.safetensors"),
+            Card(
+                (
+                    "Draft model distilled from the pair's target: some of its layers, with "
+                    "the target's own embeddings."
+                ),
+                "`draftwell distill`, on texts that the target wrote.",
+                "Agreement with the target's own greedy outputs, where it was measured.",
+                "It is the `draft` of the pair's YAML file; a bundle carries it.",
+            ),
+            fingerprinted=False,
+        ),
+    )
+}
 """name → kind."""
 
 
@@ -161,8 +333,12 @@ def find_kind(name: str) -> ArtifactKind:
         DraftwellError: this version has no such kind.
     """
     if name not in KINDS:
-        raise DraftwellError(f"this version of draftwell has no artifacts of kind {name} (it has {', '.join(KINDS)}): upgrade draftwell, "
-                             "or remove that folder", code="unknown_artifact_kind")
+        raise DraftwellError(
+            f"this version of draftwell has no artifacts of kind {name} (it has "
+            f"{', '.join(KINDS)}): upgrade draftwell, "
+            "or remove that folder",
+            code="unknown_artifact_kind",
+        )
     return KINDS[name]
 
 
@@ -175,9 +351,14 @@ WATCHED = tuple(name for name, kind in KINDS.items() if kind.drift_role)
 
 
 def device_of(kind: str, device_class: str | None) -> str | None:
-    """The device that an artifact is for, of a kind that is `per_device`; None where that is not known, or any will do.
+    """The device that an artifact is for, of a kind that is `per_device`; None where that is not
+    known, or any will do.
 
-    >>> device_of("decoding_config", "cuda-nvidia-h100"), device_of("verifier", "cpu-x86"), device_of("hardware_profile", "")
+    >>> (
+    ...     device_of("decoding_config", "cuda-nvidia-h100"),
+    ...     device_of("verifier", "cpu-x86"),
+    ...     device_of("hardware_profile", ""),
+    ... )
     ('cuda', None, None)
     """
     if not device_class or not find_kind(kind).per_device:
@@ -195,8 +376,14 @@ def refuse_other_device(kind: str, device_class: str | None, device: str, what: 
     """
     made_for = device_of(kind, device_class)
     if made_for is not None and made_for != device:
-        raise DraftwellError(f"{what} was made on {device_class}, for {made_for}, and cannot be released for {device}: run `draftwell tune "
-                             f"--device {device}`, or use --device {made_for}", code="made_on_other_device")
+        raise DraftwellError(
+            f"{what} was made on {device_class}, for {made_for}, and cannot be released "
+            f"for {device}: run `draftwell tune "
+            f"--device {device}`, or use --device {made_for}",
+            code="made_on_other_device",
+        )
+
+
 def temperature_of(artifact: Artifact) -> float | None:
     """Temperature of the texts that an artifact was made from; None where that is not known."""
     recorded = artifact.provenance.parameters.get("temperature")
@@ -206,14 +393,22 @@ def temperature_of(artifact: Artifact) -> float | None:
 
 
 def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str | None:
-    """The first artifact that was made for the other class of temperatures, as half a sentence; None where there is none.
+    """The first artifact that was made for the other class of temperatures, as half a sentence;
+    None where there is none.
 
     One whose temperature is not known is not objected to.
     """
     for artifact in artifacts:
-        made = temperature_of(artifact.at(temperature)) if find_kind(artifact.kind).tied_to_temperature else None
+        made = (
+            temperature_of(artifact.at(temperature))
+            if find_kind(artifact.kind).tied_to_temperature
+            else None
+        )
         if made is not None and class_of(made) != class_of(temperature):
-            return f"the {artifact.kind} is for temperature {made:g} ({class_of(made)}), not {temperature:g} ({class_of(temperature)})"
+            return (
+                f"the {artifact.kind} is for temperature {made:g} ({class_of(made)}), not "
+                f"{temperature:g} ({class_of(temperature)})"
+            )
     return None
 
 

@@ -1,7 +1,7 @@
 """The model files of a pair on this machine, and the digests that identify them.
 
-The *pair fingerprint* is what artifacts are bound to: sha256 over the weights of every model, the target's tokenizer
-and the number format. Paths, machines and file dates do not enter it.
+The *pair fingerprint* is what artifacts are bound to: sha256 over the weights of every model, the
+target's tokenizer and the number format. Paths, machines and file dates do not enter it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
 
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-"""Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
+"""Files that fix a vocabulary; the first complete set counts (settings and chat templates do
+not)."""
 SETTINGS = (".json", ".model", ".txt", ".jinja")
-"""Suffixes of what is next to weights: configurations, tokenizer, chat template, generation config."""
+"""Suffixes of what is next to weights: configurations, tokenizer, chat template, generation
+config."""
 
 ModelRole = Literal["target", "draft", "qualifier"]
 """Models of a pair that have files."""
@@ -41,8 +43,8 @@ class PairFiles:
     Args:
         name: name of the pair in the catalogue.
         target: folder with config.json, safetensors weights and tokenizer files.
-        draft: such a folder, or that of a distilled draft (it holds artifact.json) or of a near copy of the target (near_copy.json); None
-            where no draft is needed.
+        draft: such a folder, or that of a distilled draft (it holds artifact.json) or of a near
+            copy of the target (near_copy.json); None where no draft is needed.
         qualifier: the model between the two, where there are three.
     """
 
@@ -53,7 +55,11 @@ class PairFiles:
 
     def roles(self) -> dict[ModelRole, Path]:
         """The models that are present, by role."""
-        found: dict[ModelRole, Path | None] = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
+        found: dict[ModelRole, Path | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "qualifier": self.qualifier,
+        }
         return {role: path for role, path in found.items() if path is not None}
 
 
@@ -63,17 +69,20 @@ def draftwell_home() -> Path:
 
 
 def models_root() -> Path:
-    """Folder of converted and fetched models: `$DRAFTWELL_MODELS`, by default `models` in the home."""
+    """Folder of converted and fetched models: `$DRAFTWELL_MODELS`, by default `models` in the
+    home."""
     return Path(os.environ.get("DRAFTWELL_MODELS") or draftwell_home() / "models").absolute()
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether a model folder is an artifact of ours (a distilled draft) and not a model of transformers."""
+    """Whether a model folder is an artifact of ours (a distilled draft) and not a model of
+    transformers."""
     return (folder / MANIFEST).is_file()
 
 
 def combine_digests(digests: Mapping[str, str]) -> str:
-    """One digest of several weight files: that of the file itself, or sha256 over all names and digests."""
+    """One digest of several weight files: that of the file itself, or sha256 over all names and
+    digests."""
     if len(digests) == 1:
         return next(iter(digests.values()))
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
@@ -82,13 +91,16 @@ def combine_digests(digests: Mapping[str, str]) -> str:
 def weights_digest(folder: Path) -> str:
     """sha256 over the safetensors weights of a model folder.
 
-    Digests are kept in a sidecar file, keyed by size and date, so that large weights are read once; a folder that
-    cannot be written to is only slower.
+    Digests are kept in a sidecar file, keyed by size and date, so that large weights are read once;
+    a folder that cannot be written to is only slower.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise DraftwellError(f"{folder} holds no safetensors weights: fetch the model again, "
-                             "or convert it with save_pretrained", code="no_weights")
+        raise DraftwellError(
+            f"{folder} holds no safetensors weights: fetch the model again, "
+            "or convert it with save_pretrained",
+            code="no_weights",
+        )
     known = _read_sidecar(folder)
     entries = {}
     for file in files:
@@ -96,17 +108,23 @@ def weights_digest(folder: Path) -> str:
         state = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         entry = known.get(file.name)
         if not isinstance(entry, dict) or entry != {**state, "sha256": entry.get("sha256")}:
-            entry = {**state, "sha256": _sha256_once(file.resolve(), stat.st_size, stat.st_mtime_ns)}
+            entry = {
+                **state,
+                "sha256": _sha256_once(file.resolve(), stat.st_size, stat.st_mtime_ns),
+            }
         entries[file.name] = entry
     if entries != known:
         with contextlib.suppress(OSError):
-            write_atomically(folder / SIDECAR, json.dumps(entries, indent=2, sort_keys=True).encode())
+            write_atomically(
+                folder / SIDECAR, json.dumps(entries, indent=2, sort_keys=True).encode()
+            )
     return combine_digests({name: str(entry["sha256"]) for name, entry in entries.items()})
 
 
 @functools.lru_cache
 def _sha256_once(file: Path, size: int, mtime_ns: int) -> str:
-    """sha256 of a file, computed once in a process as long as size and date stay: a folder may be read-only."""
+    """sha256 of a file, computed once in a process as long as size and date stay: a folder may be
+    read-only."""
     return sha256_file(file)
 
 
@@ -119,7 +137,8 @@ def _read_sidecar(folder: Path) -> dict[str, object]:
 
 
 def model_digest(folder: Path) -> str:
-    """Digest of a model folder of any form: an artifact's own digest, that of a near copy's recipe, or that of the weights."""
+    """Digest of a model folder of any form: an artifact's own digest, that of a near copy's recipe,
+    or that of the weights."""
     if is_near_copy(folder):
         return sha256_file(folder / RECIPE)
     return digest_of(folder) if is_artifact(folder) else weights_digest(folder)
@@ -131,17 +150,25 @@ def tokenizer_digest(folder: Path) -> str:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return combine_digests({path.name: sha256_file(path) for path in paths})
-    raise DraftwellError(f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there",
-                         code="no_tokenizer")
+    raise DraftwellError(
+        f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there",
+        code="no_tokenizer",
+    )
 
 
 def settings_digest(files: PairFiles) -> str:
-    """sha256 over everything next to the weights: what a pair reads, says and stops at, and the fingerprint leaves out.
+    """sha256 over everything next to the weights: what a pair reads, says and stops at, and the
+    fingerprint leaves out.
 
     An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
     """
-    digests = {f"{role}/{path.name}": sha256_file(path) for role, folder in files.roles().items() if not is_artifact(folder)
-               for path in folder.iterdir() if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")}
+    digests = {
+        f"{role}/{path.name}": sha256_file(path)
+        for role, folder in files.roles().items()
+        if not is_artifact(folder)
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")
+    }
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
@@ -154,8 +181,12 @@ def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype:
         dtype: one of `serving.number_format.FORMATS`.
     """
     if dtype not in FORMATS:
-        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(FORMATS)}", code="unknown_dtype")
-    return hashlib.sha256(json.dumps([sorted(weights.items()), tokenizer, dtype]).encode()).hexdigest()
+        raise DraftwellError(
+            f"unknown dtype {dtype}: choose from {', '.join(FORMATS)}", code="unknown_dtype"
+        )
+    return hashlib.sha256(
+        json.dumps([sorted(weights.items()), tokenizer, dtype]).encode()
+    ).hexdigest()
 
 
 def fingerprint(files: PairFiles, dtype: str) -> str:

@@ -1,8 +1,9 @@
 """SPRINTER's verifier: will the target keep this draft token? (SPRINTER, section 3.2)
 
-A sigmoid of a linear layer on standardised features of the draft. It predicts its label: `ratio` (q̄(x)/p̄(x) <= lambda, the paper's),
-`argmax` (x is the target's argmax) or `soft` (min(1, p/q)); one that was written before there was a choice has the label `ratio`.
-Features: `before` (hidden state that produced x), `after` (state having read x), `scalars`, or unions, in that order.
+A sigmoid of a linear layer on standardised features of the draft. It predicts its label: `ratio`
+(q̄(x)/p̄(x) <= lambda, the paper's), `argmax` (x is the target's argmax) or `soft` (min(1, p/q));
+one that was written before there was a choice has the label `ratio`. Features: `before` (hidden
+state that produced x), `after` (state having read x), `scalars`, or unions, in that order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SCALARS = ("q_token", "confidence", "entropy", "rank")
 
 
 class Figures(Protocol):
-    """Raw probability and rank of a token, and confidence C and entropy H (nats) of the distribution it was drafted from."""
+    """Raw probability and rank of a token, and confidence C and entropy H (nats) of the
+    distribution it was drafted from."""
 
     @property
     def raw_prob(self) -> float: ...
@@ -45,9 +47,12 @@ class DraftRow(Protocol):
 
 
 def scalar_features(raw: Tensor, token: int) -> Tensor:
-    """The four scalar features `[4]` float32 of drafting `token` from raw probabilities `[vocab]`."""
+    """The four scalar features `[4]` float32 of drafting `token` from raw probabilities
+    `[vocab]`."""
     q = raw[token]
-    return torch.stack([q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]).float()
+    return torch.stack(
+        [q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]
+    ).float()
 
 
 def logistic(z: float) -> float:
@@ -57,7 +62,10 @@ def logistic(z: float) -> float:
         NotFinite: z is NaN, which `min` would take for certain acceptance, or infinite.
     """
     if not math.isfinite(z):
-        raise NotFinite("a verifier's score is NaN or infinite: check the draft's weights and dtype, or train the verifier again")
+        raise NotFinite(
+            "a verifier's score is NaN or infinite: check the draft's weights and dtype, "
+            "or train the verifier again"
+        )
     return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, z))))
 
 
@@ -76,23 +84,48 @@ class Verifier(Artifact):
     kind = "verifier"
     parts = ("before", "after", "scalars")
 
-    def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
-                 provenance: Provenance, label: str = "ratio"):
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: float,
+        features: tuple[str, ...],
+        threshold: float,
+        ratio: float,
+        provenance: Provenance,
+        label: str = "ratio",
+    ):
         if label not in LABELS:
-            raise ArtifactError(f"the verifier's label {label!r} is none of {', '.join(LABELS)}: upgrade draftwell", code="unknown_label")
+            raise ArtifactError(
+                f"the verifier's label {label!r} is none of {', '.join(LABELS)}: upgrade draftwell",
+                code="unknown_label",
+            )
         if not features or tuple(features) != tuple(f for f in self.parts if f in features):
-            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order",
-                                code="unknown_features")
+            raise ArtifactError(
+                f"unknown verifier features {features}: choose from {self.parts}, in that order",
+                code="unknown_features",
+            )
         if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
             raise ArtifactError("the verifier's weights are not finite: train it again")
         self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
-        self.threshold, self.ratio, self.provenance, self.label = threshold, ratio, provenance, label
+        self.threshold, self.ratio, self.provenance, self.label = (
+            threshold,
+            ratio,
+            provenance,
+            label,
+        )
         states = [f for f in features if f != "scalars"]
         end = self.weight.numel() - len(SCALARS) * ("scalars" in features)
         if end < len(states) or end % max(1, len(states)) or (end and not states):
-            raise ArtifactError(f"{self.weight.numel()} weights do not fit the features {', '.join(features)}: train the verifier again",
-                                code="weights_do_not_fit")
-        self._of_states = dict(zip(states, self.weight[:end].chunk(len(states)), strict=True)) if states else {}
+            raise ArtifactError(
+                (
+                    f"{self.weight.numel()} weights do not fit the features "
+                    f"{', '.join(features)}: train the verifier again"
+                ),
+                code="weights_do_not_fit",
+            )
+        self._of_states = (
+            dict(zip(states, self.weight[:end].chunk(len(states)), strict=True)) if states else {}
+        )
         self._of_scalars: list[float] = self.weight[end:].tolist()
 
     def score(self, before: Tensor | None, after: Tensor | None, raw: Tensor, token: int) -> float:
@@ -102,12 +135,17 @@ class Verifier(Artifact):
             before, after: `[hidden]` draft states, needed where `features` names them.
             raw: `[vocab]` raw draft probabilities that `token` was drafted under.
         """
-        parts = {"before": before, "after": after, "scalars": scalar_features(raw, token) if "scalars" in self.features else None}
+        parts = {
+            "before": before,
+            "after": after,
+            "scalars": scalar_features(raw, token) if "scalars" in self.features else None,
+        }
         x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
         return logistic(float(x @ self.weight) + self.bias)
 
     def score_drafted(self, row: DraftRow, after: DraftRow | None, token: int) -> float:
-        """`score` of a token that was drafted from a row, without a distribution over the whole vocabulary.
+        """`score` of a token that was drafted from a row, without a distribution over the whole
+        vocabulary.
 
         Args:
             row: the one-row distribution that `token` was drafted from.
@@ -119,8 +157,12 @@ class Verifier(Artifact):
         for name, weight in self._of_states.items():
             state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
             if state.shape != weight.shape:
-                raise ArtifactError(f"the verifier reads states of {weight.numel()} numbers, the draft's have {state.numel()}: train it "
-                                    f"for this pair (`{KINDS[self.kind].made_by}`)", code="state_size_differs")
+                raise ArtifactError(
+                    f"the verifier reads states of {weight.numel()} numbers, the draft's "
+                    f"have {state.numel()}: train it "
+                    f"for this pair (`{KINDS[self.kind].made_by}`)",
+                    code="state_size_differs",
+                )
             z += float(torch.dot(state.float().cpu(), weight))
         if self._of_scalars:
             seen = row.token_figures(0, token)
@@ -131,9 +173,13 @@ class Verifier(Artifact):
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        save_file({"weight": self.weight.contiguous(), "bias": torch.tensor([self.bias])}, folder / "verifier.safetensors")
+        save_file(
+            {"weight": self.weight.contiguous(), "bias": torch.tensor([self.bias])},
+            folder / "verifier.safetensors",
+        )
         settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
-        if self.label != "ratio":  # as earlier releases wrote it: the same verifier keeps its digest
+        # as earlier releases wrote it: the same verifier keeps its digest
+        if self.label != "ratio":
             settings["label"] = self.label
         (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
         (folder / "verifier.onnx").write_bytes(self.to_onnx())
@@ -144,25 +190,44 @@ class Verifier(Artifact):
 
         tensors = load_file(folder / "verifier.safetensors")
         settings = json.loads((folder / "verifier.json").read_text())
-        return cls(tensors["weight"], float(tensors["bias"]), tuple(settings["features"]), settings["threshold"],
-                   settings["ratio"], provenance, settings.get("label", "ratio"))
+        return cls(
+            tensors["weight"],
+            float(tensors["bias"]),
+            tuple(settings["features"]),
+            settings["threshold"],
+            settings["ratio"],
+            provenance,
+            settings.get("label", "ratio"),
+        )
 
     def to_onnx(self) -> bytes:
         """The same function as an ONNX graph: features `[batch, n]` float32 → score `[batch]`."""
         try:
             from onnx import TensorProto, helper, numpy_helper
         except ImportError as error:
-            raise ArtifactError("writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'",
-                                code="missing_package") from error
+            raise ArtifactError(
+                "writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'",
+                code="missing_package",
+            ) from error
         weight = numpy_helper.from_array(self.weight.numpy().reshape(-1, 1), "weight")
         bias = numpy_helper.from_array(torch.tensor([self.bias]).numpy(), "bias")
         axes = numpy_helper.from_array(torch.tensor([1]).numpy(), "axes")
-        nodes = [helper.make_node("MatMul", ["features", "weight"], ["product"]),
-                 helper.make_node("Add", ["product", "bias"], ["logit"]),
-                 helper.make_node("Sigmoid", ["logit"], ["column"]),
-                 helper.make_node("Squeeze", ["column", "axes"], ["score"])]
+        nodes = [
+            helper.make_node("MatMul", ["features", "weight"], ["product"]),
+            helper.make_node("Add", ["product", "bias"], ["logit"]),
+            helper.make_node("Sigmoid", ["logit"], ["column"]),
+            helper.make_node("Squeeze", ["column", "axes"], ["score"]),
+        ]
         graph = helper.make_graph(
-            nodes, "verifier", [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", self.weight.numel()])],
-            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])], [weight, bias, axes])
+            nodes,
+            "verifier",
+            [
+                helper.make_tensor_value_info(
+                    "features", TensorProto.FLOAT, ["batch", self.weight.numel()]
+                )
+            ],
+            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])],
+            [weight, bias, axes],
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         return bytes(model.SerializeToString())

@@ -1,9 +1,11 @@
-"""Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is loaded.
+"""Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is
+loaded.
 
-A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; next to them is what
-installs and starts the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest
-names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
-folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for,
+`models/<role>/`; next to them is what installs and starts the runtime (a wheel, requirements,
+`Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest names every file with
+size and sha256 and carries a digest over itself. Weights that are not bundled are named by a folder
+under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
 """
 
 from __future__ import annotations
@@ -43,8 +45,18 @@ from serving.files import is_left_over, sha256_file
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
 
-__all__ = ["MANIFEST", "SCHEMA", "Bundle", "BundleError", "FileRecord", "Manifest", "ModelRecord", "digest_of_body", "open_bundle",
-           "refuse_inside"]
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "Bundle",
+    "BundleError",
+    "FileRecord",
+    "Manifest",
+    "ModelRecord",
+    "digest_of_body",
+    "open_bundle",
+    "refuse_inside",
+]
 
 HASHING_THREADS = 4
 
@@ -62,33 +74,54 @@ class Bundle:
         for name in self.manifest.versions:
             kind = KINDS[name]
             expected = self.manifest.fingerprint if kind.fingerprinted else None
-            found[name] = kind.load_class().load(self.path / "artifacts" / name, fingerprint=expected)
+            found[name] = kind.load_class().load(
+                self.path / "artifacts" / name, fingerprint=expected
+            )
         return found
 
     def files(self, models_root: Path) -> PairFiles:
-        """The pair's model folders, from the bundle or from `models_root`, with digests and fingerprint checked."""
-        folders = {role: self._folder(role, record, models_root) for role, record in self.manifest.models.items()}
+        """The pair's model folders, from the bundle or from `models_root`, with digests and
+        fingerprint checked."""
+        folders = {
+            role: self._folder(role, record, models_root)
+            for role, record in self.manifest.models.items()
+        }
         weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
-        found = combine_fingerprint(weights, tokenizer_digest(folders["target"]), self.manifest.dtype)
+        found = combine_fingerprint(
+            weights, tokenizer_digest(folders["target"]), self.manifest.dtype
+        )
         if found != self.manifest.fingerprint:
-            raise BundleError(f"the bundle {self.path} was made for fingerprint {self.manifest.fingerprint[:12]} of "
-                              f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that pair's models "
-                              "or deploy again", code="another_pair")
-        return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
+            raise BundleError(
+                f"the bundle {self.path} was made for fingerprint "
+                f"{self.manifest.fingerprint[:12]} of "
+                f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that "
+                "pair's models "
+                "or deploy again",
+                code="another_pair",
+            )
+        return PairFiles(
+            self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier")
+        )
 
     def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
         bundled = record.source == "bundled"
         folder = (self.path if bundled else models_root) / record.folder
         name = f"the {role} of pair {self.manifest.pair}"
         if not folder.is_dir():
-            raise BundleError(f"{name} ({record.source}) is not at {folder}: fetch it there (any `draftwell generate "
-                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights",
-                              code="missing_models")
+            raise BundleError(
+                f"{name} ({record.source}) is not at {folder}: fetch it there (any "
+                "`draftwell generate "
+                f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy "
+                "--with-weights",
+                code="missing_models",
+            )
         found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
         if found != record.weights_sha256:
-            raise BundleError(f"{name} at {folder} has weights {found[:12]}, the bundle needs "
-                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again",
-                              code="other_weights")
+            raise BundleError(
+                f"{name} at {folder} has weights {found[:12]}, the bundle needs "
+                f"{record.weights_sha256[:12]}: fetch the pair again or deploy again",
+                code="other_weights",
+            )
         return folder
 
     def _bundled_digest(self, folder: str) -> str:
@@ -96,8 +129,13 @@ class Bundle:
         if is_artifact(self.path / folder):
             return digest_of(self.path / folder)
         place = PurePosixPath(folder)
-        return combine_digests({PurePosixPath(name).name: record.sha256 for name, record in self.manifest.files.items()
-                                if PurePosixPath(name).parent == place and name.endswith(".safetensors")})
+        return combine_digests(
+            {
+                PurePosixPath(name).name: record.sha256
+                for name, record in self.manifest.files.items()
+                if PurePosixPath(name).parent == place and name.endswith(".safetensors")
+            }
+        )
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -106,15 +144,18 @@ def open_bundle(path: Path) -> Bundle:
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
     Raises:
-        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer than this runtime; the file is
-            named. No artifact and no weight has been loaded then.
+        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer
+            than this runtime; the file is named. No artifact and no weight has been loaded then.
     """
     path = path.resolve()
     if not path.is_dir():
-        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle")
+        raise BundleError(
+            f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle"
+        )
     manifest = read_bundle_manifest(path)
     _check_tree(path, manifest)
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
+    # hashing lets go of the interpreter; the first wrong file in order is named
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
         for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
             pass
     for kind in manifest.versions:
@@ -123,7 +164,8 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
-    """Refuse to write into a bundle: the next start would find a file there that is not the bundle's own.
+    """Refuse to write into a bundle: the next start would find a file there that is not the
+    bundle's own.
 
     Args:
         path: the bundle's folder, or a link to it; what is no bundle is left to `open_bundle`.
@@ -136,22 +178,37 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
         return
     for name, folder in written.items():
         if folder.resolve().is_relative_to(bundle):
-            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, where nothing may be written: "
-                              f"set {name} to another folder", code="folder_inside_bundle")
+            raise BundleError(
+                f"{name} would be {folder}, inside the bundle {bundle}, where nothing may "
+                "be written: "
+                f"set {name} to another folder",
+                code="folder_inside_bundle",
+            )
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list; its signature, and digests that the runtime keeps next to weights, are
-    neither, nor is what another server, or one that was killed, has written of them."""
+    """Refuse links, and files that the manifest does not list; its signature, and digests that the
+    runtime keeps next to weights, are neither, nor is what another server, or one that was killed,
+    has written of them."""
     models = {path / record.folder for record in manifest.models.values()}
-    listed = {*manifest.files, MANIFEST, SIGNATURE, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
+    listed = {
+        *manifest.files,
+        MANIFEST,
+        SIGNATURE,
+        *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values()),
+    }
     for file in sorted(_entries(path)):
         if file.is_symlink():
-            raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again", code="link_in_bundle")
+            raise BundleError(
+                f"{file} is a link, and bundles must not contain links: remove it or deploy again",
+                code="link_in_bundle",
+            )
         if file.parent in models and is_left_over(file.name, SIDECAR):
             continue
         if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
-            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again", code="unlisted_file")
+            raise BundleError(
+                f"{file} is not part of the bundle: remove it or deploy again", code="unlisted_file"
+            )
 
 
 def _entries(path: Path) -> Iterator[Path]:
@@ -165,27 +222,52 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
     if not file.is_file():
         raise BundleError(f"the bundle lacks its file {file}: deploy again", code="missing_file")
     if (size := file.stat().st_size) != record.size:
-        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was truncated or changed, deploy again", code="changed_file")
+        raise BundleError(
+            (
+                f"{file} has {size} bytes, not {record.size}: it was truncated or changed, "
+                "deploy again"
+            ),
+            code="changed_file",
+        )
     if sha256_file(file) != record.sha256:
-        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again", code="changed_file")
+        raise BundleError(
+            f"{file} was changed since it was made (sha256 differs): deploy again",
+            code="changed_file",
+        )
 
 
 def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
     if kind not in KINDS:
-        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell", code="newer_bundle")
+        raise BundleError(
+            f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell",
+            code="newer_bundle",
+        )
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
-        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again", code="missing_file")
+        raise BundleError(
+            f"the bundle {path} lacks its artifact {kind}: deploy again", code="missing_file"
+        )
     try:
         found = read_manifest(folder)
     except ArtifactError as error:
-        raise BundleError(f"{folder} holds no artifact: deploy again", code="wrong_artifact") from error
+        raise BundleError(
+            f"{folder} holds no artifact: deploy again", code="wrong_artifact"
+        ) from error
     if found["kind"] != kind:
-        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again", code="wrong_artifact")
+        raise BundleError(
+            f"{folder} holds a {found['kind']}, not a {kind}: deploy again", code="wrong_artifact"
+        )
     if found["schema_version"] > KINDS[kind].schema_version:
-        raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
-                          f"{KINDS[kind].schema_version}: upgrade draftwell", code="newer_bundle")
+        raise BundleError(
+            f"the {kind} in {folder} has schema {found['schema_version']}, this runtime "
+            "reads up to "
+            f"{KINDS[kind].schema_version}: upgrade draftwell",
+            code="newer_bundle",
+        )
     mark = found["provenance"]["fingerprint"]
     if KINDS[kind].fingerprinted and mark != manifest.fingerprint:
-        raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
-                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again", code="another_pair")
+        raise BundleError(
+            f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
+            f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again",
+            code="another_pair",
+        )

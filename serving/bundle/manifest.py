@@ -13,7 +13,8 @@ from serving.errors import DraftwellError
 from serving.files import json_digest
 
 SCHEMA = 3
-"""Version 2 added `runtime` and `origins`, version 3 `sampled_as_greedy`; earlier ones are still read."""
+"""Version 2 added `runtime` and `origins`, version 3 `sampled_as_greedy`; earlier ones are still
+read."""
 MANIFEST = "manifest.json"
 
 
@@ -39,8 +40,14 @@ class ModelRecord(_Strict):
 
     source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
     revision: str | None = Field(None, description="commit or branch on the hub")
-    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
-    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
+    weights_sha256: str = Field(
+        description="digest of the weights, as `pair_files.model_digest` computes it"
+    )
+    folder: str = Field(
+        description=(
+            "folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled"
+        )
+    )
 
 
 class Manifest(_Strict):
@@ -58,19 +65,30 @@ class Manifest(_Strict):
     release_digest: str
     gated: bool = Field(description="whether a passed gate record stood for the release")
     ungated_reason: str | None = Field(None, description="why it was deployed without one")
-    sampled_as_greedy: bool = Field(False, description="the greedy choice serves sampled requests too, where none was tuned for "
-                                                       "them: it is lossless, and the gate measured it to be fast enough")
+    sampled_as_greedy: bool = Field(
+        False,
+        description="the greedy choice serves sampled requests too, where none was tuned for "
+        "them: it is lossless, and the gate measured it to be fast enough",
+    )
     versions: dict[str, int] = Field(description="kind → registered version")
     runs: dict[str, str] = Field(description="kind → run id in the registry")
-    runtime: str | None = Field(None, description="version of the runtime whose wheel is in the bundle")
+    runtime: str | None = Field(
+        None, description="version of the runtime whose wheel is in the bundle"
+    )
     models: dict[ModelRole, ModelRecord]
     origins: dict[ModelRole, str] = Field(
-        default_factory=dict, description="where the weights of bundled models come from, worded as a source")
-    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
+        default_factory=dict,
+        description="where the weights of bundled models come from, worded as a source",
+    )
+    files: dict[str, FileRecord] = Field(
+        description="path inside the bundle → its record; all files but this one"
+    )
 
     def computed_digest(self) -> str:
         """sha256 over the manifest without its digest."""
-        return digest_of_body({key: value for key, value in self._fields().items() if key != "digest"})
+        return digest_of_body(
+            {key: value for key, value in self._fields().items() if key != "digest"}
+        )
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
@@ -92,24 +110,43 @@ def read_bundle_manifest(path: Path) -> Manifest:
     try:
         data: Any = json.loads(file.read_text())
     except FileNotFoundError as error:
-        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`", code="no_bundle") from error
+        raise BundleError(
+            f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`",
+            code="no_bundle",
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is truncated or not JSON: deploy again", code="damaged_manifest") from error
+        raise BundleError(
+            f"{file} is truncated or not JSON: deploy again", code="damaged_manifest"
+        ) from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell", code="newer_bundle")
+        raise BundleError(
+            f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell",
+            code="newer_bundle",
+        )
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again", code="damaged_manifest") from error
-    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
-        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again", code="changed_file")
+        raise BundleError(
+            f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again",
+            code="damaged_manifest",
+        ) from error
+    if manifest.digest != digest_of_body(
+        {key: value for key, value in data.items() if key != "digest"}
+    ):
+        raise BundleError(
+            f"{file} was changed since it was made (its digest differs): deploy again",
+            code="changed_file",
+        )
     if "target" not in manifest.models:
         raise BundleError(f"{file} names no target: deploy again", code="damaged_manifest")
     for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again", code="damaged_manifest")
+            raise BundleError(
+                f"{file} names the path {name!r}, which leaves the bundle: deploy again",
+                code="damaged_manifest",
+            )
     return manifest

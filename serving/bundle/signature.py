@@ -1,7 +1,9 @@
-"""A bundle's signature: who built it. Digests say that nothing was changed by accident; a signature says it of intent, too.
+"""A bundle's signature: who built it. Digests say that nothing was changed by accident; a signature
+says it of intent, too.
 
-`cosign` signs `manifest.json`, which has the sha256 of every other file, and keeps signature and proof in one file beside it. That file is
-the only one in a bundle that the manifest does not list, as it comes after it.
+`cosign` signs `manifest.json`, which has the sha256 of every other file, and keeps signature and
+proof in one file beside it. That file is the only one in a bundle that the manifest does not list,
+as it comes after it.
 """
 
 from __future__ import annotations
@@ -25,21 +27,44 @@ def check_signature(bundle: Path, key: str, flags: Sequence[str] = ()) -> None:
     Args:
         bundle: the folder.
         key: the public key: a file, or an address that cosign knows (a key management service).
-        flags: further options of `cosign verify-blob`, such as `--insecure-ignore-tlog` where no transparency log was used.
+        flags: further options of `cosign verify-blob`, such as `--insecure-ignore-tlog` where no
+            transparency log was used.
     Raises:
-        BundleError: there is no signature (`unsigned_bundle`), it does not fit (`wrong_signature`), or cosign is not on PATH
-            (`no_cosign`).
+        BundleError: there is no signature (`unsigned_bundle`), it does not fit (`wrong_signature`),
+            or cosign is not on PATH (`no_cosign`).
     """
     if not (bundle / SIGNATURE).is_file():
-        raise BundleError(f"the bundle {bundle} has no signature ({SIGNATURE}): sign it where it is deployed (DRAFTWELL_COSIGN_KEY), or "
-                          "leave --signature-key out", code="unsigned_bundle")
+        raise BundleError(
+            f"the bundle {bundle} has no signature ({SIGNATURE}): sign it where it is "
+            "deployed (DRAFTWELL_COSIGN_KEY), or "
+            "leave --signature-key out",
+            code="unsigned_bundle",
+        )
     if shutil.which(COSIGN) is None:
-        raise BundleError(f"the signature of {bundle} cannot be checked, cosign is not on PATH: install it, or leave --signature-key out",
-                          code="no_cosign")
-    problem = run_cosign("verify-blob", "--key", key, "--bundle", str(bundle / SIGNATURE), *flags, str(bundle / MANIFEST))
+        raise BundleError(
+            (
+                f"the signature of {bundle} cannot be checked, cosign is not on PATH: install "
+                "it, or leave --signature-key out"
+            ),
+            code="no_cosign",
+        )
+    problem = run_cosign(
+        "verify-blob",
+        "--key",
+        key,
+        "--bundle",
+        str(bundle / SIGNATURE),
+        *flags,
+        str(bundle / MANIFEST),
+    )
     if problem is not None:
-        raise BundleError(f"the signature of {bundle} does not fit the key {key} ({problem}): deploy again with its private key",
-                          code="wrong_signature")
+        raise BundleError(
+            (
+                f"the signature of {bundle} does not fit the key {key} ({problem}): deploy "
+                "again with its private key"
+            ),
+            code="wrong_signature",
+        )
 
 
 def split_flags(text: str, name: str) -> list[str]:
@@ -53,15 +78,30 @@ def split_flags(text: str, name: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise BundleError(f"{name}: {text!r} cannot be split into options ({error}): close the quote", code="bad_value") from error
+        raise BundleError(
+            f"{name}: {text!r} cannot be split into options ({error}): close the quote",
+            code="bad_value",
+        ) from error
 
 
 def run_cosign(*words: str) -> str | None:
-    """Run cosign; the last line of what it said where it failed, None where it succeeded. It may ask nothing."""
+    """Run cosign; the last line of what it said where it failed, None where it succeeded. It may
+    ask nothing."""
     try:
-        done = subprocess.run([COSIGN, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            [COSIGN, *words],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"no answer after {SECONDS:.0f} s"
     except OSError as error:
         return str(error)
-    return None if done.returncode == 0 else ((done.stderr or done.stdout).strip().splitlines() or ["no reason given"])[-1]
+    return (
+        None
+        if done.returncode == 0
+        else ((done.stderr or done.stdout).strip().splitlines() or ["no reason given"])[-1]
+    )

@@ -1,4 +1,5 @@
-"""Rating a prompt: log-probs of text that is given, by one teacher-forced pass (what evaluation harnesses ask a server for)."""
+"""Rating a prompt: log-probs of text that is given, by one teacher-forced pass (what evaluation
+harnesses ask a server for)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from serving.runtime.strategies.base import StrategyResources
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
 PART = 32
-"""Prompt tokens of one forward pass: a row is as wide as the vocabulary, so that those of a whole long prompt would take a gigabyte. Where
-the engine reads the tokens in pieces, the rows of the first ones wait for the last one's."""
+"""Prompt tokens of one forward pass: a row is as wide as the vocabulary, so that those of a whole
+long prompt would take a gigabyte. Where the engine reads the tokens in pieces, the rows of the
+first ones wait for the last one's."""
 
 
 class RatedPrompt(Autoregressive):

@@ -1,10 +1,13 @@
-"""What both models predict at every position of one request's output, kept as the rows of a trace while it is decoded.
+"""What both models predict at every position of one request's output, kept as the rows of a trace
+while it is decoded.
 
-Monitoring wants *every* position (docs/drift.md): a strategy drafts where the draft is sure, and those positions alone would look like
-other traffic. The target judges or samples every token, so it has a row for each. The draft has read every token but the
-last few; where it did not draft (after a bonus token) its row comes with the next forward pass, one more row of logits.
+Monitoring wants *every* position (docs/drift.md): a strategy drafts where the draft is sure, and
+those positions alone would look like other traffic. The target judges or samples every token, so it
+has a row for each. The draft has read every token but the last few; where it did not draft (after a
+bonus token) its row comes with the next forward pass, one more row of logits.
 
-Nothing here changes what is decoded: random streams are the recorder's own, and a recorder that fails only stops recording.
+Nothing here changes what is decoded: random streams are the recorder's own, and a recorder that
+fails only stops recording.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ log = logging.getLogger(__name__)
 PURPOSE = 17
 """Number of the recorder's random stream; a request draws from 1 to 3."""
 MOST_WAITING = 128
-"""Rows that may wait for the other model's view, 200 kB each at most for 50,000 tokens. More wait where nothing is drafted for long (a busy
-server), and that text is given up."""
+"""Rows that may wait for the other model's view, 200 kB each at most for 50,000 tokens. More wait
+where nothing is drafted for long (a busy server), and that text is given up."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,15 @@ class ModelRow:
 class PositionRecorder:
     """Collects the positions of a request (a `Recorder`); attach it before the engine's next step.
 
-    A record is a dict with the names of `trace.trace_schema`. As in a collected trace the draft's token and the target's correction are
-    drawn for the record: at temperature 0 they are what was drafted and chosen, above it they follow the same distribution.
+    A record is a dict with the names of `trace.trace_schema`. As in a collected trace the draft's
+    token and the target's correction are drawn for the record: at temperature 0 they are what was
+    drafted and chosen, above it they follow the same distribution.
 
     Args:
-        session: of the request, which has just been submitted; it needs a draft (or a shadow), and may not bias or penalise tokens.
-        lossless: the text is the target's own; else its greedy tokens may be others than the target's choice.
+        session: of the request, which has just been submitted; it needs a draft (or a shadow), and
+            may not bias or penalise tokens.
+        lossless: the text is the target's own; else its greedy tokens may be others than the
+            target's choice.
         hidden: keep the draft's state that each token was drafted from.
     """
 
@@ -68,7 +74,9 @@ class PositionRecorder:
             first = len(sequence) - len(output) + 1
             for row in range(len(output)):
                 if first + row >= self._next:
-                    self._rows[role].setdefault(first + row, []).append(ModelRow(sequence, copy_row(output, row, hidden=self.hidden)))
+                    self._rows[role].setdefault(first + row, []).append(
+                        ModelRow(sequence, copy_row(output, row, hidden=self.hidden))
+                    )
             self.catch_up()
             self._forget_contradicted()
             if self.waiting > MOST_WAITING:
@@ -77,7 +85,8 @@ class PositionRecorder:
             self.give_up(error)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Stop, and return the positions from the first on. The last ones, which the draft did not read any more, are missing."""
+        """Stop, and return the positions from the first on. The last ones, which the draft did not
+        read any more, are missing."""
         if not self.failed:
             try:
                 self.catch_up()
@@ -92,7 +101,9 @@ class PositionRecorder:
             target, draft = self._valid("target", index), self._valid("draft", index)
             if target is None or draft is None:
                 return
-            self.positions.append(self._position(index, rows_of(draft, self), rows_of(target, self)))
+            self.positions.append(
+                self._position(index, rows_of(draft, self), rows_of(target, self))
+            )
             for of_role in self._rows.values():
                 of_role.pop(index, None)
 
@@ -102,7 +113,8 @@ class PositionRecorder:
         return sum(len(rows) for of_role in self._rows.values() for rows in of_role.values())
 
     def _forget_contradicted(self) -> None:
-        """Drop rows that follow rejected guesses: where many are rejected they outnumber all others."""
+        """Drop rows that follow rejected guesses: where many are rejected they outnumber all
+        others."""
         for of_role in self._rows.values():
             for index in list(of_role):
                 of_role[index] = [row for row in of_role[index] if self._follows_text(row, index)]
@@ -124,7 +136,14 @@ class PositionRecorder:
 
     def _valid(self, role: Role, index: int) -> ModelRow | None:
         """The newest row of a model about a token that was read after what became the text."""
-        return next((row for row in reversed(self._rows[role].get(index, ())) if self._follows_text(row, index)), None)
+        return next(
+            (
+                row
+                for row in reversed(self._rows[role].get(index, ()))
+                if self._follows_text(row, index)
+            ),
+            None,
+        )
 
     def _position(self, index: int, draft: Rows, target: Rows) -> dict[str, Any]:
         """The numbers of one position (docs/methods.md, "Two pairs of distributions")."""
@@ -139,12 +158,25 @@ class PositionRecorder:
             draft_q, draft_p = float(q[drafted]), float(p[drafted])
             correction = self._random.draw(residual(p, q))
         raw_q, raw_p = draft.raw_prob(0, drafted), target.raw_prob(0, drafted)
-        found: dict[str, Any] = {"position": index - self.text.prompt_length, "token": token, "correction": correction,
-                 "correction_p": target.raw_prob(0, correction), "draft_token": drafted, "draft_q": draft_q, "draft_p": draft_p,
-                 "draft_raw_q": raw_q, "draft_raw_p": raw_p, "ratio": raw_q / raw_p if raw_p else float("inf"),
-                 "rank": int((draft.raw(0) > raw_q).sum()), "confidence": draft.confidence(0), "entropy": draft.entropy(0)}
+        found: dict[str, Any] = {
+            "position": index - self.text.prompt_length,
+            "token": token,
+            "correction": correction,
+            "correction_p": target.raw_prob(0, correction),
+            "draft_token": drafted,
+            "draft_q": draft_q,
+            "draft_p": draft_p,
+            "draft_raw_q": raw_q,
+            "draft_raw_p": raw_p,
+            "ratio": raw_q / raw_p if raw_p else float("inf"),
+            "rank": int((draft.raw(0) > raw_q).sum()),
+            "confidence": draft.confidence(0),
+            "entropy": draft.entropy(0),
+        }
         if self.hidden:
-            found["hidden_before"] = draft.hidden(0).float().clamp(-65504, 65504).half().cpu().numpy()
+            found["hidden_before"] = (
+                draft.hidden(0).float().clamp(-65504, 65504).half().cpu().numpy()
+            )
         return found
 
     def _fail(self, why: str) -> None:

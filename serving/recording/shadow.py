@@ -1,8 +1,10 @@
-"""A shadow: the draft reads along with a request whose strategy has none, so that what it is served can be watched (docs/drift.md).
+"""A shadow: the draft reads along with a request whose strategy has none, so that what it is served
+can be watched (docs/drift.md).
 
-Its forward passes are commands of the request like any others: they join the batches of requests that draft, and no two threads ever
-enter a model at once. It drafts nothing and changes no text; of the request's statistics only the time on the wall shows it. A shadow
-that fails only stops the recording.
+Its forward passes are commands of the request like any others: they join the batches of requests
+that draft, and no two threads ever enter a model at once. It drafts nothing and changes no text; of
+the request's statistics only the time on the wall shows it. A shadow that fails only stops the
+recording.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from serving.runtime.session.lane import Lane
 from serving.runtime.session.stats import Stats
 
 MOST_UNREAD = 8
-"""Final tokens before the draft reads on. Fewer cost more forward passes; more hold more of the target's logits, and are lost where a stop
-string ends the text."""
+"""Final tokens before the draft reads on. Fewer cost more forward passes; more hold more of the
+target's logits, and are lost where a stop string ends the text."""
 
 
 def read_along(job: Job, draft: Model, recorder: PositionRecorder) -> None:
@@ -28,7 +30,8 @@ def read_along(job: Job, draft: Model, recorder: PositionRecorder) -> None:
 
     Args:
         job: has just been submitted; its strategy uses no draft.
-        draft: of the same vocabulary, with room for prompt and output; without a free slot nothing is recorded.
+        draft: of the same vocabulary, with room for prompt and output; without a free slot nothing
+            is recorded.
     """
     session = job.session
     try:
@@ -41,8 +44,11 @@ def read_along(job: Job, draft: Model, recorder: PositionRecorder) -> None:
     job.task.wrap(lambda steps, waiting: shadowed(steps, waiting, lane, session.text.ids, recorder))
 
 
-def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], recorder: PositionRecorder) -> Step[None]:
-    """A request's own steps, which wait for a forward pass, with those of its shadow between them."""
+def shadowed(
+    steps: Step[None], waiting: Forward, lane: Lane, text: list[int], recorder: PositionRecorder
+) -> Step[None]:
+    """A request's own steps, which wait for a forward pass, with those of its shadow between
+    them."""
     try:
         command: Any = waiting
         while True:
@@ -58,8 +64,11 @@ def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], r
         steps.close()
 
 
-def read_unseen(lane: Lane, text: list[int], recorder: PositionRecorder) -> Generator[Forward, Output | Exception, None]:
-    """Read what the draft has not seen of a text, and report to the recorder what it says after every token of the output."""
+def read_unseen(
+    lane: Lane, text: list[int], recorder: PositionRecorder
+) -> Generator[Forward, Output | Exception, None]:
+    """Read what the draft has not seen of a text, and report to the recorder what it says after
+    every token of the output."""
     unseen = tuple(text[lane.length :])
     if not unseen or recorder.stopped:
         return

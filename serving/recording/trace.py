@@ -1,11 +1,13 @@
 """Traces: what a pair did on a set of prompts, one row per committed position, in Parquet shards.
 
-A *text* is a prompt's turn with its continuation, and has one row for each position of the continuation. The row at
-position i describes what both models say after `prompt + tokens[:i]`. The schema is versioned; its metadata binds a
-shard to the pair that made it. A trace set is a folder of shards; each appears by an atomic rename or not at all.
+A *text* is a prompt's turn with its continuation, and has one row for each position of the
+continuation. The row at position i describes what both models say after `prompt + tokens[:i]`. The
+schema is versioned; its metadata binds a shard to the pair that made it. A trace set is a folder of
+shards; each appears by an atomic rename or not at all.
 
-Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields. Version 1 is still read: what
-it lacks is null, and the header fields take the values that it was collected with.
+Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields.
+Version 1 is still read: what it lacks is null, and the header fields take the values that it was
+collected with.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from pydantic import ValidationError
 
 from serving.files import write_atomically
 from serving.recording.trace_digest import file_state, known_digest, update_hashes
-from serving.recording.trace_schema import HEADER, TRACE_VERSION, TraceError, TraceHeader, trace_schema
+from serving.recording.trace_schema import (
+    HEADER,
+    TRACE_VERSION,
+    TraceError,
+    TraceHeader,
+    trace_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,9 +44,11 @@ class TraceSet:
     """
 
     SIDECAR: ClassVar[str] = "digest.json"
-    """The digest of the set next to its shards, with the state of the files it was computed from."""
+    """The digest of the set next to its shards, with the state of the files it was computed
+    from."""
     DIGEST_RULE: ClassVar[int] = 1
-    """Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
+    """Counted up when the digest is computed in another way, so that no sidecar of the old way is
+    believed."""
 
     def __init__(self, folder: Path, *, fingerprint: str | None = None):
         self.folder, self.fingerprint = Path(folder), fingerprint
@@ -76,16 +86,20 @@ class TraceSet:
         Args:
             columns: names to read, None for all (hidden states are most of a trace).
         Raises:
-            TraceError: no shards, or one of them is broken, foreign, newer than this runtime, or made with other settings.
+            TraceError: no shards, or one of them is broken, foreign, newer than this runtime, or
+                made with other settings.
         """
         import pyarrow as pa
 
         schema = trace_schema(self.header)
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-        return pa.concat_tables([_in_schema(self._read(path, columns), wanted) for path in self._present()])
+        return pa.concat_tables(
+            [_in_schema(self._read(path, columns), wanted) for path in self._present()]
+        )
 
     def batches(self, columns: Sequence[str], rows: int = 8192) -> Iterator[pa.Table]:
-        """All rows in order, at most `rows` at once, so that a trace need not fit into memory; otherwise as `read`."""
+        """All rows in order, at most `rows` at once, so that a trace need not fit into memory;
+        otherwise as `read`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -105,7 +119,9 @@ class TraceSet:
         import pyarrow as pa
 
         schema = trace_schema(self.header)
-        return _in_schema(self._read(path, columns), pa.schema([schema.field(name) for name in columns]))
+        return _in_schema(
+            self._read(path, columns), pa.schema([schema.field(name) for name in columns])
+        )
 
     @property
     def num_rows(self) -> int:
@@ -123,10 +139,11 @@ class TraceSet:
         return count
 
     def digest(self) -> str:
-        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed.
+        """sha256 over all rows in order: the same however they are cut into shards, encoded or
+        compressed.
 
-        It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are read once; a folder that
-        cannot be written to is only slower.
+        It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are
+        read once; a folder that cannot be written to is only slower.
         """
         import json
 
@@ -155,7 +172,10 @@ class TraceSet:
 
     def _present(self) -> list[Path]:
         if not self.shards:
-            raise TraceError(f"{self.folder} holds no trace: collect one with `draftwell collect`", code="no_traces")
+            raise TraceError(
+                f"{self.folder} holds no trace: collect one with `draftwell collect`",
+                code="no_traces",
+            )
         return self.shards
 
     def _read(self, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -172,13 +192,25 @@ class TraceSet:
         """The header of a shard that may be read, the same as the first one's."""
         header = _header(path)
         if self.fingerprint is not None and header.fingerprint != self.fingerprint:
-            raise TraceError(f"{path} is a trace of pair {header.pair} with fingerprint {header.fingerprint[:12]}, not "
-                             f"{self.fingerprint[:12]}: collect one with this pair and dtype", code="another_pair")
+            raise TraceError(
+                f"{path} is a trace of pair {header.pair} with fingerprint "
+                f"{header.fingerprint[:12]}, not "
+                f"{self.fingerprint[:12]}: collect one with this pair and dtype",
+                code="another_pair",
+            )
         first = self._present()[0]
         if path != first and header != (other := _header(first)):
-            unlike = next(name for name in TraceHeader.model_fields if getattr(header, name) != getattr(other, name))
-            raise TraceError(f"{path} has another {unlike} ({getattr(header, unlike)}) than {first.name} ({getattr(other, unlike)}): the "
-                             "shards of a folder are of one collection, put this one elsewhere", code="mixed_traces")
+            unlike = next(
+                name
+                for name in TraceHeader.model_fields
+                if getattr(header, name) != getattr(other, name)
+            )
+            raise TraceError(
+                f"{path} has another {unlike} ({getattr(header, unlike)}) than "
+                f"{first.name} ({getattr(other, unlike)}): the "
+                "shards of a folder are of one collection, put this one elsewhere",
+                code="mixed_traces",
+            )
         return header
 
 
@@ -199,7 +231,10 @@ def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     known = set(rows.column_names)
-    columns = [rows.column(field.name) if field.name in known else pa.nulls(rows.num_rows, field.type) for field in schema]
+    columns = [
+        rows.column(field.name) if field.name in known else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
     return pa.table(columns, schema=schema)
 
 
@@ -210,19 +245,29 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
         fields = json.loads(raw)
         version = int(fields["version"])
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`",
-                         code="no_trace_header") from error
+        raise TraceError(
+            f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`",
+            code="no_trace_header",
+        ) from error
     if version > TRACE_VERSION:
-        raise TraceError(f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
-                         "upgrade draftwell", code="newer_schema")
+        raise TraceError(
+            f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
+            "upgrade draftwell",
+            code="newer_schema",
+        )
     try:
         return TraceHeader.model_validate(fields)
     except ValidationError as error:
-        raise TraceError(f"{path} has a damaged trace header: delete this shard and collect again") from error
+        raise TraceError(
+            f"{path} has a damaged trace header: delete this shard and collect again"
+        ) from error
 
 
 def _broken(path: Path) -> TraceError:
-    return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again",
-                      code="unreadable_trace")
-
-
+    return TraceError(
+        (
+            f"{path} is truncated or no Parquet file: delete it and run the same `draftwell "
+            "collect` again"
+        ),
+        code="unreadable_trace",
+    )

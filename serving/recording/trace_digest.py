@@ -1,4 +1,5 @@
-"""The digest of a trace set: sha256 over its rows, kept in a sidecar file so that they are read once."""
+"""The digest of a trace set: sha256 over its rows, kept in a sidecar file so that they are read
+once."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 
 def file_state(path: Path) -> list[str | int]:
-    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
+    """What of a file changes when its content does; a shard that is replaced has another inode,
+    however fast it was."""
     stat = path.stat()
     return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
@@ -27,7 +29,8 @@ def known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
 
 
 def update_hashes(hashes: dict[str, Any], name: str, array: Any) -> None:
-    """Add a piece of a column to its running hashes: validity, lengths and values apart, so that cuts leave no mark."""
+    """Add a piece of a column to its running hashes: validity, lengths and values apart, so that
+    cuts leave no mark."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 TRACE_VERSION = 2
 HEADER = b"draftwell.trace"
 KINDS = ("bare", "draft", "target", "mixed")
-"""What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
+"""What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft,
+target, or both."""
 LOSSY = "lossy"
-"""Kind of the texts that a lossy strategy has served, or has written in a collection as it would serve them: text by both models, but by
-that strategy's own rule and not by the coin that writes `mixed` ones, so that the two are other texts."""
+"""Kind of the texts that a lossy strategy has served, or has written in a collection as it would
+serve them: text by both models, but by that strategy's own rule and not by the coin that writes
+`mixed` ones, so that the two are other texts."""
 
 
 class TraceError(DraftwellError):
@@ -42,12 +44,20 @@ class TraceHeader(BaseModel):
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
     top_p: float = Field(1.0, gt=0, le=1)
     stop_token_ids: tuple[int, ...] = Field(description="tokens that end a text, ascending")
-    rollout_kinds: tuple[str, ...] = Field(KINDS, description="prefix kinds whose rows have rollouts")
-    batch: int | None = Field(None, description="texts written at once, which a bfloat16 text may depend on; None: not recorded")
+    rollout_kinds: tuple[str, ...] = Field(
+        KINDS, description="prefix kinds whose rows have rollouts"
+    )
+    batch: int | None = Field(
+        None,
+        description=(
+            "texts written at once, which a bfloat16 text may depend on; None: not recorded"
+        ),
+    )
 
 
 def trace_schema(header: TraceHeader) -> pa.Schema:
-    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the request (docs/methods.md)."""
+    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the
+    request (docs/methods.md)."""
     import pyarrow as pa
 
     ints, floats, halves = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float16())
@@ -59,15 +69,18 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("temperature", pa.float32()),
         ("position", pa.int32()),  # 0 is the first position of the continuation
         ("prompt_tokens", ints),  # at position 0, else null
-        ("cut_tokens", pa.int32()),  # at position 0, else null: tokens left out of the prompt, which was too long
+        # at position 0, else null: tokens left out of the prompt, which was too long
+        ("cut_tokens", pa.int32()),
         ("token", pa.int32()),  # the text's token at this position
-        ("target_token", pa.int32()),  # the target's own choice here; equals `token` where kind is target
+        # the target's own choice here; equals `token` where kind is target
+        ("target_token", pa.int32()),
         ("target_p", pa.float32()),  # its raw target probability
         ("target_gap", pa.float32()),  # the target's largest logit minus its second largest
         ("text_q", pa.float32()),  # draft probability of `token`, warped
         ("text_p", pa.float32()),  # its target probability, warped
         ("text_raw_q", pa.float32()),  # its raw draft probability
-        ("correction", pa.int32()),  # what the target puts for a rejected draft_token: argmax, or from the residual
+        # what the target puts for a rejected draft_token: argmax, or from the residual
+        ("correction", pa.int32()),
         ("correction_p", pa.float32()),  # its raw target probability
         ("draft_token", pa.int32()),  # what the draft samples here
         ("draft_q", pa.float32()),  # its draft probability, warped
@@ -82,9 +95,10 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("candidate_q", floats),  # their raw draft probabilities
         ("hidden_before", halves),  # the draft's state that produced draft_token, or null
         ("hidden_after", halves),  # the draft's state having read it, or null
-        # What the draft writes after the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
-        # At temperature 0 its greedy tokens. Above, the first is one that the target rejects here, drawn from
-        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row continues.
+        # What the draft writes after the prefix, K tokens; null where the text's kind is none of
+        # the header's `rollout_kinds`. At temperature 0 its greedy tokens. Above, the first is one
+        # that the target rejects here, drawn from norm(max(0, q − p)), and the draft samples the
+        # others: where it drafts `token` itself, the next row continues.
         ("rollout_tokens", ints),
         ("rollout_q", floats),  # raw draft probability of each
         ("rollout_confidence", floats),  # C of the distribution that each comes from

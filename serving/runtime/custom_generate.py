@@ -1,7 +1,9 @@
-"""Strategies for `model.generate(..., custom_generate=...)` of transformers, over the caller's own modules.
+"""Strategies for `model.generate(..., custom_generate=...)` of transformers, over the caller's own
+modules.
 
-`generate` prepares everything as for its own methods (5.17 and newer) and hands a callable the input ids, processors, stopping
-criteria and generation config. What changes logits in a way that the engine does not know is refused, never ignored.
+`generate` prepares everything as for its own methods (5.17 and newer) and hands a callable the
+input ids, processors, stopping criteria and generation config. What changes logits in a way that
+the engine does not know is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -29,17 +31,28 @@ CRITERIA = frozenset({"MaxLengthCriteria", "EosTokenCriteria"})
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_model: Any = None, resources: StrategyResources | None = None,
-                       streamer: Any = None, seed: int | None = None, vocab_size: int | None = None, **parameters: Any) -> CustomGenerate:
+def draftwell_generate(
+    strategy: str | Strategy = "vanilla_sd",
+    *,
+    assistant_model: Any = None,
+    resources: StrategyResources | None = None,
+    streamer: Any = None,
+    seed: int | None = None,
+    vocab_size: int | None = None,
+    **parameters: Any,
+) -> CustomGenerate:
     """What `custom_generate` takes: one of Draftwell's strategies.
 
     Args:
         strategy: its name with its settings as `parameters`, or a strategy.
-        assistant_model: the draft, a transformers module; `generate` would keep its own argument of this name to itself.
+        assistant_model: the draft, a transformers module; `generate` would keep its own argument of
+            this name to itself.
         resources: artifacts of strategies that need them.
         streamer: as `generate` takes one, which it would keep to itself as well; for one prompt.
-        seed: of sampled requests; None draws one from torch's generator, so that `torch.manual_seed` decides.
-        vocab_size: ids that both models know, where their heads are padded to different sizes; the others are never drawn.
+        seed: of sampled requests; None draws one from torch's generator, so that
+            `torch.manual_seed` decides.
+        vocab_size: ids that both models know, where their heads are padded to different sizes; the
+            others are never drawn.
 
     >>> draftwell_generate("prompt_lookup", prompt_lookup_num_tokens=5).strategy.name
     'prompt_lookup'
@@ -47,24 +60,44 @@ def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_mod
     if isinstance(strategy, str):
         strategy = build_strategy(strategy, parameters, resources)
     elif parameters:
-        raise DraftwellError(f"a strategy that is built already takes no settings ({', '.join(parameters)}): give its name instead",
-                             code="parameters_of_a_built_strategy")
+        raise DraftwellError(
+            (
+                "a strategy that is built already takes no settings "
+                f"({', '.join(parameters)}): give its name instead"
+            ),
+            code="parameters_of_a_built_strategy",
+        )
     return CustomGenerate(strategy, assistant_model, streamer, seed, vocab_size)
 
 
 class CustomGenerate:
     """The callable; keeps nothing between calls but what its strategy has learnt."""
 
-    def __init__(self, strategy: Strategy, assistant_model: Any, streamer: Any, seed: int | None, vocab_size: int | None):
+    def __init__(
+        self,
+        strategy: Strategy,
+        assistant_model: Any,
+        streamer: Any,
+        seed: int | None,
+        vocab_size: int | None,
+    ):
         self.strategy, self.assistant_model, self.streamer = strategy, assistant_model, streamer
         self.seed, self.vocab_size = seed, vocab_size
 
-    def __call__(self, model: Any, input_ids: Tensor, logits_processor: Any = None, stopping_criteria: Any = None,
-                 generation_config: Any = None, **model_kwargs: Any) -> Any:
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
         """Decode `input_ids` `[batch, length]`.
 
         Returns:
-            `[batch, longest]` ids with the prompts before them, or a `GenerateDecoderOnlyOutput` with `return_dict_in_generate`.
+            `[batch, longest]` ids with the prompts before them, or a `GenerateDecoderOnlyOutput`
+            with `return_dict_in_generate`.
         Raises:
             DraftwellError: something is asked for that the engine cannot do; the line names it.
         """
@@ -72,10 +105,18 @@ class CustomGenerate:
         refuse(config, logits_processor or (), stopping_criteria or (), model_kwargs)
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
         if self.streamer is not None and len(prompts) > 1:
-            raise InvalidRequest(f"a streamer takes one prompt, not {len(prompts)}: leave it out, or ask one by one",
-                                 code="streamer_of_many")
-        requests = [self.sampling(config, config.max_length - input_ids.shape[1], row) for row in range(len(prompts))]
-        context = max(len(prompt) + request.max_tokens for prompt, request in zip(prompts, requests, strict=True))
+            raise InvalidRequest(
+                f"a streamer takes one prompt, not {len(prompts)}: leave it out, or ask one by one",
+                code="streamer_of_many",
+            )
+        requests = [
+            self.sampling(config, config.max_length - input_ids.shape[1], row)
+            for row in range(len(prompts))
+        ]
+        context = max(
+            len(prompt) + request.max_tokens
+            for prompt, request in zip(prompts, requests, strict=True)
+        )
         with self.models(model, len(prompts), context) as models:
             outputs = self.decode(models, prompts, requests, input_ids)
         sequences: Any = padded(input_ids, outputs, pad_token(config))
@@ -88,13 +129,24 @@ class CustomGenerate:
     def sampling(self, config: Any, max_tokens: int, row: int) -> Sampling:
         """A row's sampling parameters, those of its generation config."""
         stops = config.eos_token_id
-        ids = [] if stops is None else [stops] if isinstance(stops, int) else [int(stop) for stop in stops]
+        ids = (
+            []
+            if stops is None
+            else [stops]
+            if isinstance(stops, int)
+            else [int(stop) for stop in stops]
+        )
         common: dict[str, Any] = {"max_tokens": max_tokens, "stop_token_ids": frozenset(ids)}
         if not config.do_sample:
             return Sampling(**common)
         drawn = int(torch.randint(2**62, (1,))) if self.seed is None else self.seed + row
-        return Sampling(**common, seed=drawn, temperature=1.0 if config.temperature is None else float(config.temperature),
-                        top_k=config.top_k or 0, top_p=1.0 if config.top_p is None else float(config.top_p))
+        return Sampling(
+            **common,
+            seed=drawn,
+            temperature=1.0 if config.temperature is None else float(config.temperature),
+            top_k=config.top_k or 0,
+            top_p=1.0 if config.top_p is None else float(config.top_p),
+        )
 
     @contextmanager
     def models(self, target: Any, slots: int, context: int) -> Iterator[dict[Role, Model]]:
@@ -102,13 +154,26 @@ class CustomGenerate:
         modules: dict[Role, Any] = {"target": target}
         if "draft" in self.strategy.roles:
             if self.assistant_model is None:
-                raise DraftwellError(f"strategy {self.strategy.name} needs a draft: give assistant_model to draftwell_generate(…), which "
-                                     "generate(…) keeps to itself", code="model_missing")
+                raise DraftwellError(
+                    f"strategy {self.strategy.name} needs a draft: give assistant_model to "
+                    "draftwell_generate(…), which "
+                    "generate(…) keeps to itself",
+                    code="model_missing",
+                )
             modules["draft"] = self.assistant_model
-        before = {role: (module.config._attn_implementation, module.training) for role, module in modules.items()}
+        before = {
+            role: (module.config._attn_implementation, module.training)
+            for role, module in modules.items()
+        }
         try:
-            contexts = {role: context if role == "target" else context_within(module, context) for role, module in modules.items()}
-            yield {role: self.over_slots(module, slots, contexts[role]) for role, module in modules.items()}
+            contexts = {
+                role: context if role == "target" else context_within(module, context)
+                for role, module in modules.items()
+            }
+            yield {
+                role: self.over_slots(module, slots, contexts[role])
+                for role, module in modules.items()
+            }
         finally:
             for role, (attention, training) in before.items():
                 if modules[role].config._attn_implementation == ATTENTION != attention:
@@ -116,12 +181,22 @@ class CustomGenerate:
                 modules[role].train(training)
 
     def over_slots(self, module: Any, slots: int, context: int | None) -> Model:
-        """A module that computes with its own weights: no copy is made, and what the caller changes counts."""
-        kind = UnbatchedModel if module.config.get_text_config().model_type in UNBATCHED else TransformersModel
+        """A module that computes with its own weights: no copy is made, and what the caller changes
+        counts."""
+        kind = (
+            UnbatchedModel
+            if module.config.get_text_config().model_type in UNBATCHED
+            else TransformersModel
+        )
         return kind(module, slots=slots, max_context=context, vocab_size=self.vocab_size)
 
-    def decode(self, models: Mapping[Role, Model], prompts: Sequence[Sequence[int]], requests: Sequence[Sampling],
-               input_ids: Tensor) -> list[list[int]]:
+    def decode(
+        self,
+        models: Mapping[Role, Model],
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[Sampling],
+        input_ids: Tensor,
+    ) -> list[list[int]]:
         """Outputs of all rows, decoded together."""
         engine = Engine(models)
         jobs: list[Job] = []
@@ -147,20 +222,33 @@ class CustomGenerate:
         return [job.output for job in jobs]
 
 
-def refuse(config: Any, processors: Sequence[Any], criteria: Sequence[Any], model_kwargs: Mapping[str, Any]) -> None:
+def refuse(
+    config: Any, processors: Sequence[Any], criteria: Sequence[Any], model_kwargs: Mapping[str, Any]
+) -> None:
     """Refuse what would be ignored otherwise."""
-    names = [type(p).__name__ for p in processors if not (config.do_sample and type(p).__name__ in WARPERS)]
+    names = [
+        type(p).__name__
+        for p in processors
+        if not (config.do_sample and type(p).__name__ in WARPERS)
+    ]
     names += [type(c).__name__ for c in criteria if type(c).__name__ not in CRITERIA]
     names += [name for name in EXTRAS if getattr(config, name, None)]
-    names += [name for name in ("inputs_embeds", "encoder_outputs") if model_kwargs.get(name) is not None]
+    names += [
+        name for name in ("inputs_embeds", "encoder_outputs") if model_kwargs.get(name) is not None
+    ]
     if (config.num_beams or 1) > 1:
         names.append("num_beams")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         names.append("a filled past_key_values")
     if names:
-        raise DraftwellError(f"Draftwell's strategies do not know {', '.join(names)}: leave that out, or leave custom_generate out",
-                             code="unsupported_option")
+        raise DraftwellError(
+            (
+                f"Draftwell's strategies do not know {', '.join(names)}: leave that out, or "
+                "leave custom_generate out"
+            ),
+            code="unsupported_option",
+        )
 
 
 def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
@@ -168,17 +256,24 @@ def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     rows: list[list[int]] = input_ids.tolist()
     if mask is None:
         return rows
-    return [[token for token, kept in zip(row, keep, strict=True) if kept] for row, keep in zip(rows, mask.tolist(), strict=True)]
+    return [
+        [token for token, kept in zip(row, keep, strict=True) if kept]
+        for row, keep in zip(rows, mask.tolist(), strict=True)
+    ]
 
 
 def padded(input_ids: Tensor, outputs: Sequence[Sequence[int]], pad: int | None) -> Tensor:
-    """`[batch, longest]`: prompts as they came, outputs after them, the shorter ones filled up with `pad`."""
+    """`[batch, longest]`: prompts as they came, outputs after them, the shorter ones filled up with
+    `pad`."""
     longest = max(map(len, outputs))
     tail = [[*output, *[0 if pad is None else pad] * (longest - len(output))] for output in outputs]
-    return torch.cat([input_ids, torch.tensor(tail, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+    return torch.cat(
+        [input_ids, torch.tensor(tail, dtype=input_ids.dtype, device=input_ids.device)], dim=1
+    )
 
 
 def pad_token(config: Any) -> int | None:
-    """The id that fills up, as `generate` has prepared it: where none is set it is the first end-of-text id."""
+    """The id that fills up, as `generate` has prepared it: where none is set it is the first
+    end-of-text id."""
     prepared = getattr(config, "_pad_token_tensor", None)
     return config.pad_token_id if prepared is None else int(prepared)

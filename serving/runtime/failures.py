@@ -1,8 +1,9 @@
-"""What users see of a request that cannot be served, or that a machine could not serve: one line with the fix.
+"""What users see of a request that cannot be served, or that a machine could not serve: one line
+with the fix.
 
-Requests are checked before any forward pass (`check_request`), because an id beyond the vocabulary fails inside a kernel, where
-on CUDA it would take the whole process with it. Running out of memory, and a device that has failed, have many names in torch;
-`readable` gives each of them one.
+Requests are checked before any forward pass (`check_request`), because an id beyond the vocabulary
+fails inside a kernel, where on CUDA it would take the whole process with it. Running out of memory,
+and a device that has failed, have many names in torch; `readable` gives each of them one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,30 @@ from serving.runtime.commands import Role
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 
-ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
-                     "Storage size calculation overflowed")
+ALLOCATION_FAILED = (
+    "can't allocate memory",
+    "out of memory",
+    "failed to allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Storage size calculation overflowed",
+)
 """What torch's and ONNX Runtime's errors say when there is no room; their types say nothing."""
-DEVICE_FAILED = ("cudaErrorIllegalAddress", "illegal memory access", "device-side assert", "unspecified launch failure",
-                 "uncorrectable ECC error", "GPU is lost")
-"""What torch says once a CUDA context is broken. CUDA repeats such an error at every later call, until the process ends."""
-CALL_REFUSED = ("invalid argument", "invalid configuration argument", "no kernel image", "operation not permitted")
+DEVICE_FAILED = (
+    "cudaErrorIllegalAddress",
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "uncorrectable ECC error",
+    "GPU is lost",
+)
+"""What torch says once a CUDA context is broken. CUDA repeats such an error at every later call,
+until the process ends."""
+CALL_REFUSED = (
+    "invalid argument",
+    "invalid configuration argument",
+    "no kernel image",
+    "operation not permitted",
+)
 """What an `AcceleratorError` says where one call was wrong and the next may succeed."""
 FORWARD_FIX = "start with fewer slots, a shorter context or a smaller batch of requests"
 
@@ -33,21 +51,37 @@ def check_request(prompt: Sequence[int], sampling: Sampling, models: Mapping[Rol
 
     Raises:
         VocabularyMismatch: the models' vocabularies differ in size.
-        InvalidRequest: a token of the prompt, a ban or a bias outside the vocabulary; or everything is banned.
+        InvalidRequest: a token of the prompt, a ban or a bias outside the vocabulary; or everything
+            is banned.
     """
     sizes = {role: model.vocab_size for role, model in models.items()}
     size = sizes["target"] if "target" in sizes else next(iter(sizes.values()))
     for role, other in sizes.items():
         if other != size:
-            raise VocabularyMismatch(f"the {role} knows {other} tokens and the target {size}: choose models that share a tokenizer")
-    named = {"the prompt": prompt, "banned_token_ids": sampling.banned_token_ids, "logit_bias": [t for t, _ in sampling.biases]}
+            raise VocabularyMismatch(
+                f"the {role} knows {other} tokens and the target {size}: choose models "
+                "that share a tokenizer"
+            )
+    named = {
+        "the prompt": prompt,
+        "banned_token_ids": sampling.banned_token_ids,
+        "logit_bias": [t for t, _ in sampling.biases],
+    }
     for name, tokens in named.items():
         wrong = next((t for t in tokens if not 0 <= t < size), None)
         if wrong is not None:
-            raise InvalidRequest(f"{name} holds token {wrong}, the vocabulary ends at {size - 1}: encode with the pair's own tokenizer",
-                                 code="token_out_of_vocabulary")
+            raise InvalidRequest(
+                (
+                    f"{name} holds token {wrong}, the vocabulary ends at {size - 1}: encode "
+                    "with the pair's own tokenizer"
+                ),
+                code="token_out_of_vocabulary",
+            )
     if len(sampling.banned_token_ids) >= size:
-        raise InvalidRequest(f"banned_token_ids names all {size} tokens: leave at least one", code="every_token_banned")
+        raise InvalidRequest(
+            f"banned_token_ids names all {size} tokens: leave at least one",
+            code="every_token_banned",
+        )
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -58,7 +92,8 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def lost_device(error: BaseException) -> bool:
-    """Whether an error means that the device cannot be used any more by this process. Running out of memory does not."""
+    """Whether an error means that the device cannot be used any more by this process. Running out
+    of memory does not."""
     if isinstance(error, DeviceLost):
         return True
     said = str(error).lower()
@@ -69,14 +104,17 @@ def lost_device(error: BaseException) -> bool:
 
 
 def readable(error: Exception) -> Exception:
-    """An error of a running request as users see it: out of memory and a lost device under their names, all others as they are."""
+    """An error of a running request as users see it: out of memory and a lost device under their
+    names, all others as they are."""
     typed: Exception
     if isinstance(error, OutOfMemory | DeviceLost):
         return error
     if ran_out_of_memory(error):
         typed = OutOfMemory(f"a forward pass ran out of memory: {FORWARD_FIX}")
     elif lost_device(error):
-        typed = DeviceLost(f"the device has failed ({(str(error).splitlines() or [''])[0]}): restart the process")
+        typed = DeviceLost(
+            f"the device has failed ({(str(error).splitlines() or [''])[0]}): restart the process"
+        )
     else:
         return error
     typed.__cause__ = error

@@ -17,7 +17,8 @@ from serving.errors import DraftwellError, VocabularyMismatch
 from serving.runtime.failures import room_for
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
-"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""
+"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare
+exceptions of its own)."""
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -25,25 +26,39 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
-        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`",
-                             code="no_model")
+        raise DraftwellError(
+            (
+                f"{folder} holds no model (no config.json): check the pair's paths with "
+                "`draftwell pairs`"
+            ),
+            code="no_model",
+        )
     try:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
-            module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            module: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True
+            )
             return module.to(device).eval()
     except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again",
-                             code="unreadable_model") from error
+        raise DraftwellError(
+            (
+                f"{folder} holds no model that can be read ({type(error).__name__}): fetch or "
+                "save it again"
+            ),
+            code="unreadable_model",
+        ) from error
 
 
 def context_within(module: Any, wanted: int | None) -> int | None:
-    """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was trained for. Beyond, the target is alone."""
+    """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was
+    trained for. Beyond, the target is alone."""
     trained = getattr(module.config.get_text_config(), "max_position_embeddings", None)
     return wanted if wanted is None or trained is None else min(wanted, trained)
 
 
 class ReadOnce(nn.ModuleList):
-    """Decoder layers that are gone through once, in order: each gives up its projections when the next is asked for."""
+    """Decoder layers that are gone through once, in order: each gives up its projections when the
+    next is asked for."""
 
     def __iter__(self) -> Iterator[nn.Module]:
         for layer in super().__iter__():
@@ -56,10 +71,12 @@ class ReadOnce(nn.ModuleList):
 def own_memory(module: nn.Module, layers: nn.ModuleList, lender: nn.Module | None = None) -> None:
     """Copy what survives a release: embeddings, head and norms, but no projection of a layer.
 
-    On a CPU they are parts of the weight file, which stays mapped, with all pages that were read, until no part is left.
+    On a CPU they are parts of the weight file, which stays mapped, with all pages that were read,
+    until no part is left.
 
     Args:
-        lender: what it has lent stays where it is: a copy would be a second one, because the lender reads them there.
+        lender: what it has lent stays where it is: a copy would be a second one, because the lender
+            reads them there.
     """
     projections = {part.weight for part in layers.modules() if isinstance(part, nn.Linear)}
     lent = set() if lender is None else set(lender.parameters())
@@ -70,9 +87,11 @@ def own_memory(module: nn.Module, layers: nn.ModuleList, lender: nn.Module | Non
 
 @contextmanager
 def released_as_read(module: Any, lender: Any = None) -> Iterator[None]:
-    """While this lasts, whoever brings a model's layers into a layout of its own, one after another, holds only one of them twice.
+    """While this lasts, whoever brings a model's layers into a layout of its own, one after
+    another, holds only one of them twice.
 
-    Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they were, but no views of the mapped file.
+    Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they
+    were, but no views of the mapped file.
 
     Args:
         lender: the module whose embeddings it uses, if any.
@@ -88,13 +107,15 @@ def released_as_read(module: Any, lender: Any = None) -> Iterator[None]:
 
 
 def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
-    """A module with the draft's layers and the target's own embeddings; a copy of them, if on another `device`."""
+    """A module with the draft's layers and the target's own embeddings; a copy of them, if on
+    another `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     settings = dict(draft.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with torch.device("cpu"), no_init_weights():  # every weight is lent or loaded below: drawing random ones took as long as all the rest
+    # every weight is lent or loaded below: drawing random ones took as long as all the rest
+    with torch.device("cpu"), no_init_weights():
         module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     place = torch.device(device or target.device)
     lent = target.get_input_embeddings(), target.get_output_embeddings()
@@ -104,20 +125,36 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
     module.set_output_embeddings(lent[1])
     missing, unexpected = module.load_state_dict(draft.state, strict=False)
     if unexpected or set(missing) - lent_names(module):
-        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again",
-                             code="weights_do_not_fit")
-    return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
+        raise DraftwellError(
+            (
+                "the distilled draft does not fit its own config "
+                f"({[*unexpected, *missing][:2]} …): distil it again"
+            ),
+            code="weights_do_not_fit",
+        )
+    # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
+    return module.to(place).eval()
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
-    """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
+    """Refuse a draft whose token ids mean something else: every id that both have must be the same
+    token."""
     if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
-        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one next to its weights",
-                             code="no_tokenizer")
-    mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
+        raise DraftwellError(
+            (
+                f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: "
+                "save one next to its weights"
+            ),
+            code="no_tokenizer",
+        )
+    mine, other = (
+        {i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft))
+    )
     if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
-        raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
-                                 "choose a draft of the same family")
+        raise VocabularyMismatch(
+            f"draft {draft.name} and target {target.name} have different tokenizers: "
+            "choose a draft of the same family"
+        )
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -127,5 +164,10 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again",
-                             code="unreadable_tokenizer") from error
+        raise DraftwellError(
+            (
+                f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch "
+                "or save it again"
+            ),
+            code="unreadable_tokenizer",
+        ) from error

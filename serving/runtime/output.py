@@ -23,20 +23,30 @@ if TYPE_CHECKING:
 class Output:
     """What a forward pass returns: distributions and last hidden states of the kept positions.
 
-    A model whose head covers a part of the vocabulary gives the logits of that part; all others are −∞.
+    A model whose head covers a part of the vocabulary gives the logits of that part; all others are
+    −∞.
 
     Args:
         compact: `[keep, columns]` logits as the model gives them; kept, and worked on, in float32.
         hidden: `[keep, hidden]`, normalised last hidden states, or None where the model has none.
-        support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is token i.
+        support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is
+            token i.
         vocab_size: of the pair, needed with `support`.
     """
 
-    def __init__(self, compact: Tensor, hidden: Tensor | None = None, support: Tensor | None = None, vocab_size: int = 0):
-        self.compact = compact.float()  # in a narrower dtype sums and ratios of probabilities would be rounded to it
+    def __init__(
+        self,
+        compact: Tensor,
+        hidden: Tensor | None = None,
+        support: Tensor | None = None,
+        vocab_size: int = 0,
+    ):
+        # in a narrower dtype sums and ratios of probabilities would be rounded to it
+        self.compact = compact.float()
         self.hidden, self.support, self.vocab_size = hidden, support, vocab_size
         self._logits: Tensor | None = None
-        self._likeliest: tuple[LikeliestTokens, int] | None = None  # of the whole forward pass, and the place of the first row there
+        # of the whole forward pass, and the place of the first row there
+        self._likeliest: tuple[LikeliestTokens, int] | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -63,14 +73,21 @@ class Output:
     def at(self, positions: Sequence[int]) -> Output:
         """Some of the kept positions, by number."""
         numbers = list(positions)
-        return Output(self.compact[numbers], None if self.hidden is None else self.hidden[numbers], self.support, self.vocab_size)
+        return Output(
+            self.compact[numbers],
+            None if self.hidden is None else self.hidden[numbers],
+            self.support,
+            self.vocab_size,
+        )
 
     def share(self, likeliest: LikeliestTokens, at: int) -> None:
-        """Take the likeliest tokens from those of a whole forward pass, in which row `at` is the first one here."""
+        """Take the likeliest tokens from those of a whole forward pass, in which row `at` is the
+        first one here."""
         self._likeliest = likeliest, at
 
     def top(self) -> list[int]:
-        """The likeliest token of each row, before anything that a request asks for; −1 for a row that is not usable."""
+        """The likeliest token of each row, before anything that a request asks for; −1 for a row
+        that is not usable."""
         if self._likeliest is None:
             self.share(LikeliestTokens(self.compact, self.support), 0)
         assert self._likeliest is not None
@@ -81,33 +98,55 @@ class Output:
         """The kept positions under a request's sampling parameters.
 
         Args:
-            written: output and draft tokens before the token that the last row predicts, for penalties, or the request's `Penalties`,
-                which follow them; the row before it counts one token fewer, and so on.
+            written: output and draft tokens before the token that the last row predicts, for
+                penalties, or the request's `Penalties`, which follow them; the row before it counts
+                one token fewer, and so on.
         """
-        if sampling.banned_token_ids or sampling.biases or sampling.penalises:  # they name tokens, of which some may have no column
+        # they name tokens, of which some may have no column
+        if sampling.banned_token_ids or sampling.biases or sampling.penalises:
             return LogitRows(self.logits, sampling, self.hidden, written)
-        return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size, top=self.top)
+        return LogitRows(
+            self.compact,
+            sampling,
+            self.hidden,
+            support=self.support,
+            vocab_size=self.vocab_size,
+            top=self.top,
+        )
 
 
 def joined(outputs: Sequence[Output]) -> Output:
     """The kept positions of several forward passes of one model, one after another."""
     first, states = outputs[0], [output.hidden for output in outputs if output.hidden is not None]
-    return Output(torch.cat([output.compact for output in outputs]), torch.cat(states) if states else None, first.support, first.vocab_size)
+    return Output(
+        torch.cat([output.compact for output in outputs]),
+        torch.cat(states) if states else None,
+        first.support,
+        first.vocab_size,
+    )
 
 
 def share_top(outputs: list[Output]) -> list[Output]:
-    """Let the outputs of one forward pass find their likeliest tokens together, where their logits are consecutive rows of one tensor."""
+    """Let the outputs of one forward pass find their likeliest tokens together, where their logits
+    are consecutive rows of one tensor."""
     if len(outputs) < 2 or outputs[0].compact.dim() != 2:
         return outputs
     first = outputs[0].compact
     at, width = first.storage_offset(), first.stride(0)
     for output in outputs:
         logits = output.compact
-        if logits.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or output.support is not outputs[0].support or (
-                logits.shape[1:], logits.stride(), logits.storage_offset()) != (first.shape[1:], first.stride(), at):
+        if (
+            logits.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or output.support is not outputs[0].support
+            or (logits.shape[1:], logits.stride(), logits.storage_offset())
+            != (first.shape[1:], first.stride(), at)
+        ):
             return outputs
         at += len(output) * width
-    together = LikeliestTokens(first.as_strided((sum(map(len, outputs)), first.shape[1]), first.stride()), outputs[0].support)
+    together = LikeliestTokens(
+        first.as_strided((sum(map(len, outputs)), first.shape[1]), first.stride()),
+        outputs[0].support,
+    )
     at = 0
     for output in outputs:
         output.share(together, at)
@@ -122,24 +161,27 @@ class Recorder(Protocol):
         """A forward pass of draft or target is over; must not raise.
 
         Args:
-            sequence: text and draft that the model has read now; its list may grow, what is in it stays.
+            sequence: text and draft that the model has read now; its list may grow, what is in it
+                stays.
             output: what it says at its last positions, each about the token that comes next.
-            steps: as in `Forward`: after `sequence` the model has read its own greedy tokens, one fewer.
+            steps: as in `Forward`: after `sequence` the model has read its own greedy tokens, one
+                fewer.
         """
 
 
 class Model(Protocol):
     """A model over slots. `module_model.ModuleModel`, the ONNX and the table model implement it.
 
-    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones. Those whose slots keep their text for later
-    requests have `slots`, a `Slots`.
+    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones. Those
+    whose slots keep their text for later requests have `slots`, a `Slots`.
     """
 
     vocab_size: int
     max_context: int
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
-        """Take a free slot: of length 0, or, where a text with an owner is given, with a part of the prompt (`Slots.open`)."""
+        """Take a free slot: of length 0, or, where a text with an owner is given, with a part of
+        the prompt (`Slots.open`)."""
 
     def close(self, slot: int) -> None:
         """Give the slot back."""
@@ -148,10 +190,12 @@ class Model(Protocol):
         """Forget everything after the first `length` tokens of a slot."""
 
     def open_branch(self) -> int:
-        """Take a slot for a further sequence of a request that has a slot already; there is always one."""
+        """Take a slot for a further sequence of a request that has a slot already; there is always
+        one."""
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else; the first `known` it holds already."""
+        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else; the
+        first `known` it holds already."""
 
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         """Run all rows as one ragged batch; at most one row per slot."""

@@ -18,7 +18,14 @@ from serving.artifacts.base import MANIFEST
 from serving.artifacts.compiled_libraries import note_used
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.near_copy import is_near_copy, read_near_copy
-from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
+from serving.artifacts.pair_files import (
+    PairFiles,
+    draftwell_home,
+    fingerprint,
+    model_digest,
+    settings_digest,
+    weights_digest,
+)
 from serving.device import core_ids, usable_cores
 from serving.errors import DraftwellError
 from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
@@ -56,7 +63,8 @@ SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 RESERVED = frozenset({"self", "messages", "conversations", "raise_exception", "strftime_now"})
 """Names in a chat template that are no request's to set, besides Jinja's own."""
 MOST_ONNX_CORES = 8
-"""A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
+"""A draft is small: more threads wait for each other longer than they compute (a guess, not
+measured)."""
 
 
 @dataclass
@@ -64,11 +72,14 @@ class LoadedPair:
     """Models by role over slots, with everything that text needs.
 
     Args:
-        modules: role → the transformers module behind a model (peers run them; they must have been kept, see `load_pair`).
+        modules: role → the transformers module behind a model (peers run them; they must have been
+            kept, see `load_pair`).
         fingerprint: what artifacts are checked against.
         chat: prompts go through the tokenizer's chat template, where it has one.
-        padded_to: parameters of a target that was padded to cost as much as a larger one; None for the target as it is.
-        settings: digest of what lay next to the weights (`pair_files.settings_digest`); "" where it was not loaded from files.
+        padded_to: parameters of a target that was padded to cost as much as a larger one; None for
+            the target as it is.
+        settings: digest of what lay next to the weights (`pair_files.settings_digest`); "" where it
+            was not loaded from files.
     """
 
     name: str
@@ -82,7 +93,13 @@ class LoadedPair:
     padded_to: int | None = None
     settings: str = ""
 
-    def engine(self, *, split: bool | None = None, budget: PromptBudget | None = None, governor: ThreadGovernor | None = None) -> Engine:
+    def engine(
+        self,
+        *,
+        split: bool | None = None,
+        budget: PromptBudget | None = None,
+        governor: ThreadGovernor | None = None,
+    ) -> Engine:
         """An engine over the pair's models; arguments as in `Engine`."""
         return Engine(self.models, split=split, budget=budget, governor=governor)
 
@@ -103,27 +120,44 @@ class LoadedPair:
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
-        """What the target's generation config sets of temperature, top_k, top_p, min_p and repetition_penalty."""
+        """What the target's generation config sets of temperature, top_k, top_p, min_p and
+        repetition_penalty."""
         config = self.modules["target"].generation_config.to_diff_dict()
         return {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
 
     def encode(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a text."""
-        return list((self.tokenizer(prompt) if special else self.tokenizer(prompt, add_special_tokens=False))["input_ids"])
+        """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a
+        text."""
+        return list(
+            (
+                self.tokenizer(prompt)
+                if special
+                else self.tokenizer(prompt, add_special_tokens=False)
+            )["input_ids"]
+        )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, open_turn: bool = True, continue_last: bool = False,
-                    values: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        open_turn: bool = True,
+        continue_last: bool = False,
+        values: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Ids of a conversation under the chat template; plain text without a template.
 
         Args:
             open_turn: end with the beginning of the assistant's turn.
             continue_last: end within the last message instead, so that the answer continues it.
-            values: further ones for the template; a name that means something to transformers is refused.
-            tools: functions that may be called, as in OpenAI's API. A template that has no place for them, nor for calls and results in
-                messages, gets them as text (tool_prompt.py).
+            values: further ones for the template; a name that means something to transformers is
+                refused.
+            tools: functions that may be called, as in OpenAI's API. A template that has no place
+                for them, nor for calls and results in messages, gets them as text (tool_prompt.py).
         Raises:
-            DraftwellError: the template refuses the conversation (roles out of order, say), or it does not end with the message that is to
-                be continued (`messages_refused`); a value may not be set (`template_value_refused`).
+            DraftwellError: the template refuses the conversation (roles out of order, say), or it
+                does not end with the message that is to be continued (`messages_refused`); a value
+                may not be set (`template_value_refused`).
         """
         from jinja2 import TemplateError
         from jinja2.defaults import DEFAULT_NAMESPACE
@@ -131,11 +165,21 @@ class LoadedPair:
         tokenizer, values = self.tokenizer, dict(values or {})
         given = bool(values)
         calling = bool(tools) or any(message.get("tool_calls") for message in messages)
-        own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | DEFAULT_NAMESPACE.keys() | RESERVED if given else set()
+        own = (
+            inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+            | DEFAULT_NAMESPACE.keys()
+            | RESERVED
+            if given
+            else set()
+        )
         if reserved := sorted(values.keys() & own):
-            raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
-                                 code="template_value_refused")
-        if (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)) and not self._template_knows_tools(bool(tools)):
+            raise DraftwellError(
+                f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
+                code="template_value_refused",
+            )
+        if (
+            tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)
+        ) and not self._template_knows_tools(bool(tools)):
             messages, tools = told(messages, tools), ()
         if not tokenizer.chat_template:
             return self.encode("\n\n".join(m["content"] for m in messages))
@@ -144,24 +188,45 @@ class LoadedPair:
         if tools:
             values["tools"] = list(tools)
         try:
-            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=open_turn and not continue_last,
-                                                      return_dict=False, **values))
+            return list(
+                tokenizer.apply_chat_template(
+                    list(messages),
+                    add_generation_prompt=open_turn and not continue_last,
+                    return_dict=False,
+                    **values,
+                )
+            )
         except (TemplateError, ValueError) as error:
-            raise DraftwellError(f"the model's chat template refuses these messages: {error}",
-                                 code="messages_refused") from error
+            raise DraftwellError(
+                f"the model's chat template refuses these messages: {error}",
+                code="messages_refused",
+            ) from error
         except Exception as error:
             if not given and not calling:
                 raise
             if not given:  # templates look into schemas and arguments, which may have any shape
-                raise DraftwellError(f"the model's chat template cannot work with these tools or calls: {' '.join(str(error).split())}",
-                                     code="messages_refused") from error
-            raise DraftwellError(f"the model's chat template cannot work with these values: {' '.join(str(error).split())}",
-                                 code="template_value_refused") from error
+                raise DraftwellError(
+                    (
+                        "the model's chat template cannot work with these tools or calls: "
+                        f"{' '.join(str(error).split())}"
+                    ),
+                    code="messages_refused",
+                ) from error
+            raise DraftwellError(
+                (
+                    "the model's chat template cannot work with these values: "
+                    f"{' '.join(str(error).split())}"
+                ),
+                code="template_value_refused",
+            ) from error
 
     def _template_knows_tools(self, offered: bool) -> bool:
-        """Whether the chat template, or the one of several that transformers takes where tools are offered, has a place for tools."""
+        """Whether the chat template, or the one of several that transformers takes where tools are
+        offered, has a place for tools."""
         tokenizer = self.tokenizer
-        return bool(tokenizer.chat_template) and knows_tools(tokenizer.get_chat_template(tools=[{}] if offered else None))
+        return bool(tokenizer.chat_template) and knows_tools(
+            tokenizer.get_chat_template(tools=[{}] if offered else None)
+        )
 
     @property
     def in_chat_template(self) -> bool:
@@ -169,11 +234,17 @@ class LoadedPair:
         return self.chat and bool(self.tokenizer.chat_template)
 
     def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank line between two."""
-        return self.encode_chat(messages) if self.chat else self.encode("\n\n".join(m["content"] for m in messages))
+        """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank
+        line between two."""
+        return (
+            self.encode_chat(messages)
+            if self.chat
+            else self.encode("\n\n".join(m["content"] for m in messages))
+        )
 
     def encode_prompt(self, prompt: str, before: Sequence[dict[str, str]] = ()) -> list[int]:
-        """Ids of a user's turn after the messages before it: under the chat template, or plain where the pair is not for chat."""
+        """Ids of a user's turn after the messages before it: under the chat template, or plain
+        where the pair is not for chat."""
         return self.encode_messages([*before, {"role": "user", "content": prompt}])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -185,26 +256,56 @@ class LoadSettings(Settings):
 
     called = "loading setting"
 
-    dtype: NumberFormat = Field("bfloat16", description="what the models compute in; with -int8 or -int4 the target's weights are rounded "
-                         "when they are loaded (models/quantised.py; CPU only)")
+    dtype: NumberFormat = Field(
+        "bfloat16",
+        description="what the models compute in; with -int8 or -int4 the target's weights are "
+        "rounded "
+        "when they are loaded (models/quantised.py; CPU only)",
+    )
     device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")
     slots: int = Field(1, ge=1, description="requests that can run at once")
-    max_context: int | None = Field(None, ge=1, description="positions per slot; None: the models' own limit, at most 4096")
+    max_context: int | None = Field(
+        None, ge=1, description="positions per slot; None: the models' own limit, at most 4096"
+    )
     chat: bool = Field(True, description="prompts go through the chat template")
     pad_target: float | None = Field(
-        None, description="parameters to which the target is padded (models/padding.py): same outputs at a larger model's cost"
+        None,
+        description=(
+            "parameters to which the target is padded (models/padding.py): same outputs at a "
+            "larger model's cost"
+        ),
     )
-    onnx_draft: bool = Field(False, description="load the draft in ONNX Runtime as well, if its shape allows (models/onnx)")
-    draft_device: str | None = Field(None, description="where the torch draft computes; None: the target's device")
+    onnx_draft: bool = Field(
+        False,
+        description="load the draft in ONNX Runtime as well, if its shape allows (models/onnx)",
+    )
+    draft_device: str | None = Field(
+        None, description="where the torch draft computes; None: the target's device"
+    )
     keep_modules: bool = Field(
-        False, description="keep the transformers modules able to run, as peers need them; the weights are then held twice"
+        False,
+        description=(
+            "keep the transformers modules able to run, as peers need them; the weights are "
+            "then held twice"
+        ),
     )
     compile: Compile = Field(
-        "auto", description="bfloat16 on CPUs: steps of decoding by compiled layers (models/compiled_step.py), if they were compiled "
-        "before (auto); compiled now where missing, about a minute a model (on; or try: the eager way where that fails); or never (off)"
+        "auto",
+        description="bfloat16 on CPUs: steps of decoding by compiled layers "
+        "(models/compiled_step.py), "
+        "if they were compiled "
+        "before (auto); compiled now where missing, about a minute a model (on; or try: "
+        "the eager way where that fails); or never (off)",
     )
-    libraries: Path | None = Field(None, description="folder of compiled layers besides this machine's own, such as a bundle's")
-    qualifier: bool = Field(True, description="load the model between the two, if there is one; the fingerprint is of all models")
+    libraries: Path | None = Field(
+        None, description="folder of compiled layers besides this machine's own, such as a bundle's"
+    )
+    qualifier: bool = Field(
+        True,
+        description=(
+            "load the model between the two, if there is one; the fingerprint is of all models"
+        ),
+    )
 
 
 def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedPair:
@@ -214,23 +315,43 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         files: the model folders.
         settings: None takes every default of `LoadSettings`.
     Raises:
-        DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
+        DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers
+            differ.
     """
     settings = settings or LoadSettings()
-    files_digest = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
+    # before they are read: what is replaced meanwhile then differs from what is there
+    files_digest = settings_digest(files)
     tokenizer = load_tokenizer(files.target)
     weights = weights_of(settings.dtype)
     check_weights(weights, settings)
-    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, dtype_of(settings.dtype)), settings.device)}
+    modules: dict[Role, Any] = {
+        "target": load_module(
+            files.target, getattr(torch, dtype_of(settings.dtype)), settings.device
+        )
+    }
     with room_for("the padded weights", "name fewer parameters"):
-        padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
-    compiling: dict[str, Any] = {"compiled": settings.compile, "libraries": [settings.libraries] if settings.libraries else []}
-    target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
-                        **compiling, weights=weights)
+        padded_to = (
+            None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
+        )
+    compiling: dict[str, Any] = {
+        "compiled": settings.compile,
+        "libraries": [settings.libraries] if settings.libraries else [],
+    }
+    target = over_slots(
+        modules["target"],
+        release=not settings.keep_modules,
+        slots=settings.slots,
+        max_context=settings.max_context,
+        **compiling,
+        weights=weights,
+    )
     note_limits(target)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
-    smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
+    smaller: tuple[tuple[Role, Path | None], ...] = (
+        ("draft", files.draft),
+        ("qualifier", files.qualifier),
+    )
     for role, folder in smaller:
         if folder is None or (role == "qualifier" and not settings.qualifier):
             continue
@@ -239,32 +360,62 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
             vocab = min(vocab, module.config.get_text_config().vocab_size)
         modules[role] = module
         rounding = {"weights": copied_weights(folder, settings)} if is_near_copy(folder) else {}
-        models[role] = over_slots(module, **rounding, slots=settings.slots, head_tokens=head, vocab_size=vocab,
-                                  max_context=context_within(module, settings.max_context),
-                                  int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
-                                  release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),  # it is exported first
-                                  **compiling, lender=modules["target"])
+        models[role] = over_slots(
+            module,
+            **rounding,
+            slots=settings.slots,
+            head_tokens=head,
+            vocab_size=vocab,
+            max_context=context_within(module, settings.max_context),
+            # distilled: stored in 8 bits anyway
+            int8=role == "draft" and head is not None,
+            # it is exported first
+            release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),
+            **compiling,
+            lender=modules["target"],
+        )
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
         if isinstance(model, LeanLlama) and not settings.keep_modules:
             model.release()
-    pair = LoadedPair(files.name, settings.dtype, settings.device, models, modules, tokenizer, fingerprint(files, settings.dtype),
-                      settings.chat, padded_to, files_digest)
+    pair = LoadedPair(
+        files.name,
+        settings.dtype,
+        settings.device,
+        models,
+        modules,
+        tokenizer,
+        fingerprint(files, settings.dtype),
+        settings.chat,
+        padded_to,
+        files_digest,
+    )
     if padded_to is None:  # a padded target has layers of its own, and no bundle
-        note_used(pair.fingerprint, [file for model in models.values() if isinstance(model, LeanLlama) and model.step
-                                     for file in model.step.files])
+        note_used(
+            pair.fingerprint,
+            [
+                file
+                for model in models.values()
+                if isinstance(model, LeanLlama) and model.step
+                for file in model.step.files
+            ],
+        )
         if isinstance(target, LeanLlama):
             target.note_libraries = partial(note_used, pair.fingerprint)
     return pair
 
 
 def note_limits(target: ModuleModel) -> None:
-    """Say which strategies lose something over this target: all but the first of these go on without a word."""
+    """Say which strategies lose something over this target: all but the first of these go on
+    without a word."""
     if isinstance(target, StaticLlama):
-        log.warning("CUDA graphs of the target keep no hidden states for a head and read no trees: eagle3 is refused, hybrid drafts "
-                    "without its head, and medusa and lookahead propose chains (docs/architecture.md)")
+        log.warning(
+            "CUDA graphs of the target keep no hidden states for a head and read no trees: "
+            "eagle3 is refused, hybrid drafts "
+            "without its head, and medusa and lookahead propose chains (docs/architecture.md)"
+        )
 
 
 def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
@@ -272,18 +423,28 @@ def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
     if weights is None:
         return
     if settings.device != "cpu":
-        raise DraftwellError(f"{weights} weights are read on CPUs only, not on {settings.device}: use --device cpu, or --dtype "
-                             f"{dtype_of(settings.dtype)}", code="weights_unsupported")
+        raise DraftwellError(
+            f"{weights} weights are read on CPUs only, not on {settings.device}: use "
+            "--device cpu, or --dtype "
+            f"{dtype_of(settings.dtype)}",
+            code="weights_unsupported",
+        )
     if settings.keep_modules:
-        raise DraftwellError(f"other libraries and distillation run transformers' module, which has the full weights, not {weights}: use "
-                             f"--dtype {dtype_of(settings.dtype)}", code="weights_unsupported")
+        raise DraftwellError(
+            "other libraries and distillation run transformers' module, which has the "
+            f"full weights, not {weights}: use "
+            f"--dtype {dtype_of(settings.dtype)}",
+            code="weights_unsupported",
+        )
 
 
-def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
+def load_small(
+    folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any
+) -> tuple[Any, Any]:
     """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
 
-    A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is the target, loaded once more, before it
-    was padded.
+    A distilled draft brings no embeddings of its own: it takes the target module's. A near copy is
+    the target, loaded once more, before it was padded.
     """
     device = settings.draft_device or settings.device if role == "draft" else settings.device
     if (folder / MANIFEST).is_file():
@@ -292,7 +453,10 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
         return build_distilled(draft, target, device), draft.head_tokens
     if is_near_copy(folder):
         recipe = read_near_copy(folder)
-        copied = drop_layers(load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device), recipe.drop_layers)
+        copied = drop_layers(
+            load_module(files.target, getattr(torch, dtype_of(settings.dtype)), device),
+            recipe.drop_layers,
+        )
         if settings.pad_target is not None and recipe.padded_share is not None:
             pad_at_least(copied, recipe.padded_share * settings.pad_target)
         return copied, None
@@ -311,12 +475,15 @@ def copied_weights(folder: Path, settings: LoadSettings) -> Weights | None:
     return weights
 
 
-def over_slots(module: Any, *, release: bool = False, lender: Any = None, **settings: Any) -> ModuleModel:
-    """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
+def over_slots(
+    module: Any, *, release: bool = False, lender: Any = None, **settings: Any
+) -> ModuleModel:
+    """A module wrapped in the slot interface: on the fast path where its shape allows, row by row
+    where it attends in its own way.
 
     Args:
-        release: the module need not run any more; where the model brings weights into a layout of its own, each layer is then held twice
-            only while it is brought there.
+        release: the module need not run any more; where the model brings weights into a layout of
+            its own, each layer is then held twice only while it is brought there.
         lender: a module that may have lent it embeddings.
         settings: as `chosen` takes them.
     """
@@ -325,8 +492,16 @@ def over_slots(module: Any, *, release: bool = False, lender: Any = None, **sett
         return chosen(module, **settings)
 
 
-def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", libraries: Sequence[Path] = (),
-           weights: Weights | None = None, **settings: Any) -> ModuleModel:
+def chosen(
+    module: Any,
+    *,
+    int8: bool = False,
+    static: bool | None = None,
+    compiled: Compile = "off",
+    libraries: Sequence[Path] = (),
+    weights: Weights | None = None,
+    **settings: Any,
+) -> ModuleModel:
     """A module in the slot interface that suits it.
 
     Args:
@@ -336,8 +511,12 @@ def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compi
         DraftwellError: `weights` for a module that is not on the fast path.
     """
     if weights is not None and (module.config.model_type in UNBATCHED or not runs(module)):
-        raise DraftwellError(f"{module.config.model_type} models have no {weights} weights here, only Llama-like ones on the fast path: "
-                             "load the pair with full weights", code="weights_unsupported")
+        raise DraftwellError(
+            f"{module.config.model_type} models have no {weights} weights here, only "
+            "Llama-like ones on the fast path: "
+            "load the pair with full weights",
+            code="weights_unsupported",
+        )
     if module.config.get_text_config().model_type in UNBATCHED:
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
@@ -345,11 +524,14 @@ def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compi
         return StaticLlama(module, int8=int8, **settings)
     if not runs(module):
         return TransformersModel(module, **settings)
-    return LeanLlama(module, int8=int8, compiled=compiled, libraries=libraries, weights=weights, **settings)
+    return LeanLlama(
+        module, int8=int8, compiled=compiled, libraries=libraries, weights=weights, **settings
+    )
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
-    """A draft's double in ONNX Runtime: on its share of the cores, or on all where the target has a device of its own."""
+    """A draft's double in ONNX Runtime: on its share of the cores, or on all where the target has a
+    device of its own."""
     assert files.draft is not None
     digests = {"draft": model_digest(files.draft), "target": model_digest(files.target)}
     try:
@@ -358,7 +540,11 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
         graph = export_llama(draft.module, draft.head_weight).SerializeToString()
     head = None if draft.head_tokens is None else draft.head_tokens.cpu()
     cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
-    return OnnxModel(graph, draft.module, slots=slots, max_context=draft.max_context, head_tokens=head,
-                     cores=cores[:min(MOST_ONNX_CORES, usable_cores())])
-
-
+    return OnnxModel(
+        graph,
+        draft.module,
+        slots=slots,
+        max_context=draft.max_context,
+        head_tokens=head,
+        cores=cores[: min(MOST_ONNX_CORES, usable_cores())],
+    )

@@ -1,5 +1,5 @@
-"""What the tokens before a position change in its logits: penalties, stop tokens that may not come yet, and what a grammar rules out.
-Counts are kept from forward pass to forward pass."""
+"""What the tokens before a position change in its logits: penalties, stop tokens that may not come
+yet, and what a grammar rules out. Counts are kept from forward pass to forward pass."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from serving.runtime.requests import Sampling
 
 
 class Penalties:
-    """What the tokens of a request change in its logits, of drafts and of the target alike, in this order (vLLM's):
+    """What the tokens of a request change in its logits, of drafts and of the target alike, in this
+    order (vLLM's):
 
-    1. repetition penalty: z(t) of a token of prompt or output is divided by it if positive, else multiplied;
-    2. z(t) − presence·[count(t) > 0] − frequency·count(t), by counts of the output (OpenAI's formula);
-    3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens, where a grammar allows anything else.
+    1. repetition penalty: z(t) of a token of prompt or output is divided by it if positive, else
+       multiplied;
+    2. z(t) − presence·[count(t) > 0] − frequency·count(t), by counts of the output (OpenAI's
+       formula);
+    3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens, where a grammar
+       allows anything else.
 
-    `rule_out` comes before all of these: what a grammar forbids is at −∞ in the raw distribution too, as bans are.
+    `rule_out` comes before all of these: what a grammar forbids is at −∞ in the raw distribution
+    too, as bans are.
 
-    A token is counted once, when it is first written, and uncounted if it was drafted and rejected. A forward pass then goes through what
-    was written since the last one, and costs a few tensor operations over the vocabulary; of the whole text only that it still begins as
-    before is looked at.
+    A token is counted once, when it is first written, and uncounted if it was drafted and rejected.
+    A forward pass then goes through what was written since the last one, and costs a few tensor
+    operations over the vocabulary; of the whole text only that it still begins as before is looked
+    at.
 
     Args:
         prompt: its tokens, for the repetition penalty.
@@ -38,7 +44,14 @@ class Penalties:
     [[-1.0, 0.0, -1.0], [-1.0, 0.0, -2.0]]
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int] = (), grammar: GrammarMasks | None = None, *, spare: bool = False):
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int] = (),
+        grammar: GrammarMasks | None = None,
+        *,
+        spare: bool = False,
+    ):
         self._grammar, self._spare = grammar, spare
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._repetition, self.prompt = sampling.repetition_penalty, prompt
@@ -49,7 +62,9 @@ class Penalties:
         self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
         self._amounts: Tensor | None = None  # [vocab], up to date but for `_changed`
-        self._held: Tensor | None = None  # [vocab], true of tokens that prompt or output hold; as up to date, under a repetition penalty
+        # [vocab], true of tokens that prompt or output hold; as up to date, under a repetition
+        # penalty
+        self._held: Tensor | None = None
 
     def follow(self, written: Sequence[int]) -> Penalties:
         """Count these tokens instead of those before; only what differs from them is looked at."""
@@ -65,11 +80,15 @@ class Penalties:
 
     def rule_out(self, logits: Tensor) -> Tensor:
         """Logits `[rows, vocab]` as in `apply`, with −∞ for what the grammar forbids."""
-        return logits if self._grammar is None else self._grammar.rule_out(logits, self.written, spare=self._spare)
+        return (
+            logits
+            if self._grammar is None
+            else self._grammar.rule_out(logits, self.written, spare=self._spare)
+        )
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits `[rows, vocab]` of consecutive positions as a request changes them; the last position predicts the token after all
-        that is written.
+        """Logits `[rows, vocab]` of consecutive positions as a request changes them; the last
+        position predicts the token after all that is written.
 
         Row i of n counts all written tokens but the last n − 1 − i.
         """
@@ -86,8 +105,10 @@ class Penalties:
         return self._without_early_stops(penalised)
 
     def _without_early_stops(self, logits: Tensor) -> Tensor:
-        """Logits with stop tokens at −∞ in rows that predict an output token before `min_tokens`."""
-        first = len(self.written) - len(logits) + 1  # output position of the first row; below 0 within the prompt
+        """Logits with stop tokens at −∞ in rows that predict an output token before
+        `min_tokens`."""
+        # output position of the first row; below 0 within the prompt
+        first = len(self.written) - len(logits) + 1
         rows = list(range(max(0, -first), min(len(logits), self._min_tokens - first)))
         if not rows or not self._stops:
             return logits
@@ -98,14 +119,21 @@ class Penalties:
         held[torch.tensor(rows, dtype=torch.long)[:, None], self._stops] = -math.inf
         return held
 
-    def _less_repetitive(self, logits: Tensor, places: list[int], tokens: list[int], counts: list[int]) -> Tensor:
-        """Logits under the repetition penalty; the other arguments are what `_earlier_rows` gives."""
+    def _less_repetitive(
+        self, logits: Tensor, places: list[int], tokens: list[int], counts: list[int]
+    ) -> Tensor:
+        """Logits under the repetition penalty; the other arguments are what `_earlier_rows`
+        gives."""
         assert self._held is not None
         columns = self._held.nonzero().squeeze(1)
         before, held = logits, logits[:, columns]
         logits = logits.clone()
         logits[:, columns] = torch.where(held > 0, held / self._repetition, held * self._repetition)
-        new = [(row, token) for row, token, count in zip(places, tokens, counts, strict=True) if not self._holds(token, count)]
+        new = [
+            (row, token)
+            for row, token, count in zip(places, tokens, counts, strict=True)
+            if not self._holds(token, count)
+        ]
         if new:  # after these rows
             rows, later = (list(side) for side in zip(*new, strict=True))
             logits[rows, later] = before[rows, later]
@@ -117,7 +145,11 @@ class Penalties:
 
     def _refreshed(self, logits: Tensor) -> Tensor:
         """Amounts `[vocab]` for the last row."""
-        if self._amounts is None or self._amounts.device != logits.device or self._amounts.shape != logits.shape[1:]:
+        if (
+            self._amounts is None
+            or self._amounts.device != logits.device
+            or self._amounts.shape != logits.shape[1:]
+        ):
             self._amounts = logits.new_zeros(logits.shape[1:])
             self._changed = set(self._counts)
             if self._repetition != 1.0:
@@ -125,9 +157,14 @@ class Penalties:
                 self._held[[*self._prompt_tokens]] = True
         if self._changed:
             changed = list(self._changed)
-            self._amounts[changed] = logits.new_tensor([self._amount(self._counts[token]) for token in changed])
+            self._amounts[changed] = logits.new_tensor(
+                [self._amount(self._counts[token]) for token in changed]
+            )
             if self._held is not None:
-                self._held[changed] = torch.tensor([self._holds(token, self._counts[token]) for token in changed], device=logits.device)
+                self._held[changed] = torch.tensor(
+                    [self._holds(token, self._counts[token]) for token in changed],
+                    device=logits.device,
+                )
             self._changed.clear()
         return self._amounts
 

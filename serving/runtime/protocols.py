@@ -19,13 +19,16 @@ class Drafter(Protocol):
     """Proposes tokens after text and pending draft."""
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
-        """At most `limit` >= 0 tokens after the session's text and the unverified `pending` tokens."""
+        """At most `limit` >= 0 tokens after the session's text and the unverified `pending`
+        tokens."""
 
 
 class SequenceDrafter(Protocol):
     """Proposes several sequences that start at the same position."""
 
-    def propose(self, session: Session, budget: int, limit: int, pending: Draft) -> Step[list[DraftSequence]]:
+    def propose(
+        self, session: Session, budget: int, limit: int, pending: Draft
+    ) -> Step[list[DraftSequence]]:
         """Sequences after text and `pending`, best first, with different first tokens.
 
         Args:
@@ -38,8 +41,9 @@ class TreeDrafter(Protocol):
     """Proposes a tree of tokens after the text."""
 
     def propose(self, session: Session, limit: int) -> Step[DraftTree]:
-        """A tree of at most `limit` >= 0 levels; a chain where the request allows no tree (`Lane.trees` of its target), with at most
-        `session.draft_limit` tokens, which it shares with chains: what a busy server verifies is priced by tokens."""
+        """A tree of at most `limit` >= 0 levels; a chain where the request allows no tree
+        (`Lane.trees` of its target), with at most `session.draft_limit` tokens, which it shares
+        with chains: what a busy server verifies is priced by tokens."""
 
 
 class TreeRule(Protocol):
@@ -48,7 +52,8 @@ class TreeRule(Protocol):
     lossless: ClassVar[bool]
 
     def judge(self, tree: DraftTree, target: Rows, rng: Streams) -> TreeVerdict:
-        """Decide which path stays; `target` has the row after the text, then one after each token of the tree."""
+        """Decide which path stays; `target` has the row after the text, then one after each token
+        of the tree."""
 
 
 class CandidateRule(Protocol):
@@ -56,8 +61,11 @@ class CandidateRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> CandidateChoice:
-        """Keep at most one of different tokens, tested in order against a row of the target; else sample another token."""
+    def choose(
+        self, candidates: Sequence[int], row: int, target: Rows, rng: Streams
+    ) -> CandidateChoice:
+        """Keep at most one of different tokens, tested in order against a row of the target; else
+        sample another token."""
 
 
 class AcceptanceRule(Protocol):
@@ -72,5 +80,6 @@ class AcceptanceRule(Protocol):
             draft: k proposed tokens.
             target: the target's rows for the k tokens and, if `bonus`, one more.
             rng: tests read `rng.test`, sampled tokens `rng.sample`.
-            bonus: sample a token after a fully kept draft (False when the next draft token will be tested there).
+            bonus: sample a token after a fully kept draft (False when the next draft token will be
+                tested there).
         """

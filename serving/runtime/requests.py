@@ -27,22 +27,31 @@ class Sampling:
         temperature: 0 means greedy.
         top_k: keep the k most likely tokens, 0 keeps all.
         top_p: keep the smallest set with at least this probability, in (0, 1].
-        min_p: keep the tokens with at least this share of the likeliest one's probability, in [0, 1]; 0 keeps all.
+        min_p: keep the tokens with at least this share of the likeliest one's probability, in [0,
+            1]; 0 keeps all.
         seed: seed of all random streams of the request.
-        stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the output.
+        stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the
+            output.
         min_tokens: tokens that the output has before a stop token may come.
         banned_token_ids: tokens that neither draft nor target may produce.
-        presence_penalty: subtracted once from the logit of every token that the output holds already (OpenAI's meaning).
-        frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
-        repetition_penalty: what the logit of a token that prompt or output holds is divided by if it is positive, else multiplied by;
-            above 0, 1 changes nothing (Keskar 2019; as in transformers and vLLM).
+        presence_penalty: subtracted once from the logit of every token that the output holds
+            already (OpenAI's meaning).
+        frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never
+            count for either.
+        repetition_penalty: what the logit of a token that prompt or output holds is divided by if
+            it is positive, else multiplied by; above 0, 1 changes nothing (Keskar 2019; as in
+            transformers and vLLM).
         logit_bias: token → number added to its logit; kept as sorted pairs.
-        repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
-        prediction: tokens of the answer that the client expects, which are drafted where they fit (drafting/prediction.py); whatever they
-            are, the output follows the same distribution.
-        grammar: what the output has to be; every token of target and drafts follows it. It ends with one of `stop_token_ids`.
-        draft_forced: draft what the grammar leaves no choice about; never changes the output's distribution.
-        logprobs: rate every token by the target and name so many of the likeliest alongside it; None: rate nothing, which costs nothing.
+        repeatable: the client chose the seed to get the same answer again: a busy server leaves
+            such a request's drafts alone.
+        prediction: tokens of the answer that the client expects, which are drafted where they fit
+            (drafting/prediction.py); whatever they are, the output follows the same distribution.
+        grammar: what the output has to be; every token of target and drafts follows it. It ends
+            with one of `stop_token_ids`.
+        draft_forced: draft what the grammar leaves no choice about; never changes the output's
+            distribution.
+        logprobs: rate every token by the target and name so many of the likeliest alongside it;
+            None: rate nothing, which costs nothing.
     """
 
     max_tokens: int = 128
@@ -70,7 +79,9 @@ class Sampling:
         if self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
         if not 0 <= self.temperature < math.inf:
-            raise InvalidRequest(f"temperature must be a finite number of at least 0, not {self.temperature}")
+            raise InvalidRequest(
+                f"temperature must be a finite number of at least 0, not {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:
@@ -78,17 +89,28 @@ class Sampling:
         if not 0 <= self.min_p <= 1:
             raise InvalidRequest(f"min_p must be in [0, 1], not {self.min_p}")
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidRequest(f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens}")
+            raise InvalidRequest(
+                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not "
+                f"{self.min_tokens}"
+            )
         if not 0 < self.repetition_penalty < math.inf:
-            raise InvalidRequest(f"repetition_penalty must be a finite number above 0, not {self.repetition_penalty}: 1 changes nothing")
+            raise InvalidRequest(
+                "repetition_penalty must be a finite number above 0, not "
+                f"{self.repetition_penalty}: 1 changes nothing"
+            )
         if self.logprobs is not None and self.logprobs < 0:
-            raise InvalidRequest(f"logprobs must be at least 0, not {self.logprobs}: leave it out for none")
+            raise InvalidRequest(
+                f"logprobs must be at least 0, not {self.logprobs}: leave it out for none"
+            )
         for name in ("presence_penalty", "frequency_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be a finite number, not {getattr(self, name)}")
         for token, bias in self.biases:
             if not math.isfinite(bias):
-                raise InvalidRequest(f"logit_bias of token {token} must be a finite number, not {bias}: to forbid a token, ban it")
+                raise InvalidRequest(
+                    f"logit_bias of token {token} must be a finite number, not {bias}: to "
+                    "forbid a token, ban it"
+                )
 
     @property
     def greedy(self) -> bool:
@@ -97,13 +119,21 @@ class Sampling:
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """`logit_bias` as (token, number) pairs."""
-        return self.logit_bias if isinstance(self.logit_bias, tuple) else tuple(self.logit_bias.items())
+        return (
+            self.logit_bias
+            if isinstance(self.logit_bias, tuple)
+            else tuple(self.logit_bias.items())
+        )
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits of a position depend on the tokens before it: by a penalty, because stop tokens may not come yet, or by a
-        grammar."""
-        counts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+        """Whether the logits of a position depend on the tokens before it: by a penalty, because
+        stop tokens may not come yet, or by a grammar."""
+        counts = (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
         return counts or self.grammar is not None or bool(self.min_tokens and self.stop_token_ids)
 
 
@@ -117,7 +147,9 @@ class Text:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling):
         if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one token", code="empty_prompt")
+            raise InvalidRequest(
+                "the prompt is empty: give at least one token", code="empty_prompt"
+            )
         self.ids = list(prompt)
         self.prompt_length = len(prompt)
         self.sampling = sampling
@@ -147,7 +179,8 @@ class Text:
         return self.finish_reason is not None
 
     def append(self, tokens: Sequence[int]) -> int:
-        """Append final tokens up to the first stop token or the budget; return how many were taken."""
+        """Append final tokens up to the first stop token or the budget; return how many were
+        taken."""
         taken = 0
         for token in tokens:
             if self.finished:

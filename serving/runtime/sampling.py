@@ -1,9 +1,10 @@
 """Distributions and random streams.
 
-Two pairs of distributions, never mixed (docs/methods.md): the *warped* one (penalties, biases, temperature, top-k, top-p, bans) is for
-sampling, acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
-divergences and learned features. What a grammar rules out at a position counts as banned there. At temperature 0 a warped row is one-hot,
-so everything dynamic must read the raw row.
+Two pairs of distributions, never mixed (docs/methods.md): the *warped* one (penalties, biases,
+temperature, top-k, top-p, bans) is for sampling, acceptance and residuals; the *raw* one (softmax
+at temperature 1, bans applied) is for confidence, entropy, thresholds, divergences and learned
+features. What a grammar rules out at a position counts as banned there. At temperature 0 a warped
+row is one-hot, so everything dynamic must read the raw row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 
 LEAST_TEMPERATURE = 1e-30
-"""What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no distribution."""
+"""What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no
+distribution."""
 NUCLEUS = 1024
 """Tokens that are put in order before all are, where top-p is asked for."""
 
@@ -32,11 +34,13 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     Args:
         logits: `[vocab]` or `[rows, vocab]` float32, bans already applied.
     Returns:
-        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p, min-p.
+        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers:
+        temperature, top-k, top-p, min-p.
     """
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, LEAST_TEMPERATURE)  # the largest at 0: nothing overflows
+    # the largest at 0: nothing overflows
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, LEAST_TEMPERATURE)
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
@@ -48,21 +52,25 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
-    """Logits with −∞ outside the smallest set of likeliest tokens whose mass reaches `top_p`; of equal ones the first tokens are in it.
+    """Logits with −∞ outside the smallest set of likeliest tokens whose mass reaches `top_p`; of
+    equal ones the first tokens are in it.
 
-    Sorting a vocabulary takes longer than anything else in sampling, and a few hundred tokens nearly always hold the mass. So only the
-    `first` largest are put in order on a CPU, and all only where these do not hold it: the result is the same.
+    Sorting a vocabulary takes longer than anything else in sampling, and a few hundred tokens
+    nearly always hold the mass. So only the `first` largest are put in order on a CPU, and all only
+    where these do not hold it: the result is the same.
 
     Args:
         logits: `[..., vocab]` float32.
         top_p: in (0, 1).
     """
     whole = logits.logsumexp(-1, keepdim=True)
-    on_cpu = logits.device.type == "cpu"  # elsewhere a look at a result would wait for the device, which sorts fast
+    # elsewhere a look at a result would wait for the device, which sorts fast
+    on_cpu = logits.device.type == "cpu"
     for partial in (True, False) if on_cpu and first < logits.shape[-1] else (False,):
         largest = logits.topk(first).values if partial else logits.sort(descending=True).values
         mass = (largest - whole).exp().cumsum(-1)
-        count = 1 + (mass[..., :-1] < top_p).sum(-1, keepdim=True)  # a token is in the set while those before it do not have the mass
+        # a token is in the set while those before it do not have the mass
+        count = 1 + (mass[..., :-1] < top_p).sum(-1, keepdim=True)
         if not partial or bool((count < first).all()):
             break
     least = largest.gather(-1, count - 1)
@@ -75,13 +83,14 @@ def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
 
 
 def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int] | Penalties) -> Tensor:
-    """Logits after biases and penalties: each row counts the output and draft tokens before the token that it predicts.
+    """Logits after biases and penalties: each row counts the output and draft tokens before the
+    token that it predicts.
 
     Args:
-        logits: `[rows, vocab]` float32 of consecutive positions, bans already applied; returned as they are where a request
-            asks for neither.
-        written: output and draft tokens before the token of the last row, or the request's `Penalties`, which follow them; row i of n
-            counts all but the last n − 1 − i.
+        logits: `[rows, vocab]` float32 of consecutive positions, bans already applied; returned as
+            they are where a request asks for neither.
+        written: output and draft tokens before the token of the last row, or the request's
+            `Penalties`, which follow them; row i of n counts all but the last n − 1 − i.
     Returns:
         `[rows, vocab]`: z(t) + bias(t), with what `Penalties` make of it.
     """
@@ -96,14 +105,18 @@ def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int] | Penalt
 
 
 @lru_cache(64)
-def tensors_of(pairs: tuple[tuple[int, float], ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Tokens and numbers as tensors: a request needs the same ones for every draft step and every verification."""
+def tensors_of(
+    pairs: tuple[tuple[int, float], ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Tokens and numbers as tensors: a request needs the same ones for every draft step and every
+    verification."""
     tokens, numbers = zip(*pairs, strict=True)
     return torch.tensor(tokens, device=device), torch.tensor(numbers, device=device, dtype=dtype)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023, section 2.3)."""
+    """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023,
+    section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
     total = left.sum()
     return torch.where(total > 0.0, left / total, target_probs)
@@ -113,23 +126,29 @@ def spread(columns: Tensor, support: Tensor | None, vocab_size: int, rest: float
     """Values of some tokens `[..., columns]` → of all `[..., vocab]`.
 
     Args:
-        support: `[columns]` ids of the tokens; None: they are all there, and `columns` is returned as it is.
+        support: `[columns]` ids of the tokens; None: they are all there, and `columns` is returned
+            as it is.
         rest: value of the tokens that have no column.
     """
     if support is None:
         return columns
-    return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(-1, support, columns)
+    return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(
+        -1, support, columns
+    )
 
 
 def rate(rows: types.Rows, row: int, token: int, count: int) -> types.Rating:
     """Log-prob of a token at a row, and the `count` likeliest tokens of that row."""
     logprobs = rows.raw_logprobs(row)
     best = logprobs.topk(min(count, len(logprobs)))
-    return types.Rating(float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+    return types.Rating(
+        float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )
 
 
 class LikeliestTokens:
-    """The likeliest token of every row of a forward pass: one search and one transfer for all requests that it ran for.
+    """The likeliest token of every row of a forward pass: one search and one transfer for all
+    requests that it ran for.
 
     Args:
         logits: `[rows, columns]` of all requests.
@@ -141,23 +160,27 @@ class LikeliestTokens:
         self._found: list[int] | None = None
 
     def of(self, start: int, end: int) -> list[int]:
-        """Tokens of the rows from `start` up to `end`; −1 where a row has a NaN or +∞, or nothing else than −∞."""
+        """Tokens of the rows from `start` up to `end`; −1 where a row has a NaN or +∞, or nothing
+        else than −∞."""
         if self._found is None:
             self._found = likeliest(self._logits, self._support)
         return self._found[start:end]
 
 
 def likeliest(logits: Tensor, support: Tensor | None = None) -> list[int]:
-    """The likeliest token of each row `[rows, columns]`, the first of equal ones; −1 for a row that is not usable."""
+    """The likeliest token of each row `[rows, columns]`, the first of equal ones; −1 for a row that
+    is not usable."""
     largest, index = largest_with_place(logits)
     if support is not None:
         index = support[index]
-    found: list[int] = index.masked_fill(~largest.isfinite(), -1).tolist()  # one transfer, where a device computes
+    # one transfer, where a device computes
+    found: list[int] = index.masked_fill(~largest.isfinite(), -1).tolist()
     return found
 
 
 def largest_with_place(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits.max(-1)` of `[rows, columns]`: the first place of equal ones, and NaN where there is one.
+    """`logits.max(-1)` of `[rows, columns]`: the first place of equal ones, and NaN where there is
+    one.
 
     On CPUs PyTorch takes ten times as long for it as NumPy (44 and 4 µs for 49,152 columns).
     """
@@ -168,24 +191,37 @@ def largest_with_place(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LogitRows:
-    """Logits of consecutive positions of one model, with both kinds of distribution computed when asked for.
+    """Logits of consecutive positions of one model, with both kinds of distribution computed when
+    asked for.
 
     Args:
         logits: `[rows, vocab]` float32; `[rows, columns]` with `support`.
         sampling: the request's sampling parameters.
         hidden: `[rows, hidden]`, last hidden states of the same positions.
-        written: output and draft tokens before the token of the last row, or the request's `Penalties`; only penalties look at it.
-        support: `[columns]` ascending ids of the tokens that have a logit, all others being −∞; only for requests without bans,
-            biases and penalties. What is computed is computed over these columns, what is returned is over the vocabulary.
+        written: output and draft tokens before the token of the last row, or the request's
+            `Penalties`; only penalties look at it.
+        support: `[columns]` ascending ids of the tokens that have a logit, all others being −∞;
+            only for requests without bans, biases and penalties. What is computed is computed over
+            these columns, what is returned is over the vocabulary.
         vocab_size: needed with `support`.
-        top: gives the likeliest token of each row, where others' rows were searched with them; not where a request alters its logits.
+        top: gives the likeliest token of each row, where others' rows were searched with them; not
+            where a request alters its logits.
     Raises:
-        NotFinite: at the first look at any row, if a logit of any of them is NaN or +∞, or all of one are −∞.
+        NotFinite: at the first look at any row, if a logit of any of them is NaN or +∞, or all of
+            one are −∞.
     """
 
-    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None,
-                 written: Sequence[int] | Penalties = (), *, support: Tensor | None = None, vocab_size: int = 0,
-                 top: Callable[[], list[int]] | None = None):
+    def __init__(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        hidden: Tensor | None = None,
+        written: Sequence[int] | Penalties = (),
+        *,
+        support: Tensor | None = None,
+        vocab_size: int = 0,
+        top: Callable[[], list[int]] | None = None,
+    ):
         if sampling.banned_token_ids:
             logits = logits.clone()
             logits[:, list(sampling.banned_token_ids)] = -math.inf
@@ -219,7 +255,9 @@ class LogitRows:
         if self._top is None:
             top = self._find_top() if self._find_top else likeliest(self._adjusted, self._support)
             if min(top, default=0) < 0:
-                raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+                raise NotFinite(
+                    "a model returned NaN or infinite logits: check its weights and dtype"
+                )
             self._top = top
         return self._top
 
@@ -249,14 +287,17 @@ class LogitRows:
     def hidden(self, row: int) -> Tensor:
         """Last hidden state `[hidden]` of a row."""
         if self._hidden is None:
-            raise DraftwellError("this model returns no hidden states, which the strategy needs",
-                                 code="no_hidden_states")
+            raise DraftwellError(
+                "this model returns no hidden states, which the strategy needs",
+                code="no_hidden_states",
+            )
         _ = self.top  # checks for NaN
         return self._hidden[row]
 
     def confidence(self, row: int) -> float:
         """C: the largest raw probability of a row."""
-        if row not in self._confidence:  # a draft's stop rule and its drafter both ask, and each read would wait for the result
+        # a draft's stop rule and its drafter both ask, and each read would wait for the result
+        if row not in self._confidence:
             self._confidence[row] = float(self._softmax(row).max())
         return self._confidence[row]
 
@@ -279,8 +320,9 @@ class LogitRows:
     def token_figures(self, row: int, token: int) -> types.TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
-        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right after a forward pass each costs
-        more to begin with than to compute. The likeliest token, which greedy drafts consist of, is not looked for.
+        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right
+        after a forward pass each costs more to begin with than to compute. The likeliest token,
+        which greedy drafts consist of, is not looked for.
         """
         likeliest = token == self.top[row] and self._adjusted is self._logits  # also checks for NaN
         logs = self._logits[row].log_softmax(-1)
@@ -292,7 +334,9 @@ class LogitRows:
         if likeliest:
             return types.TokenFigures(confidence, confidence, entropy, 0)
         raw_prob = self.raw_prob(row, token)
-        return types.TokenFigures(raw_prob, confidence, entropy, int((self._softmax(row) > raw_prob).sum()))
+        return types.TokenFigures(
+            raw_prob, confidence, entropy, int((self._softmax(row) > raw_prob).sum())
+        )
 
     def sample(self, row: int, stream: types.Stream) -> int:
         """Draw from the warped distribution of a row; greedy requests consume no uniform."""
@@ -320,6 +364,6 @@ class LogitRows:
         if self._support is None:
             return token
         column = int(torch.searchsorted(self._support, token))
-        return column if column < len(self._support) and int(self._support[column]) == token else None
-
-
+        return (
+            column if column < len(self._support) and int(self._support[column]) == token else None
+        )

@@ -1,9 +1,11 @@
-"""Which text each slot of a model holds, so that a request need not read again what is there already.
+"""Which text each slot of a model holds, so that a request need not read again what is there
+already.
 
-A slot that is given back keeps its keys and values until another request takes it. A request of the same owner whose prompt begins
-alike takes that slot and reads the rest; or a part of it is copied into another slot (`Slots.fork`). Only tokens that a model has really
-read are listed: a rejected draft, a tree, or what a head made of its own output is not. Owners never share: how long a prompt takes would
-tell one what another had asked.
+A slot that is given back keeps its keys and values until another request takes it. A request of the
+same owner whose prompt begins alike takes that slot and reads the rest; or a part of it is copied
+into another slot (`Slots.fork`). Only tokens that a model has really read are listed: a rejected
+draft, a tree, or what a head made of its own output is not. Owners never share: how long a prompt
+takes would tell one what another had asked.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class SlotText:
     tokens: list[int] = field(default_factory=list)
 
     def extend(self, at: int, tokens: Iterable[int]) -> None:
-        """The slot has read these from position `at` on; they count only where all before them are known."""
+        """The slot has read these from position `at` on; they count only where all before them are
+        known."""
         if self.owner is not None and at == len(self.tokens):
             self.tokens += tokens
 
@@ -42,7 +45,8 @@ class SlotText:
 
 
 class SlotTexts:
-    """The texts of a model's slots: of those in use, and of free ones as long as they hold something."""
+    """The texts of a model's slots: of those in use, and of free ones as long as they hold
+    something."""
 
     def __init__(self) -> None:
         self._texts: dict[int, SlotText] = {}
@@ -68,12 +72,16 @@ class SlotTexts:
                 del self._texts[slot]
 
     def forget(self) -> None:
-        """Nothing that any slot holds may be taken over: it lacks something that is read from now on."""
+        """Nothing that any slot holds may be taken over: it lacks something that is read from now
+        on."""
         for text in self._texts.values():
             text.owner = None
 
-    def longest(self, owner: Hashable, tokens: Sequence[int], among: Iterable[int] | None = None) -> tuple[int, int]:
-        """The slot of an owner that begins with most of `tokens`, and how many these are; (−1, 0): there is none.
+    def longest(
+        self, owner: Hashable, tokens: Sequence[int], among: Iterable[int] | None = None
+    ) -> tuple[int, int]:
+        """The slot of an owner that begins with most of `tokens`, and how many these are; (−1, 0):
+        there is none.
 
         Args:
             among: slots to look at; None: all.
@@ -98,4 +106,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     at = 0
     while at < most and list(one[at : at + COMPARED]) == list(other[at : at + COMPARED]):
         at += COMPARED
-    return next((i for i in range(at, min(at + COMPARED, most)) if one[i] != other[i]), min(at + COMPARED, most))
+    return next(
+        (i for i in range(at, min(at + COMPARED, most)) if one[i] != other[i]),
+        min(at + COMPARED, most),
+    )

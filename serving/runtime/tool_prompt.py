@@ -1,4 +1,5 @@
-"""Tools for models whose chat template knows none: told in the system message, in Hermes' words, with calls and results as plain text."""
+"""Tools for models whose chat template knows none: told in the system message, in Hermes' words,
+with calls and results as plain text."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ To call a function, write its name and arguments as JSON between tags:
 </tool_call>"""
 
 
-def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def told(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
     """A conversation of roles and texts alone.
 
     Args:
@@ -30,9 +33,14 @@ def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any
     said = [plain(message) for message in messages]
     if not tools:
         return said
-    about = INTRODUCTION.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+    about = INTRODUCTION.format(
+        tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    )
     if said and said[0]["role"] == "system":
-        return [{"role": "system", "content": f"{said[0]['content']}\n\n{about}".strip()}, *said[1:]]
+        return [
+            {"role": "system", "content": f"{said[0]['content']}\n\n{about}".strip()},
+            *said[1:],
+        ]
     return [{"role": "system", "content": about}, *said]
 
 
@@ -41,10 +49,18 @@ def plain(message: Mapping[str, Any]) -> dict[str, str]:
     content = str(message.get("content") or "")
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = [json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]}, ensure_ascii=False)
-             for call in message.get("tool_calls") or ()]
+    calls = [
+        json.dumps(
+            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]},
+            ensure_ascii=False,
+        )
+        for call in message.get("tool_calls") or ()
+    ]
     written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
-    return {"role": str(message["role"]), "content": "\n".join([content, *written] if content else written or [content])}
+    return {
+        "role": str(message["role"]),
+        "content": "\n".join([content, *written] if content else written or [content]),
+    }
 
 
 def knows_tools(template: str) -> bool:

@@ -1,4 +1,5 @@
-"""Drafts with alternatives: a tree of tokens, each of which continues the path from the text to its parent (SpecInfer, 2305.09781).
+"""Drafts with alternatives: a tree of tokens, each of which continues the path from the text to its
+parent (SpecInfer, 2305.09781).
 
 One forward pass of the target reads the whole tree; at most one path of it becomes text.
 """
@@ -20,11 +21,14 @@ class DraftTree:
 
     Args:
         tokens: the proposed ids; siblings that are judged differ from each other.
-        parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`: it follows the text.
-        rows: for each token the one-row distribution that it and its siblings were drawn from, without replacement and in their order;
-            empty where all were proposed deterministically (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
-        read_along: so many of the last tokens are in the verification batch, but are no draft tokens (a lookahead branch, read for the
-            target's rows alone): they are nobody's children, so no rule looks at them and they never become text.
+        parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`:
+            it follows the text.
+        rows: for each token the one-row distribution that it and its siblings were drawn from,
+            without replacement and in their order; empty where all were proposed deterministically
+            (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
+        read_along: so many of the last tokens are in the verification batch, but are no draft
+            tokens (a lookahead branch, read for the target's rows alone): they are nobody's
+            children, so no rule looks at them and they never become text.
 
     >>> tree = DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 2])
     >>> tree.children(ROOT), tree.depths, tree.path(3), tree.is_chain
@@ -56,7 +60,8 @@ class DraftTree:
         return not self.read_along and all(parent == i - 1 for i, parent in enumerate(self.parents))
 
     def children(self, node: int) -> list[int]:
-        """Places of the tokens that follow a token (or the text), in the order in which they are tested."""
+        """Places of the tokens that follow a token (or the text), in the order in which they are
+        tested."""
         return [i for i, parent in enumerate(self.parents[: self.judged]) if parent == node]
 
     def path(self, node: int) -> list[int]:
@@ -73,11 +78,14 @@ class DraftTree:
         return depths(self.parents)
 
     def draft(self, path: Sequence[int]) -> Draft:
-        """The draft that a path and, after it, first children down to a leaf make: what would have been proposed without alternatives."""
+        """The draft that a path and, after it, first children down to a leaf make: what would have
+        been proposed without alternatives."""
         places = list(path)
         while following := self.children(places[-1] if places else ROOT):
             places.append(following[0])
-        return Draft([self.tokens[i] for i in places], [self.rows[i] for i in places] if self.rows else [])
+        return Draft(
+            [self.tokens[i] for i in places], [self.rows[i] for i in places] if self.rows else []
+        )
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -98,7 +106,8 @@ class TreeVerdict:
 
     Args:
         path: places of the tokens kept, from the text on.
-        token: the token sampled from the target after them, or None when the text ended inside the tree.
+        token: the token sampled from the target after them, or None when the text ended inside the
+            tree.
         rejected: all children of the last kept token were tested, and none was kept.
         tested: tokens looked at.
     """

@@ -1,7 +1,8 @@
 """Drafts, verdicts on them, and the protocols of distributions, random streams and stop policies.
 
-Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a rejection; *bonus* = the token
-sampled from the target after a fully accepted draft; *rescued* = a draft token kept against the exact rule.
+Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a
+rejection; *bonus* = the token sampled from the target after a fully accepted draft; *rescued* = a
+draft token kept against the exact rule.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Origin = Literal["accepted", "rescued", "recovered", "target"]
-"""Where a final token comes from: the draft (kept by the exact rule, or against it), or the target (at a rejection, or elsewhere: plain
-decoding, the prompt's first token, a bonus)."""
+"""Where a final token comes from: the draft (kept by the exact rule, or against it), or the target
+(at a rejection, or elsewhere: plain decoding, the prompt's first token, a bonus)."""
 
 
 class TokenFigures(NamedTuple):
@@ -32,8 +33,8 @@ class TokenFigures(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """What the target thinks of a token: natural logarithms of its raw probabilities (temperature 1, bans applied, before penalties,
-    biases, top-k and top-p), whatever the strategy."""
+    """What the target thinks of a token: natural logarithms of its raw probabilities (temperature
+    1, bans applied, before penalties, biases, top-k and top-p), whatever the strategy."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -53,7 +54,8 @@ class Emitted(NamedTuple):
 
 
 class Rows(Protocol):
-    """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw* for the rest."""
+    """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw*
+    for the rest."""
 
     sampling: Sampling
 
@@ -61,7 +63,8 @@ class Rows(Protocol):
 
     @property
     def top(self) -> list[int]:
-        """The most likely token of each row, after penalties and biases; not the argmax of the raw row."""
+        """The most likely token of each row, after penalties and biases; not the argmax of the raw
+        row."""
 
     def probs(self, row: int) -> Tensor:
         """Warped probabilities `[vocab]` float32 of a row."""
@@ -85,7 +88,8 @@ class Rows(Protocol):
         """Entropy of the raw distribution of a row, in nats."""
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
-        """Raw probability and rank of a token, and C and entropy of its row, at the price of one of them."""
+        """Raw probability and rank of a token, and C and entropy of its row, at the price of one of
+        them."""
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         """Up to `count` tokens of the largest raw probability, largest first, each with it."""
@@ -113,9 +117,11 @@ class Draft:
 
     Args:
         tokens: the proposed ids, in order.
-        rows: for each token the one-row distribution it was drawn from, None for one that was proposed deterministically (n-gram,
-            ranked candidates), whose distribution is one-hot; empty where all were. Rules ask `row`.
-        confidence: C of each token's distribution, where the drafter computes it (docs/methods.md, "Two pairs").
+        rows: for each token the one-row distribution it was drawn from, None for one that was
+            proposed deterministically (n-gram, ranked candidates), whose distribution is one-hot;
+            empty where all were. Rules ask `row`.
+        confidence: C of each token's distribution, where the drafter computes it (docs/methods.md,
+            "Two pairs").
         cut: a busy server's limit ended it, so its length says nothing of the stop policy.
     """
 
@@ -134,17 +140,23 @@ class Draft:
         """Both proposals in order; each token keeps the distribution that it was drawn from.
 
         Raises:
-            DraftwellError: only one of them has confidences, which would then belong to other tokens (`mixed_confidence`).
+            DraftwellError: only one of them has confidences, which would then belong to other
+                tokens (`mixed_confidence`).
         """
         if len(self) and len(other) and bool(self.confidence) != bool(other.confidence):
-            raise DraftwellError("a draft with confidences cannot be joined to one without: let every drafter of the schedule record them, "
-                                 "or none", code="mixed_confidence")
+            raise DraftwellError(
+                "a draft with confidences cannot be joined to one without: let every "
+                "drafter of the schedule record them, "
+                "or none",
+                code="mixed_confidence",
+            )
         one_hot = not self.rows and not other.rows
         rows = [] if one_hot else [part.row(i) for part in (self, other) for i in range(len(part))]
         return Draft(self.tokens + other.tokens, rows, self.confidence + other.confidence)
 
     def row(self, i: int) -> Rows | None:
-        """The one-row distribution that token i was drawn from; None where it was proposed deterministically: that one is one-hot."""
+        """The one-row distribution that token i was drawn from; None where it was proposed
+        deterministically: that one is one-hot."""
         return self.rows[i] if self.rows else None
 
 
@@ -154,7 +166,8 @@ class Verdict:
 
     Args:
         accepted: number of leading draft tokens kept (rescued ones included).
-        token: the token sampled from the target after them, or None when the text ended inside the draft.
+        token: the token sampled from the target after them, or None when the text ended inside the
+            draft.
         judged: number of draft tokens looked at: the kept ones and the first rejected.
         rescued_at: places of the draft tokens kept against the exact rule.
     """
@@ -180,7 +193,9 @@ class Verdict:
         >>> Verdict(accepted=2, token=9, judged=3, rescued_at=[1]).origins
         ['accepted', 'rescued', 'recovered']
         """
-        kept: list[Origin] = ["rescued" if i in self.rescued_at else "accepted" for i in range(self.accepted)]
+        kept: list[Origin] = [
+            "rescued" if i in self.rescued_at else "accepted" for i in range(self.accepted)
+        ]
         if self.token is not None:
             kept.append("recovered" if self.rejected else "target")
         return kept
@@ -204,15 +219,17 @@ class CandidateChoice:
 class StopPolicy(Protocol):
     """Decides when a draft is long enough; one object serves one request.
 
-    It may read the draft's own distributions and tokens, never the uniforms or the target of this round. The token it
-    looked at stays in the draft: dropping it would bias the output (docs/methods.md, condition 2).
+    It may read the draft's own distributions and tokens, never the uniforms or the target of this
+    round. The token it looked at stays in the draft: dropping it would bias the output
+    (docs/methods.md, condition 2).
     """
 
     def start(self) -> None:
         """A new draft begins."""
 
     def stop_before(self, row: Rows) -> bool:
-        """Whether to stop before a token is drawn from the one-row `row`; the draft may then be empty."""
+        """Whether to stop before a token is drawn from the one-row `row`; the draft may then be
+        empty."""
 
     def stop_after(self, row: Rows, token: int) -> bool:
         """Whether to stop after `token`, drawn from the one-row `row`."""

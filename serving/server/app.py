@@ -28,20 +28,32 @@ from serving.server.scheduling.observer import Observer
 from serving.server.settings import DRAIN_SECONDS, QUEUE
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "the request is invalid: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},
+    "4XX": {
+        "description": 'the request is invalid: {"error": {"message", "type", "param", "code"}}'
+    },
     "5XX": {"description": "the server failed, in the same shape"},
 }
 
 
-def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECONDS, capacity: int = QUEUE,
-               observers: Sequence[Observer] = (), security: Security | None = None, request_timeout: float | None = None,
-               allow_parameters: bool = False, prompt_tokens: int | None = None) -> FastAPI:
-    """The application that serves one model. Its schedulers start and end with the application's lifespan.
+def create_app(
+    served: ServedModel,
+    *,
+    drain_seconds: float | None = DRAIN_SECONDS,
+    capacity: int = QUEUE,
+    observers: Sequence[Observer] = (),
+    security: Security | None = None,
+    request_timeout: float | None = None,
+    allow_parameters: bool = False,
+    prompt_tokens: int | None = None,
+) -> FastAPI:
+    """The application that serves one model. Its schedulers start and end with the application's
+    lifespan.
 
     `app.state.deployments` is what serves; `Deployments.switch` replaces it.
 
     Args:
-        drain_seconds: how long running requests may take to finish when the server goes down; None: no limit.
+        drain_seconds: how long running requests may take to finish when the server goes down; None:
+            no limit.
         capacity: requests that may wait for a slot; further ones are answered 429.
         observers: notified of every request (observer.py).
         security: keys, origins and sizes; None: no key, no other site's pages.
@@ -50,8 +62,13 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
         prompt_tokens: as in `PromptBudget`.
     """
     metrics = Metrics(served.name)
-    deployments = Deployments(served, capacity=capacity, observers=[metrics, *observers], prompt_tokens=prompt_tokens)
-    metrics.watch(deployments, next((observer for observer in observers if isinstance(observer, Feedback)), None))
+    deployments = Deployments(
+        served, capacity=capacity, observers=[metrics, *observers], prompt_tokens=prompt_tokens
+    )
+    metrics.watch(
+        deployments,
+        next((observer for observer in observers if isinstance(observer, Feedback)), None),
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,17 +78,25 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
         finally:
             await asyncio.to_thread(deployments.close, drain_seconds)
 
-    app = FastAPI(title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS)
+    app = FastAPI(
+        title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS
+    )
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
-    app.add_middleware(CountAnswers, metrics=metrics)  # around the others: what they refuse is counted too
+    # around the others: what they refuse is counted too
+    app.add_middleware(CountAnswers, metrics=metrics)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
-    routers = [metrics_router(metrics), page_router(), model_router(deployments), probe_router(deployments),
-               offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters),
-               tokens_router(lambda: deployments.current.service)]
+    routers = [
+        metrics_router(metrics),
+        page_router(),
+        model_router(deployments),
+        probe_router(deployments),
+        offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters),
+        tokens_router(lambda: deployments.current.service),
+    ]
     for router in routers:
         app.include_router(router)
     app.add_middleware(RequestLog, routes=[route for router in routers for route in router.routes])
@@ -84,7 +109,13 @@ def model_router(deployments: Deployments) -> APIRouter:
 
     def card() -> dict[str, Any]:
         now = deployments.current.served
-        return {"id": now.name, "object": "model", "created": now.created, "owned_by": "draftwell", "max_model_len": now.max_context}
+        return {
+            "id": now.name,
+            "object": "model",
+            "created": now.created,
+            "owned_by": "draftwell",
+            "max_model_len": now.max_context,
+        }
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -95,7 +126,9 @@ def model_router(deployments: Deployments) -> APIRouter:
     async def get_model(name: str) -> dict[str, Any]:
         """A model by name."""
         if name != deployments.current.served.name:
-            raise APIError(404, f"the model '{name}' does not exist", param="model", code="model_not_found")
+            raise APIError(
+                404, f"the model '{name}' does not exist", param="model", code="model_not_found"
+            )
         return card()
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -130,7 +163,9 @@ def probe_router(deployments: Deployments) -> APIRouter:
         """Whether the process works (503: restart it), what it serves and how busy it is."""
         state = deployments.health()
         if state["last_switch_error"] and not is_trusted(request):
-            state["last_switch_error"] = "a switch was refused: send an API key to see why, or read the log"
+            state["last_switch_error"] = (
+                "a switch was refused: send an API key to see why, or read the log"
+            )
         return JSONResponse(state, 200 if state["status"] != "failed" else 503)
 
     @router.get("/ready")

@@ -1,4 +1,5 @@
-"""A server's life: load a bundle, serve it and its successors, and let running requests finish at SIGTERM."""
+"""A server's life: load a bundle, serve it and its successors, and let running requests finish at
+SIGTERM."""
 
 from __future__ import annotations
 
@@ -35,18 +36,23 @@ FLUSH_SECONDS = 5
 """For clients to read what is already written, after the drain."""
 BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75
-"""How long a connection may stay open between two requests. Longer than proxies keep theirs (usually 60 s), which otherwise send requests
-over a connection that is being closed. Uvicorn's default of 5 s is also too short for clients on a busy machine."""
+"""How long a connection may stay open between two requests. Longer than proxies keep theirs
+(usually 60 s), which otherwise send requests over a connection that is being closed. Uvicorn's
+default of 5 s is also too short for clients on a busy machine."""
 
 
 class DrainingServer(uvicorn.Server):
-    """A web server that drains. At the first SIGTERM or SIGINT new requests are answered 503 while running ones get `drain_seconds` to
-    finish; what is left then is answered 503, or its stream ends with an error. Clients have `FLUSH_SECONDS` to read that; then the server
-    exits with code 0. A second signal skips the drain.
+    """A web server that drains. At the first SIGTERM or SIGINT new requests are answered 503 while
+    running ones get `drain_seconds` to finish; what is left then is answered 503, or its stream
+    ends with an error. Clients have `FLUSH_SECONDS` to read that; then the server exits with code
+    0. A second signal skips the drain.
 
-    A device that has failed for good ends the server at once: whoever supervises it starts a new process (`device_lost` is set then)."""
+    A device that has failed for good ends the server at once: whoever supervises it starts a new
+    process (`device_lost` is set then)."""
 
-    def __init__(self, config: uvicorn.Config, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS):
+    def __init__(
+        self, config: uvicorn.Config, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS
+    ):
         super().__init__(config)
         self._deployments, self._drain_seconds = deployments, drain_seconds
         self._asked_at: float | None = None
@@ -70,15 +76,21 @@ class DrainingServer(uvicorn.Server):
                 deployments.drain()
             over = self.should_exit or time.monotonic() - self._asked_at > self._drain_seconds
             if over and deployments.users:
-                log.warning("the drain is over with %d requests unfinished: they are answered 503", deployments.users)
+                log.warning(
+                    "the drain is over with %d requests unfinished: they are answered 503",
+                    deployments.users,
+                )
                 deployments.abort()
             if over or deployments.users == 0:
                 return True
         return await super().on_tick(counter)
 
 
-def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]) -> int:
-    """Load the bundle and answer requests on a bound socket until SIGINT or SIGTERM; follow the bundle's link meanwhile.
+def serve_bundles(
+    settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]
+) -> int:
+    """Load the bundle and answer requests on a bound socket until SIGINT or SIGTERM; follow the
+    bundle's link meanwhile.
 
     Returns:
         the process's exit code: 0, or `DEVICE_FAILED`.
@@ -90,29 +102,49 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
     logging.getLogger("serving").setLevel(logging.INFO)
     keys = read_keys(settings.api_key_file)
     settings = settings.with_keys(keys)
-    security = Security(keys=keys, cors_origins=origins(settings.cors_origin), bodies_bytes=settings.body_megabytes * 2**20,
-                        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)))
-    written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": settings.state_dir, "--feedback-dir": settings.feedback_dir}
-    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is created
+    security = Security(
+        keys=keys,
+        cors_origins=origins(settings.cors_origin),
+        bodies_bytes=settings.body_megabytes * 2**20,
+        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)),
+    )
+    written = {
+        "DRAFTWELL_HOME": draftwell_home(),
+        "--state-dir": settings.state_dir,
+        "--feedback-dir": settings.feedback_dir,
+    }
+    # before any of them is created
+    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
     hide_folders(Path.home(), models_root())
 
     def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
         hide_folders(folder)
-        return persistence.prepare(on_own_thread(from_bundle, settings.for_bundle(folder), serving_now))
+        return persistence.prepare(
+            on_own_thread(from_bundle, settings.for_bundle(folder), serving_now)
+        )
 
     def take_over(folder: Path) -> bool:
         """False: not now, try again later."""
         deployments.switch(lambda old: load(folder, old), persistence.follow)
         return not deployments.worth_another_try
 
-    watch = BundleWatch(settings.bundle, take_over)  # before the bundle is read, so that a change during loading is noticed
+    # before the bundle is read, so that a change during loading is noticed
+    watch = BundleWatch(settings.bundle, take_over)
     with ended_by_interrupt():
-        app = create_app(load(settings.bundle),  # no other reference to the models stays: they can be freed
-                         drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
-                         capacity=settings.queue, observers=persistence.observers, security=security,
-                         request_timeout=settings.request_timeout, allow_parameters=settings.allow_parameters,
-                         prompt_tokens=settings.prompt_tokens or (STEADY_PROMPT_TOKENS if settings.deterministic else None))
+        # no other reference to the models stays: they can be freed
+        app = create_app(
+            load(settings.bundle),
+            # `DrainingServer` has drained when the application ends
+            drain_seconds=0.0,
+            capacity=settings.queue,
+            observers=persistence.observers,
+            security=security,
+            request_timeout=settings.request_timeout,
+            allow_parameters=settings.allow_parameters,
+            prompt_tokens=settings.prompt_tokens
+            or (STEADY_PROMPT_TOKENS if settings.deterministic else None),
+        )
     deployments: Deployments = app.state.deployments
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: watch.ask())
@@ -135,11 +167,23 @@ def announce(served: ServedModel, listener: socket.socket) -> None:
     """Print the line that says what is served, and where."""
     greedy, sampled = served.tuned["greedy"], served.tuned["sampled"]
     chosen = greedy if greedy == sampled else f"{greedy} (greedy) and {sampled} (sampled)"
-    print(f"draftwell-serve: {served.name} with {chosen} in {served.pair.dtype}, {served.slots} slots, "
-          f"on http://{address_of(listener)}/v1", flush=True)
+    print(
+        f"draftwell-serve: {served.name} with {chosen} in {served.pair.dtype}, "
+        f"{served.slots} slots, "
+        f"on http://{address_of(listener)}/v1",
+        flush=True,
+    )
 
 
 def web_config(app: FastAPI) -> uvicorn.Config:
     """Uvicorn's settings for an application."""
-    return uvicorn.Config(app, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
-                          timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol, ws="none")
+    return uvicorn.Config(
+        app,
+        log_level="info",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        http=BoundedProtocol,
+        ws="none",
+    )

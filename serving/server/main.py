@@ -1,5 +1,5 @@
-"""`draftwell-serve`: the command line of the server, made from `ServerSettings`. Heavy libraries load when serving starts, so that
---help is quick."""
+"""`draftwell-serve`: the command line of the server, made from `ServerSettings`. Heavy libraries
+load when serving starts, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A field of the settings as a command-line option: same name, type, default, bounds and description."""
-    limits = {option: getattr(limit, bound) for bound, option in (("ge", "min"), ("le", "max"))
-              for limit in field.metadata if hasattr(limit, bound)}
+    """A field of the settings as a command-line option: same name, type, default, bounds and
+    description."""
+    limits = {
+        option: getattr(limit, bound)
+        for bound, option in (("ge", "min"), ("le", "max"))
+        for limit in field.metadata
+        if hasattr(limit, bound)
+    }
     kind: Any = field.annotation
     default = inspect.Parameter.empty if field.is_required() else field.default
     if kind == tuple[str, ...]:
         kind, default = list[str] | None, None
-    if any(isinstance(one, BeforeValidator) for one in field.metadata):  # it reads words, and the settings check what it makes of them
+    # it reads words, and the settings check what it makes of them
+    if any(isinstance(one, BeforeValidator) for one in field.metadata):
         kind, limits = str | None, {}
     option = typer.Option(f"--{name.replace('_', '-')}", help=field.description, **limits)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -40,32 +48,40 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-@app.command(epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8")
+@app.command(
+    epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8"
+)
 @with_options
 def serve(**options: Any) -> int:
-    """Serve a bundle over the OpenAI API: /v1/chat/completions, /v1/completions and /v1/models, with /health and /ready for probes.
+    """Serve a bundle over the OpenAI API: /v1/chat/completions, /v1/completions and /v1/models,
+    with /health and /ready for probes.
 
-    When the link `current` points to a new bundle, or on SIGHUP, the server switches to it without losing a request. SIGTERM lets running
-    requests finish, then the server exits.
+    When the link `current` points to a new bundle, or on SIGHUP, the server switches to it without
+    losing a request. SIGTERM lets running requests finish, then the server exits.
     """
     lists = {name: tuple(options[name] or ()) for name in ("cors_origin", "allowed_host")}
     return run(ServerSettings.from_options(**options | lists))
 
 
 def run(settings: ServerSettings) -> int:
-    """Load a bundle and serve it, and its successors, until SIGINT or SIGTERM; running requests get `drain_seconds` to finish.
+    """Load a bundle and serve it, and its successors, until SIGINT or SIGTERM; running requests get
+    `drain_seconds` to finish.
 
     Returns:
         the exit code: 0, or `DEVICE_FAILED` after an error from which only a new process recovers.
     Raises:
-        DraftwellError: the address is taken, the server's packages are missing (`missing_package`), or the bundle is refused.
+        DraftwellError: the address is taken, the server's packages are missing (`missing_package`),
+            or the bundle is refused.
     """
-    with listen(settings.host, settings.port) as listener, paused_garbage_collection() as resume:  # the cheap check first
+    # the cheap check first
+    with listen(settings.host, settings.port) as listener, paused_garbage_collection() as resume:
         try:
             from serving.server.lifecycle import serve_bundles
         except ImportError as error:
-            raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'",
-                                 code="missing_package") from error
+            raise DraftwellError(
+                f"the server needs the package {error.name}: pip install 'draftwell[server]'",
+                code="missing_package",
+            ) from error
         return serve_bundles(settings, listener, resume)
 
 

@@ -1,4 +1,5 @@
-"""The server's process before it serves: its socket, the garbage collector and SIGINT. No heavy library is imported here."""
+"""The server's process before it serves: its socket, the garbage collector and SIGINT. No heavy
+library is imported here."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from serving.errors import DraftwellError
 INTERRUPTED = 130
 """Exit code of a process ended by SIGINT."""
 DEVICE_FAILED = 70
-"""Exit code of a server whose device has failed for good (EX_SOFTWARE of sysexits.h): its supervisor starts it again."""
+"""Exit code of a server whose device has failed for good (EX_SOFTWARE of sysexits.h): its
+supervisor starts it again."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -30,8 +32,13 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise DraftwellError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port",
-                             code="address_unavailable") from error
+        raise DraftwellError(
+            (
+                f"cannot listen on {host}:{port} ({error.strerror or error}): choose another "
+                "--host or --port"
+            ),
+            code="address_unavailable",
+        ) from error
     return listener
 
 
@@ -43,8 +50,8 @@ def address_of(listener: socket.socket) -> str:
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[Callable[[], None]]:
-    """Collect no garbage until the function that this yields is called. Imports make hundreds of thousands of objects that stay; scanning
-    them again and again takes a second of the start."""
+    """Collect no garbage until the function that this yields is called. Imports make hundreds of
+    thousands of objects that stay; scanning them again and again takes a second of the start."""
     gc.disable()
     try:
         yield gc.enable
@@ -54,12 +61,15 @@ def paused_garbage_collection() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """SIGINT ends the process at once, even while the main thread waits for the thread that loads: before it serves, nothing is lost."""
+    """SIGINT ends the process at once, even while the main thread waits for the thread that loads:
+    before it serves, nothing is lost."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # the caller's own, or ignored, as in the background
+    # the caller's own, or ignored, as in the background
+    if before is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the system's own handler does nothing for a container's first process
+    # the system's own handler does nothing for a container's first process
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
-"""Uvicorn's HTTP protocol with bounds on how many connections are open, and on what a client may leave undone: the rest of a request's
-headers, and reading its answer."""
+"""Uvicorn's HTTP protocol with bounds on how many connections are open, and on what a client may
+leave undone: the rest of a request's headers, and reading its answer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ except ImportError:  # Windows, where sockets are no files
 log = logging.getLogger(__name__)
 
 HEADER_SECONDS = 30.0
-"""How long a request's headers may take to arrive, from the connection or from their first byte on."""
+"""How long a request's headers may take to arrive, from the connection or from their first byte
+on."""
 STALL_SECONDS = 120.0
 """How long a client may read nothing of an answer that waits to be sent."""
 MOST_CONNECTIONS = 8192
-"""Twice as many as requests are answered at once (guards.py), so that probes find room beside all of them."""
+"""Twice as many as requests are answered at once (guards.py), so that probes find room beside all
+of them."""
 OTHER_FILES = 128
 """Files that the process needs besides connections."""
 
 
 @cache
 def most_connections() -> int:
-    """Connections at once: `MOST_CONNECTIONS`, or what the process's limit of open files leaves, which is raised first where the system
-    allows it: its usual value of 1,024 is meant for programs that know no larger numbers."""
+    """Connections at once: `MOST_CONNECTIONS`, or what the process's limit of open files leaves,
+    which is raised first where the system allows it: its usual value of 1,024 is meant for programs
+    that know no larger numbers."""
     if resource is None:
         return MOST_CONNECTIONS
     wanted = 2 * MOST_CONNECTIONS  # many may be accepted before the first of them is counted
@@ -47,7 +50,8 @@ def most_connections() -> int:
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Ends the connections of clients that are too slow, so that they and the requests' slots are free."""
+    """Ends the connections of clients that are too slow, so that they and the requests' slots are
+    free."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -65,17 +69,27 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def silent(self) -> bool:
-        """Whether no request is being answered, no answer waits to be read, and at most headers are sent."""
+        """Whether no request is being answered, no answer waits to be read, and at most headers are
+        sent."""
         return self._reading is None and (self.cycle is None or bool(self.cycle.response_complete))
 
     def _make_room(self) -> None:
-        """Close silent connections, first those that have been so for longest: whoever asks at once is served, however many others are
-        opened. Several at a time, since looking for them takes a while; this one itself where none is silent."""
-        silent = sorted((one for one in self.connections if one.silent and one is not self), key=lambda one: one._used)
+        """Close silent connections, first those that have been so for longest: whoever asks at once
+        is served, however many others are opened. Several at a time, since looking for them takes a
+        while; this one itself where none is silent."""
+        silent = sorted(
+            (one for one in self.connections if one.silent and one is not self),
+            key=lambda one: one._used,
+        )
         closed = silent[: 1 + most_connections() // 16] or [self]
-        log.warning("more than %d connections are open: %d on which nothing is asked are closed", most_connections(), len(closed))
+        log.warning(
+            "more than %d connections are open: %d on which nothing is asked are closed",
+            most_connections(),
+            len(closed),
+        )
         for one in closed:
-            self.connections.discard(one)  # it no longer counts for those that come in the same moment
+            # it no longer counts for those that come in the same moment
+            self.connections.discard(one)
             one.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -94,7 +108,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
         super().pause_writing()
-        self._reading = self.loop.call_later(STALL_SECONDS, self._check_reading, self.transport.get_write_buffer_size())
+        self._reading = self.loop.call_later(
+            STALL_SECONDS, self._check_reading, self.transport.get_write_buffer_size()
+        )
 
     def resume_writing(self) -> None:
         """It has read all."""
@@ -108,7 +124,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _await_headers(self) -> None:
         if self._headers is None and not self.transport.is_closing():
-            self._headers = self.loop.call_later(HEADER_SECONDS, self._end, "sent no complete headers")
+            self._headers = self.loop.call_later(
+                HEADER_SECONDS, self._end, "sent no complete headers"
+            )
 
     def _check_reading(self, before: int) -> None:
         left = self.transport.get_write_buffer_size()
@@ -126,4 +144,3 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _end(self, why: str) -> None:
         log.info("a client %s: its connection is closed", why)
         self.transport.abort()
-

@@ -1,4 +1,5 @@
-"""The example of docs/add_a_gate.md, run as it stands: its three fields, its judgement, and its line of gates.yaml."""
+"""The example of docs/add_a_gate.md, run as it stands: its three fields, its judgement, and its
+line of gates.yaml."""
 
 from __future__ import annotations
 
@@ -33,14 +34,25 @@ def block(part: str) -> str:
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with `NewGates`, `NewThresholds` and `judge_first_token`, made of the page's blocks."""
+    """A module with `NewGates`, `NewThresholds` and `judge_first_token`, made of the page's
+    blocks."""
     module: Any = ModuleType(MODULE)
-    monkeypatch.setitem(sys.modules, MODULE, module)  # dataclasses and pydantic look annotations up there
-    vars(module).update(Gates=Gates, Field=Field, Thresholds=Thresholds, dataclass=dataclass, BenchEntry=BenchEntry, Check=Check,
-                        GateVerdict=GateVerdict)
-    source = (f"class NewGates(Gates):\n    {block('max_ttft_ratio: float = Field')}\n"
-              f"@dataclass(frozen=True)\nclass NewThresholds(Thresholds):\n    {block('max_ttft_ratio: float | None')}\n"
-              + block("def judge_first_token"))
+    # dataclasses and pydantic look annotations up there
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    vars(module).update(
+        Gates=Gates,
+        Field=Field,
+        Thresholds=Thresholds,
+        dataclass=dataclass,
+        BenchEntry=BenchEntry,
+        Check=Check,
+        GateVerdict=GateVerdict,
+    )
+    source = (
+        f"class NewGates(Gates):\n    {block('max_ttft_ratio: float = Field')}\n"
+        "@dataclass(frozen=True)\nclass NewThresholds(Thresholds):\n    "
+        f"{block('max_ttft_ratio: float | None')}\n" + block("def judge_first_token")
+    )
     exec(compile(source, "add_a_gate.md", "exec", dont_inherit=True), vars(module))
     return module
 
@@ -49,7 +61,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 def gates_file(tmp_path: Path) -> Path:
     """The project's thresholds with the page's."""
     added = next(b.body for b in BLOCKS if b.language == "yaml")
-    (tmp_path / "gates.yaml").write_text((Path(registry.gates.HERE) / "gates.yaml").read_text() + "\n" + added)
+    (tmp_path / "gates.yaml").write_text(
+        (Path(registry.gates.HERE) / "gates.yaml").read_text() + "\n" + added
+    )
     return tmp_path / "gates.yaml"
 
 
@@ -57,8 +71,12 @@ def entry(first_token: float | None) -> BenchEntry:
     return BenchEntry(strategy="spide", ttft_ms=first_token)
 
 
-@pytest.mark.parametrize(("candidate", "passed"), [(100.0, True), (150.0, True), (151.0, False), (None, False)])
-def test_the_judgement(example: Any, gates_file: Path, candidate: float | None, passed: bool) -> None:
+@pytest.mark.parametrize(
+    ("candidate", "passed"), [(100.0, True), (150.0, True), (151.0, False), (None, False)]
+)
+def test_the_judgement(
+    example: Any, gates_file: Path, candidate: float | None, passed: bool
+) -> None:
     thresholds = example.NewThresholds.of(read_yaml(gates_file, example.NewGates).model_dump())
     judge: Callable[..., GateVerdict] = example.judge_first_token
     assert thresholds.max_ttft_ratio == 1.5
@@ -66,7 +84,9 @@ def test_the_judgement(example: Any, gates_file: Path, candidate: float | None, 
 
 
 def test_an_absent_threshold_is_not_checked(example: Any) -> None:
-    assert example.judge_first_token(entry(1000.0), entry(1.0), example.NewThresholds()).checks == ()
+    assert (
+        example.judge_first_token(entry(1000.0), entry(1.0), example.NewThresholds()).checks == ()
+    )
 
 
 def test_a_forgotten_place_is_an_error(example: Any, gates_file: Path) -> None:
@@ -81,7 +101,10 @@ def test_the_named_places_exist() -> None:
     from flows.steps.gate_parts.bench import BenchJudge
 
     page = BLOCKS[0].page.read_text()
-    assert all(name in page for name in ("`Gates`", "`Thresholds`", "`BenchJudge.of`", "`gate_release`", "`CLOCKED`"))
+    assert all(
+        name in page
+        for name in ("`Gates`", "`Thresholds`", "`BenchJudge.of`", "`gate_release`", "`CLOCKED`")
+    )
     assert callable(BenchJudge.of)
     assert "max_ttft_ratio" in yaml.safe_load(next(b.body for b in BLOCKS if b.language == "yaml"))
 

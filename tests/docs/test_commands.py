@@ -1,4 +1,5 @@
-"""What the pages tell a reader to type exists: commands and their options, targets and variables of make."""
+"""What the pages tell a reader to type exists: commands and their options, targets and variables of
+make."""
 
 from __future__ import annotations
 
@@ -17,11 +18,15 @@ SERVE = "serve"
 
 
 def named(program: str) -> list[Any]:
-    return [pytest.param(words, id=f"{place} {' '.join(words)}") for place, words in commands(program)]
+    return [
+        pytest.param(words, id=f"{place} {' '.join(words)}") for place, words in commands(program)
+    ]
 
 
 def options_of(command: Any) -> dict[str, Any]:
-    return {name: p for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help": None}
+    return {name: p for p in command.params for name in (*p.opts, *p.secondary_opts)} | {
+        "--help": None
+    }
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +44,19 @@ def server() -> Any:
 
 
 def check(words: list[str], options: dict[str, Any]) -> None:
-    """Options exist, values of choices are among them, named strategies too, and required options are given."""
+    """Options exist, values of choices are among them, named strategies too, and required options
+    are given."""
     given = [word for word in words if word.startswith("--")]
     assert [word for word in given if word.partition("=")[0] not in options] == []
     for option, value in pairwise(words):
         if option in ("--strategy", "--strategies") and "$" not in value:
             names = [re.split("[:@]", name)[0] for name in value.split(",")]
             assert [name for name in names if name not in STRATEGIES] == []
-    needed = {p.opts[0] for p in options.values() if p is not None and p.required and p.param_type_name == "option"}
+    needed = {
+        p.opts[0]
+        for p in options.values()
+        if p is not None and p.required and p.param_type_name == "option"
+    }
     assert "--help" in given or needed <= set(given), f"{needed} must be given"
 
 

@@ -1,4 +1,5 @@
-"""Pages as a whole: links lead somewhere, README is in the right order, made pages hold what they are made of."""
+"""Pages as a whole: links lead somewhere, README is in the right order, made pages hold what they
+are made of."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ CURRENT = [page for page in PAGES if page.name not in ("log.md", "CHANGELOG.md")
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", REPO / "docs" / "hooks" / "reference.py")
+    spec = importlib.util.spec_from_file_location(
+        "reference", REPO / "docs" / "hooks" / "reference.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,7 +36,12 @@ def reference() -> ModuleType:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^ *```.*?^ *```|`[^`\n]*`",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
     for address in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", address):
             continue
@@ -41,7 +49,10 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         file = page.parent / name if name else page
         assert file.exists(), address
         if heading:
-            assert heading in {slug(line) for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)}, address
+            assert heading in {
+                slug(line)
+                for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            }, address
 
 
 def slug(heading: str) -> str:
@@ -52,20 +63,30 @@ def slug(heading: str) -> str:
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
 def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:components|flows|registry|serving|docs|deploy|tests)/[\w./-]+\.(?:py|md|ya?ml|json))(?:`|::|:)", text))
+    named = set(
+        re.findall(
+            r"`((?:components|flows|registry|serving|docs|deploy|tests)/[\w./-]+\.(?:py|md|ya?ml|json))(?:`|::|:)",
+            text,
+        )
+    )
     assert sorted(name for name in named if not (REPO / name).exists()) == []
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
 def test_modules_and_functions_that_are_named_exist(page: Path) -> None:
     """Dotted names, such as `components.replay.sampled.replay_expected`."""
-    for name in re.findall(r"(?:`|::: |-m )((?:components|flows|registry|serving)(?:\.\w+)+)", page.read_text(encoding="utf-8")):
+    for name in re.findall(
+        r"(?:`|::: |-m )((?:components|flows|registry|serving)(?:\.\w+)+)",
+        page.read_text(encoding="utf-8"),
+    ):
         assert pkgutil.resolve_name(name) is not None
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
 def test_nothing_refers_to_papers_that_the_repository_lacks(page: Path) -> None:
-    assert not re.findall(r"\bMETHODS\b|\bDESIGN\b|\bissue \d+|\.\./shared/", page.read_text(encoding="utf-8"))
+    assert not re.findall(
+        r"\bMETHODS\b|\bDESIGN\b|\bissue \d+|\.\./shared/", page.read_text(encoding="utf-8")
+    )
 
 
 def test_readme_names_the_two_commands_and_the_loop_in_its_order() -> None:
@@ -83,7 +104,9 @@ def test_readme_is_short_and_says_what_was_not_measured() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     config: dict[str, Any] = yaml.safe_load((REPO / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = set(re.findall(r"'([\w/-]+\.md)'", repr(config["nav"])))
-    pages = {str(page.relative_to(REPO / "docs")) for page in PAGES if page.is_relative_to(REPO / "docs")}
+    pages = {
+        str(page.relative_to(REPO / "docs")) for page in PAGES if page.is_relative_to(REPO / "docs")
+    }
     assert sorted(pages - listed) == []
 
 
@@ -110,7 +133,13 @@ def test_the_other_references_are_made_of_the_source(reference: ModuleType) -> N
 
 
 def test_links_of_included_pages_are_rewritten(reference: ModuleType) -> None:
-    text = "[a](docs/tuning.md) [b](serving/runtime/strategies/PAPERS.md#x) [c](registry/gates.yaml) [d](https://example.org) [e](#f)"
+    text = (
+        "[a](docs/tuning.md) [b](serving/runtime/strategies/PAPERS.md#x) "
+        "[c](registry/gates.yaml) [d](https://example.org) [e](#f)"
+    )
     assert reference.relinked(text, "", "index.md", "https://host/repo") == (
-        "[a](tuning.md) [b](strategy_papers.md#x) [c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) [e](#f)")
+        "[a](tuning.md) [b](strategy_papers.md#x) "
+        "[c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) "
+        "[e](#f)"
+    )
     assert reference.relinked("[a](../README.md)", "docs", "x/y.md", "u") == "[a](../index.md)"

@@ -1,4 +1,5 @@
-"""Fenced blocks of the pages: each names its language; JSON, YAML and Python parse, and what Python imports exists."""
+"""Fenced blocks of the pages: each names its language; JSON, YAML and Python parse, and what Python
+imports exists."""
 
 from __future__ import annotations
 
@@ -14,7 +15,19 @@ import yaml
 from registry.pairs import PairSpec
 from tests.support.markdown import SHELL, Fence, fences
 
-LANGUAGES = {*SHELL, "python", "json", "yaml", "toml", "text", "html", "http", "dockerfile", "ini", "diff"}
+LANGUAGES = {
+    *SHELL,
+    "python",
+    "json",
+    "yaml",
+    "toml",
+    "text",
+    "html",
+    "http",
+    "dockerfile",
+    "ini",
+    "diff",
+}
 OURS = ("flows", "components", "registry", "serving")
 
 
@@ -44,7 +57,9 @@ def test_python(fence: Fence) -> None:
 
 @pytest.mark.parametrize("fence", fences(*SHELL), ids=str)
 def test_shell(fence: Fence) -> None:
-    parsed = subprocess.run(["bash", "-n"], input=fence.body, capture_output=True, text=True, check=False)
+    parsed = subprocess.run(
+        ["bash", "-n"], input=fence.body, capture_output=True, text=True, check=False
+    )
     assert parsed.returncode == 0, parsed.stderr
 
 
@@ -54,7 +69,10 @@ def pairs() -> list[Fence]:
 
 @pytest.mark.parametrize("fence", pairs(), ids=str)
 def test_a_pair_of_ones_own_is_valid(fence: Fence) -> None:
-    assert PairSpec.model_validate(yaml.safe_load(fence.body)).name == yaml.safe_load(fence.body)["name"]
+    assert (
+        PairSpec.model_validate(yaml.safe_load(fence.body)).name
+        == yaml.safe_load(fence.body)["name"]
+    )
 
 
 def test_the_readme_has_a_pair_of_ten_lines_at_most() -> None:

@@ -1,4 +1,5 @@
-"""The wording check of `make lint`: what it reads, what it finds, and that the pages it is switched on for pass."""
+"""The wording check of `make lint`: what it reads, what it finds, and that the pages it is switched
+on for pass."""
 
 from __future__ import annotations
 
@@ -24,17 +25,25 @@ def wording() -> ModuleType:
 
 
 def hits(wording: ModuleType, path: Path) -> list[tuple[int, str]]:
-    return [(line, match[0]) for line, text in wording.spoken(path) for pattern in wording.WORDS
-            for match in re.finditer(pattern, text, re.IGNORECASE)]
+    return [
+        (line, match[0])
+        for line, text in wording.spoken(path)
+        for pattern in wording.WORDS
+        for match in re.finditer(pattern, text, re.IGNORECASE)
+    ]
 
 
 def test_pages_are_read_without_their_code(wording: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("The run goes on.\n`goes on`\n\n```text\nlies in\n```\n\nIt was held against it.\n")
+    page.write_text(
+        "The run goes on.\n`goes on`\n\n```text\nlies in\n```\n\nIt was held against it.\n"
+    )
     assert hits(wording, page) == [(1, "goes on"), (8, "held against")]
 
 
-def test_strings_of_modules_are_read_and_comments_are_not(wording: ModuleType, tmp_path: Path) -> None:
+def test_strings_of_modules_are_read_and_comments_are_not(
+    wording: ModuleType, tmp_path: Path
+) -> None:
     module = tmp_path / "module.py"
     module.write_text('# anew\nstation = 1\nhelp = "all cores if left out"\n')
     assert hits(wording, module) == [(3, "if left out")]
@@ -53,10 +62,16 @@ def test_what_lint_checks_passes(wording: ModuleType, capsys: pytest.CaptureFixt
     assert wording.main(declared[1].split()) == 0, capsys.readouterr().out
 
 
-def test_a_refused_word_is_one_line_with_file_line_and_advice(wording: ModuleType, capsys: pytest.CaptureFixture[str],
-                                                              tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_word_is_one_line_with_file_line_and_advice(
+    wording: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / "page.md").write_text("fine\nthe mend\n")
     monkeypatch.setattr(wording, "ROOT", tmp_path)
-    monkeypatch.setattr(wording.subprocess, "run", lambda *_, **__: type("Listed", (), {"stdout": "page.md\0"}))
+    monkeypatch.setattr(
+        wording.subprocess, "run", lambda *_, **__: type("Listed", (), {"stdout": "page.md\0"})
+    )
     assert wording.main([]) == 1
     assert capsys.readouterr().out == "page.md:2: 'mend': write 'fix'\n"

@@ -35,7 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def starts_are_not_timed() -> Iterator[None]:
-    """The gate starts a process that does nothing instead of one that loads the bundle; test_gate.py starts a real one."""
+    """The gate starts a process that does nothing instead of one that loads the bundle;
+    test_gate.py starts a real one."""
     from components.gate import footprint
 
     with pytest.MonkeyPatch.context() as patch:
@@ -45,9 +46,11 @@ def starts_are_not_timed() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def profiles_are_short(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A hardware profile, which every command that tunes or calibrates measures in its empty home, takes fewer passes to a median here.
+    """A hardware profile, which every command that tunes or calibrates measures in its empty home,
+    takes fewer passes to a median here.
 
-    Not in trials of the default pair, which are about times. What a profile is worth is tested in tests/components/calibrate.
+    Not in trials of the default pair, which are about times. What a profile is worth is tested in
+    tests/components/calibrate.
     """
     if request.node.get_closest_marker("soak"):
         yield
@@ -63,9 +66,11 @@ def profiles_are_short(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py).
+    """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder
+    already (tests/conftest.py).
 
-    The one server of a process: Prefect's thread that sends events, of which task runs are made, stays with the server it began with.
+    The one server of a process: Prefect's thread that sends events, of which task runs are made,
+    stays with the server it began with.
     """
     from prefect.events.worker import EventsWorker
     from prefect.testing.utilities import prefect_test_harness

@@ -1,4 +1,5 @@
-"""Workspaces keep apart what is valid on one device only, and read what earlier versions kept together."""
+"""Workspaces keep apart what is valid on one device only, and read what earlier versions kept
+together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ MARK = "f" * 64
 
 
 def config(device_class: str | None, strategy: str = "spide") -> DecodingConfig:
-    return DecodingConfig(strategy, {}, {}, Provenance(pair="tiny", fingerprint=MARK, device_class=device_class))
+    return DecodingConfig(
+        strategy, {}, {}, Provenance(pair="tiny", fingerprint=MARK, device_class=device_class)
+    )
 
 
 @pytest.fixture
@@ -48,7 +51,11 @@ class OnDevice:
 def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
     monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
-    assert (default_device(), PipelineSettings().device, checked_device("cuda")) == ("cuda", "cuda", "cuda")
+    assert (default_device(), PipelineSettings().device, checked_device("cuda")) == (
+        "cuda",
+        "cuda",
+        "cuda",
+    )
     monkeypatch.setenv(serving.device.VARIABLE, "cpu")
     assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
     monkeypatch.setenv(serving.device.VARIABLE, "gpu")
@@ -61,26 +68,42 @@ def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cuda_host")
-def test_a_workspace_is_of_the_default_device_unless_told(own_stores: Path, pair_file: Path) -> None:
-    assert [Workspace(str(pair_file), device=device).device for device in (None, "cpu")] == ["cuda", "cpu"]
+def test_a_workspace_is_of_the_default_device_unless_told(
+    own_stores: Path, pair_file: Path
+) -> None:
+    assert [Workspace(str(pair_file), device=device).device for device in (None, "cpu")] == [
+        "cuda",
+        "cpu",
+    ]
     told = Workspace(str(pair_file), device="cpu")
     assert (told.in_dtype("bfloat16").device, told.aside(own_stores / "x").device) == ("cpu", "cpu")
 
 
-def test_two_devices_do_not_overwrite_each_other_and_share_what_they_can(own_stores: Path, pair_file: Path) -> None:
+def test_two_devices_do_not_overwrite_each_other_and_share_what_they_can(
+    own_stores: Path, pair_file: Path
+) -> None:
     cpu, cuda = (Workspace(str(pair_file), device=device) for device in ("cpu", "cuda"))
     cpu.save(config("cpu-x86-2c-avx2", "spide"))
     cuda.save(config("cuda-nvidia-h100", "vanilla_sd"))
     cpu.save(verifier(MARK))
-    assert [DecodingConfig.load(space.folder("decoding_config")).strategy for space in (cpu, cuda)] == ["spide", "vanilla_sd"]
+    assert [
+        DecodingConfig.load(space.folder("decoding_config")).strategy for space in (cpu, cuda)
+    ] == ["spide", "vanilla_sd"]
     assert cpu.folder("verifier") == cuda.folder("verifier")
     assert cpu.traces == cuda.traces
-    assert {kind: folder.parts[-3] for kind, folder in cuda.kept().items()} == {"decoding_config": "cuda", "verifier": "float32"}
+    assert {kind: folder.parts[-3] for kind, folder in cuda.kept().items()} == {
+        "decoding_config": "cuda",
+        "verifier": "float32",
+    }
     cpu.save(config("cuda-nvidia-h100", "svip"))
-    assert DecodingConfig.load(cuda.folder("decoding_config")).strategy == "svip", "it goes by where it was made"
+    assert DecodingConfig.load(cuda.folder("decoding_config")).strategy == "svip", (
+        "it goes by where it was made"
+    )
 
 
-def test_a_profile_of_other_layers_is_measured_again(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_other_layers_is_measured_again(
+    own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the same machine: compiled layers decode a token in half the time."""
     import components.calibrate.hardware_profile
     from serving.artifacts.hardware_profile import HardwareProfile
@@ -93,9 +116,16 @@ def test_a_profile_of_other_layers_is_measured_again(own_stores: Path, pair_file
 
     monkeypatch.setattr(components.calibrate.hardware_profile, "measure_profile", measure)
     space, here = Workspace(str(pair_file)), serving.device.device_class("cpu")
-    eager, compiled = (SimpleNamespace(name="tiny", device="cpu", fingerprint=MARK, padded_to=None,
-                                       models={role: SimpleNamespace(step=step) for role in ("target", "draft")})
-                       for step in (None, object()))
+    eager, compiled = (
+        SimpleNamespace(
+            name="tiny",
+            device="cpu",
+            fingerprint=MARK,
+            padded_to=None,
+            models={role: SimpleNamespace(step=step) for role in ("target", "draft")},
+        )
+        for step in (None, object())
+    )
     first: Any = space._profile_for(eager, None)  # type: ignore[arg-type]
     assert space._profile_for(eager, first) is first  # type: ignore[arg-type]
     second: Any = space._profile_for(compiled, first)  # type: ignore[arg-type]
@@ -104,11 +134,17 @@ def test_a_profile_of_other_layers_is_measured_again(own_stores: Path, pair_file
     assert measured == [here, f"{here}+compiled-draft-target", here]
 
 
-@pytest.mark.parametrize(("device_class", "device"), [("cpu-x86-2c-avx2", "cpu"), ("cuda-nvidia-h100", "cuda"), (None, "cpu")])
-def test_what_an_earlier_version_kept_is_moved_to_its_device(own_stores: Path, pair_file: Path, device_class: str | None,
-                                                             device: str) -> None:
+@pytest.mark.parametrize(
+    ("device_class", "device"),
+    [("cpu-x86-2c-avx2", "cpu"), ("cuda-nvidia-h100", "cuda"), (None, "cpu")],
+)
+def test_what_an_earlier_version_kept_is_moved_to_its_device(
+    own_stores: Path, pair_file: Path, device_class: str | None, device: str
+) -> None:
     lines: list[str] = []
-    cuda, cpu = (Workspace(str(pair_file), say=lines.append, device=name) for name in ("cuda", "cpu"))
+    cuda, cpu = (
+        Workspace(str(pair_file), say=lines.append, device=name) for name in ("cuda", "cpu")
+    )
     config(device_class).save(cpu.artifacts / "decoding_config")
     cpu.reports.mkdir()
     for name in ("tuning.html", "tuning.json", "tuning_pareto.png", "verifier.md"):
@@ -116,7 +152,10 @@ def test_what_an_earlier_version_kept_is_moved_to_its_device(own_stores: Path, p
     spaces = {"cuda": cuda, "cpu": cpu}
     found = {name: space.folder("decoding_config").is_dir() for name, space in spaces.items()}
     assert found == {"cuda": device == "cuda", "cpu": device == "cpu"}
-    assert [path.name for path in pictures_of(spaces[device], "decoding_config")] == ["tuning.html", "tuning_pareto.png"]
+    assert [path.name for path in pictures_of(spaces[device], "decoding_config")] == [
+        "tuning.html",
+        "tuning_pareto.png",
+    ]
     assert (spaces[device].device_reports / "tuning.json").is_file()
     assert [path.name for path in cpu.reports.iterdir()] == ["verifier.md"]
     assert len(lines) == 1
@@ -128,7 +167,9 @@ def test_nothing_is_moved_over_what_is_there(own_stores: Path, pair_file: Path) 
     space.save(config("cpu-x86", "svip"))
     config("cpu-x86", "spide").save(space.artifacts / "decoding_config")
     assert DecodingConfig.load(space.folder("decoding_config")).strategy == "svip"
-    assert DecodingConfig.load(space.artifacts / "decoding_config").strategy == "spide", "an earlier version's, still there"
+    assert DecodingConfig.load(space.artifacts / "decoding_config").strategy == "spide", (
+        "an earlier version's, still there"
+    )
     assert space.kept()["decoding_config"] == space.folder("decoding_config")
 
 
@@ -145,22 +186,32 @@ def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: 
     space = Workspace(str(pair_file), device="cpu")
     space.save(config("cpu-x86-2c-avx2"))
     step = StepContext(space, None)  # type: ignore[arg-type]
-    with raises_code("made_on_other_device", "decoding_config.tiny version 1 was made on cpu-x86-2c-avx2, for cpu", "for cuda"):
+    with raises_code(
+        "made_on_other_device",
+        "decoding_config.tiny version 1 was made on cpu-x86-2c-avx2, for cpu",
+        "for cuda",
+    ):
         run_publish(step, {}, device="cuda")
     with raises_code("nothing_to_release", "--device cuda"):
         run_publish(StepContext(Workspace(str(pair_file), device="cuda"), None), {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_rounded_weights_have_a_workspace_of_their_own_and_refuse_the_others_artifacts(own_stores: Path, pair_file: Path,
-                                                                                       weights: Weights) -> None:
+def test_rounded_weights_have_a_workspace_of_their_own_and_refuse_the_others_artifacts(
+    own_stores: Path, pair_file: Path, weights: Weights
+) -> None:
     full, less = Workspace(str(pair_file)), Workspace(str(pair_file), named("float32", weights))
     assert less.root.name == f"float32-{weights}"
     marks = {space: fingerprint(space.files(), space.dtype) for space in (full, less)}
     for space, mark in marks.items():
-        AcceptanceTable.empty(Provenance(pair="tiny", fingerprint=mark)).save(space.folder("acceptance_table"))
+        AcceptanceTable.empty(Provenance(pair="tiny", fingerprint=mark)).save(
+            space.folder("acceptance_table")
+        )
     pair = less.load()
-    assert less.resources(pair, ["spide"]).artifacts["acceptance_table"].provenance.fingerprint == marks[less]
+    assert (
+        less.resources(pair, ["spide"]).artifacts["acceptance_table"].provenance.fingerprint
+        == marks[less]
+    )
     with raises_code("another_pair", marks[full][:12], marks[less][:12]):
         less.resources(pair, ["spide"], folder=full.artifacts)
     assert full.root.name == "float32"
@@ -169,4 +220,7 @@ def test_rounded_weights_have_a_workspace_of_their_own_and_refuse_the_others_art
 def test_a_pairs_own_weights_are_its_default(own_stores: Path, pair_file: Path) -> None:
     file = pair_file.with_name("rounded.yaml")
     file.write_text(pair_file.read_text() + "weights: int8\n")
-    assert [Workspace(str(file), dtype).dtype for dtype in (None, "float32")] == ["float32-int8", "float32"]
+    assert [Workspace(str(file), dtype).dtype for dtype in (None, "float32")] == [
+        "float32-int8",
+        "float32",
+    ]

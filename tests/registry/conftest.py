@@ -25,9 +25,16 @@ def spec(tmp_path: Path) -> PairSpec:
     models = tmp_path / "local"
     model_folder(models / "target", seed=1)
     model_folder(models / "draft", seed=2)
-    return PairSpec.model_validate({
-        "name": "tiny", "description": "two tiny models", "licence": "none", "dtype": "float32",
-        "target": {"path": str(models / "target")}, "draft": {"path": str(models / "draft")}})
+    return PairSpec.model_validate(
+        {
+            "name": "tiny",
+            "description": "two tiny models",
+            "licence": "none",
+            "dtype": "float32",
+            "target": {"path": str(models / "target")},
+            "draft": {"path": str(models / "draft")},
+        }
+    )
 
 
 @pytest.fixture

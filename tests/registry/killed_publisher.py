@@ -1,11 +1,13 @@
-"""Releases that are published, gated and promoted in processes of their own: killed at a given moment, or two at once.
+"""Releases that are published, gated and promoted in processes of their own: killed at a given
+moment, or two at once.
 
     python -m tests.registry.killed_publisher FOLDER kill 3 17 …    # killed just before the 3rd, the 17th … call of MLflow's client
     python -m tests.registry.killed_publisher FOLDER together 2 3   # two processes: tables with 2 and with 3 accepted tokens
 
-`kill` leaves a copy of the registry for every call, `FOLDER/<call>/mlflow.db`. One process that has imported everything forks all
-others, which therefore begin at once. Forked before any database is opened: a connection must not be shared.
-"""
+`kill` leaves a copy of the registry for every call, `FOLDER/<call>/mlflow.db`. One process that has
+imported everything forks all others, which therefore begin at once. Forked before any database is
+opened: a connection must not be shared.
+"""  # noqa: E501
 
 import os
 import shutil
@@ -45,16 +47,32 @@ def pair_in(folder: Path) -> PairSpec:
     for role, seed in (("target", 1), ("draft", 2)):
         if not (folder / "local" / role).is_dir():
             model_folder(folder / "local" / role, seed=seed)
-    return PairSpec.model_validate({
-        "name": "tiny", "description": "two tiny models", "licence": "none", "dtype": "float32",
-        "target": {"path": str(folder / "local" / "target")}, "draft": {"path": str(folder / "local" / "draft")}})
+    return PairSpec.model_validate(
+        {
+            "name": "tiny",
+            "description": "two tiny models",
+            "licence": "none",
+            "dtype": "float32",
+            "target": {"path": str(folder / "local" / "target")},
+            "draft": {"path": str(folder / "local" / "draft")},
+        }
+    )
 
 
-def ship(folder: Path, database: Path, accepted: int, last: int = 0, *, reason: str | None = None) -> int:
-    """Publish a release, record that its gate passed beside the champion, and promote it; returns the calls of MLflow's client."""
+def ship(
+    folder: Path, database: Path, accepted: int, last: int = 0, *, reason: str | None = None
+) -> int:
+    """Publish a release, record that its gate passed beside the champion, and promote it; returns
+    the calls of MLflow's client."""
     spec, store = pair_in(folder), Store(f"sqlite:///{database}")
     store.client = Mortal(store.client, last)
-    made = release(store, spec, fetch(spec), database.parent / f"made-{accepted}-{os.getpid()}", accepted=accepted)
+    made = release(
+        store,
+        spec,
+        fetch(spec),
+        database.parent / f"made-{accepted}-{os.getpid()}",
+        accepted=accepted,
+    )
     beside = store.get_aliases("release", "tiny.cpu").get("champion")
     promote(store, "tiny", "cpu", made.version, verdict(made, beside=beside), reason=reason)
     return int(store.client.calls)
@@ -82,23 +100,36 @@ def ended(child: int) -> int:
 
 
 def kill(folder: Path, calls: list[int]) -> None:
-    """Ship release 1 whole, and release 2 into a copy of the registry for every call, where its process dies."""
+    """Ship release 1 whole, and release 2 into a copy of the registry for every call, where its
+    process dies."""
     assert ended(forked(lambda: ship(folder, folder / "mlflow.db", 1))) == 0
     for call in calls:
         place = folder / str(call)
         place.mkdir()
         shutil.copyfile(folder / "mlflow.db", place / "mlflow.db")
-        print(call, ended(forked(lambda place=place, call=call: ship(folder, place / "mlflow.db", 2, call))), flush=True)  # type: ignore[misc]
+        print(
+            call,
+            ended(
+                forked(lambda place=place, call=call: ship(folder, place / "mlflow.db", 2, call))
+            ),
+            flush=True,
+        )  # type: ignore[misc]
 
 
 def together(folder: Path, accepted: list[int]) -> None:
     """Ship releases at once into one registry, whichever the champion is meanwhile."""
     pair_in(folder)
     why = "both shall be champion"
-    children = [forked(lambda count=count: ship(folder, folder / "mlflow.db", count, reason=why)) for count in accepted]  # type: ignore[misc]
+    children = [
+        forked(lambda count=count: ship(folder, folder / "mlflow.db", count, reason=why))
+        for count in accepted
+    ]  # type: ignore[misc]
     print(*map(ended, children), flush=True)
 
 
 if __name__ == "__main__":
-    import mlflow  # noqa: F401  # seconds, once for all processes
-    {"kill": kill, "together": together}[sys.argv[2]](Path(sys.argv[1]), [int(word) for word in sys.argv[3:]])
+    import mlflow  # seconds, once for all processes  # noqa: F401
+
+    {"kill": kill, "together": together}[sys.argv[2]](
+        Path(sys.argv[1]), [int(word) for word in sys.argv[3:]]
+    )

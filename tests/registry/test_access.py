@@ -1,4 +1,5 @@
-"""Who may reach the registry: what is refused at once, what a server's refusal becomes, and a real MLflow behind basic auth."""
+"""Who may reach the registry: what is refused at once, what a server's refusal becomes, and a real
+MLflow behind basic auth."""
 
 from __future__ import annotations
 
@@ -25,17 +26,23 @@ ADMIN, PASSWORD = "keeper", "a-password-of-the-test"
 HERE = Path(__file__).resolve()
 
 
-@pytest.mark.parametrize(("uri", "told"), [
-    ("https://ann:secret-1@mlflow.example:5000", "carries a password, which would reach logs"),
-    ("http://token@mlflow.example", "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
-    ("http://ann:pa/secret-1@host:5000", "go into MLFLOW_TRACKING_USERNAME"),
-    ("HTTP://ann:p#secret-1@host", "is not a valid address"),
-    ("http://[ann:secret-1@host", "is not a valid address"),
-    ("postgresql://mlflow:se/secret-1@db/mlflow", "names a database"),
-    ("postgresql://mlflow:secret-1@db/mlflow", "names a database: run `mlflow server` on it"),
-    ("postgresql+psycopg2://db/mlflow", "names a database"),
-    ("mysql+pymysql://mlflow:secret-1@db/mlflow", "names a database"),
-])
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("https://ann:secret-1@mlflow.example:5000", "carries a password, which would reach logs"),
+        (
+            "http://token@mlflow.example",
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        ),
+        ("http://ann:pa/secret-1@host:5000", "go into MLFLOW_TRACKING_USERNAME"),
+        ("HTTP://ann:p#secret-1@host", "is not a valid address"),
+        ("http://[ann:secret-1@host", "is not a valid address"),
+        ("postgresql://mlflow:se/secret-1@db/mlflow", "names a database"),
+        ("postgresql://mlflow:secret-1@db/mlflow", "names a database: run `mlflow server` on it"),
+        ("postgresql+psycopg2://db/mlflow", "names a database"),
+        ("mysql+pymysql://mlflow:secret-1@db/mlflow", "names a database"),
+    ],
+)
 def test_addresses_that_could_leak_are_refused_without_repeating_them(uri: str, told: str) -> None:
     with pytest.raises(DraftwellError) as refused:
         connect(uri)
@@ -44,14 +51,31 @@ def test_addresses_that_could_leak_are_refused_without_repeating_them(uri: str, 
     assert "ann" not in str(refused.value)
 
 
-@pytest.mark.parametrize("uri", ["sqlite:////home/ann@work/mlflow.db", "http://mlflow:5000", "https://mlflow.example/a@b", "databricks",
-                                 "file:///tmp/x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////home/ann@work/mlflow.db",
+        "http://mlflow:5000",
+        "https://mlflow.example/a@b",
+        "databricks",
+        "file:///tmp/x",
+    ],
+)
 def test_other_addresses_pass(uri: str) -> None:
     check_address(uri)
 
 
-@pytest.mark.parametrize("uri", ["http://ann:secret-1@host", "http://ann:pa/secret-1@host", "postgresql://mlflow:secret-1@db/mlflow"])
-def test_the_registrys_own_address_is_looked_at_too(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://ann:secret-1@host",
+        "http://ann:pa/secret-1@host",
+        "postgresql://mlflow:secret-1@db/mlflow",
+    ],
+)
+def test_the_registrys_own_address_is_looked_at_too(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     with pytest.raises(DraftwellError, match=r"^MLFLOW_REGISTRY_URI ") as refused:
         connect(f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -62,7 +86,9 @@ def test_the_registrys_own_address_is_looked_at_too(uri: str, tmp_path: Path, mo
 def test_no_password_survives_in_a_text() -> None:
     assert hidden("at http://ann:pa/ss@host:5000/x it failed") == "at http://host:5000/x it failed"
     assert hidden("at http://ann:p@a/s@s@host it failed") == "at http://host it failed"
-    assert hidden("http://host:5000/x and http://host/a@b") == "http://host:5000/x and http://host/a@b"
+    assert (
+        hidden("http://host:5000/x and http://host/a@b") == "http://host:5000/x and http://host/a@b"
+    )
     assert hidden("http://ann:p@ss@host/x and s3://key:p:q@host") == "http://host/x and s3://host"
     assert hidden("http://host/a@b, mail@host") == "http://host/a@b, mail@host"
 
@@ -77,9 +103,14 @@ def test_what_a_refusal_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown.error_code == "UNAUTHENTICATED"
     told = refusal(unknown, "http://host")
     assert told is not None
-    assert told.startswith("the registry at http://host wants to know who you are: set MLFLOW_TRACKING_USERNAME")
+    assert told.startswith(
+        "the registry at http://host wants to know who you are: set MLFLOW_TRACKING_USERNAME"
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    for status, words in ((401, "does not know the user ann with this password"), (403, "does not allow this to ann")):
+    for status, words in (
+        (401, "does not know the user ann with this password"),
+        (403, "does not allow this to ann"),
+    ):
         files = HTTPError("Client Error", response=SimpleNamespace(status_code=status))  # type: ignore[arg-type]
         told = refusal(files, "http://host")
         assert told is not None
@@ -90,17 +121,27 @@ def test_what_a_refusal_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Address and folder of an MLflow server behind basic auth, set up as docs/operations.md says."""
+    """Address and folder of an MLflow server behind basic auth, set up as docs/operations.md
+    says."""
     if importlib.util.find_spec("flask_wtf") is None:
         pytest.skip("Flask-WTF is not installed: pip install 'draftwell[remote]'")
     folder = tmp_path_factory.mktemp("guarded")
     shipped = (HERE.parents[2] / "deploy" / "basic_auth.ini").read_text()
     ini = folder / "basic_auth.ini"
-    ini.write_text(shipped.replace("postgresql://mlflow@postgres:5432/mlflow_auth", f"sqlite:///{folder / 'auth.db'}"))
+    ini.write_text(
+        shipped.replace(
+            "postgresql://mlflow@postgres:5432/mlflow_auth", f"sqlite:///{folder / 'auth.db'}"
+        )
+    )
     assert "sqlite" in ini.read_text()
-    settings = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder / 'mlflow.db'}", "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
-                "MLFLOW_AUTH_CONFIG_PATH": str(ini), "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN, "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD,
-                "MLFLOW_FLASK_SERVER_SECRET_KEY": "signs-forms-in-the-test"}
+    settings = {
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
+        "MLFLOW_AUTH_CONFIG_PATH": str(ini),
+        "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "signs-forms-in-the-test",
+    }
     with mlflow_server(folder, settings, "--app-name", "basic-auth") as address:
         yield address, folder
 
@@ -114,7 +155,9 @@ def be(monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None) 
 
 
 @pytest.mark.slow
-def test_a_registry_behind_basic_auth(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_behind_basic_auth(
+    guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address, _ = guarded
     be(monkeypatch, None, None)
     with raises_code("registry_refused", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
@@ -127,12 +170,18 @@ def test_a_registry_behind_basic_auth(guarded: tuple[str, Path], tmp_path: Path,
     store = Store(address)
     made = publish(store, table("f" * 64), tmp_path / "table")
     store.set_alias(made, "champion")
-    assert (store.download(store.resolve("acceptance_table", "tiny", "champion"), tmp_path / "back") / "artifact.json").is_file()
+    assert (
+        store.download(store.resolve("acceptance_table", "tiny", "champion"), tmp_path / "back")
+        / "artifact.json"
+    ).is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi is deprecated")  # by the import of the admin's client
-def test_who_may_only_read_is_told_so(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# by the import of the admin's client
+@pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi is deprecated")
+def test_who_may_only_read_is_told_so(
+    guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.server import get_app_client
 
     address, _ = guarded
@@ -154,17 +203,29 @@ def test_who_may_only_read_is_told_so(guarded: tuple[str, Path], tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi is deprecated")
-def test_the_workers_user_is_no_admin_and_publishes(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_user_is_no_admin_and_publishes(
+    guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What compose runs before the worker: twice, because compose does so at every start."""
     from mlflow.server import get_app_client
 
     address, _ = guarded
     be(monkeypatch, ADMIN, PASSWORD)
     publish(Store(address), table("f" * 64, accepted=3), tmp_path / "table")
-    made = {"MLFLOW_TRACKING_URI": address, "WORKER_USERNAME": "worker", "WORKER_PASSWORD": "workers-own-password", "EDIT_PAIRS": "tiny"}
+    made = {
+        "MLFLOW_TRACKING_URI": address,
+        "WORKER_USERNAME": "worker",
+        "WORKER_PASSWORD": "workers-own-password",
+        "EDIT_PAIRS": "tiny",
+    }
     for _ in range(2):
-        done = subprocess.run([sys.executable, str(HERE.parents[2] / "deploy" / "users.py")], env={**os.environ, **made},
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, str(HERE.parents[2] / "deploy" / "users.py")],
+            env={**os.environ, **made},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
     assert not get_app_client("basic-auth", tracking_uri=address).get_user("worker").is_admin
     be(monkeypatch, "worker", "workers-own-password")
@@ -173,7 +234,9 @@ def test_the_workers_user_is_no_admin_and_publishes(guarded: tuple[str, Path], t
 
 
 @pytest.mark.slow
-def test_the_password_lies_nowhere(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_lies_nowhere(
+    guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address, folder = guarded
     be(monkeypatch, ADMIN, PASSWORD)
     publish(Store(address), table("f" * 64, accepted=1), tmp_path / "table")

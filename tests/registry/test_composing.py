@@ -10,31 +10,69 @@ from registry.promotion import promote
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import config, distilled, profile, publish, release, table, verdict, verifier
+from tests.support.loop.publishing import (
+    config,
+    distilled,
+    profile,
+    publish,
+    release,
+    table,
+    verdict,
+    verifier,
+)
 
 
-@pytest.mark.parametrize(("words", "code"), [
-    ([], "nothing_picked"), (["verifier"], "bad_pin"), (["=3"], "bad_pin"), (["verifier=3", "verifier=4"], "bad_pin"),
-    (["verfier=3"], "unknown_artifact_kind"), (["release=3"], "unknown_artifact_kind")])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], "nothing_picked"),
+        (["verifier"], "bad_pin"),
+        (["=3"], "bad_pin"),
+        (["verifier=3", "verifier=4"], "bad_pin"),
+        (["verfier=3"], "unknown_artifact_kind"),
+        (["release=3"], "unknown_artifact_kind"),
+    ],
+)
 def test_a_pin_of_another_form_is_refused(words: list[str], code: str) -> None:
     with raises_code(code):
         parse_pins(words)
 
 
-def test_other_kinds_are_the_champions_although_newer_ones_exist(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_other_kinds_are_the_champions_although_newer_ones_exist(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one", accepted=1)
     promote(store, "tiny", "cpu", 1, verdict(one))
-    release(store, spec, files, tmp_path / "two", accepted=2)  # newer versions of both, which nobody promoted
+    # newer versions of both, which nobody promoted
+    release(store, spec, files, tmp_path / "two", accepted=2)
     mark = fingerprint(files, "float32")
     picked = publish(store, verifier(mark), tmp_path / "verifier")
     made = compose(store, "tiny", "cpu", {"verifier": "1"})
-    assert {kind: version.version for kind, version in made.versions.items()} == {**one.pins, "verifier": picked.version}
-    assert (made.origin("verifier"), made.origin("acceptance_table")) == ("picked", f"champion ({one.name})")
-    assert compose(store, "tiny", "cpu", {"acceptance_table": "candidate"}).versions["acceptance_table"].version == 2
-    assert compose(store, "tiny", "cpu", {"acceptance_table": "champion"}).versions["acceptance_table"].version == 1
+    assert {kind: version.version for kind, version in made.versions.items()} == {
+        **one.pins,
+        "verifier": picked.version,
+    }
+    assert (made.origin("verifier"), made.origin("acceptance_table")) == (
+        "picked",
+        f"champion ({one.name})",
+    )
+    assert (
+        compose(store, "tiny", "cpu", {"acceptance_table": "candidate"})
+        .versions["acceptance_table"]
+        .version
+        == 2
+    )
+    assert (
+        compose(store, "tiny", "cpu", {"acceptance_table": "champion"})
+        .versions["acceptance_table"]
+        .version
+        == 1
+    )
 
 
-def test_without_a_champion_the_newest_of_the_same_models_and_device_join(store: Store, tmp_path: Path) -> None:
+def test_without_a_champion_the_newest_of_the_same_models_and_device_join(
+    store: Store, tmp_path: Path
+) -> None:
     publish(store, config("a" * 64), tmp_path / "config")
     publish(store, table("a" * 64, accepted=1), tmp_path / "one")
     publish(store, table("a" * 64, accepted=2), tmp_path / "two")
@@ -42,16 +80,29 @@ def test_without_a_champion_the_newest_of_the_same_models_and_device_join(store:
     publish(store, profile("a" * 64), tmp_path / "profile")  # measured on a CPU
     made = compose(store, "tiny", "cpu", {"decoding_config": "1"})
     assert {kind: version.version for kind, version in made.versions.items()} == {
-        "acceptance_table": 2, "decoding_config": 1, "hardware_profile": 1}
+        "acceptance_table": 2,
+        "decoding_config": 1,
+        "hardware_profile": 1,
+    }
     assert made.origin("acceptance_table") == "the newest"
-    assert set(compose(store, "tiny", "cuda", {"decoding_config": "1"}).versions) == {"acceptance_table", "decoding_config"}
-    with raises_code("mixed_fingerprints", "acceptance_table version 3", "bbbbbbbbbbbb", "decoding_config version 1"):
+    assert set(compose(store, "tiny", "cuda", {"decoding_config": "1"}).versions) == {
+        "acceptance_table",
+        "decoding_config",
+    }
+    with raises_code(
+        "mixed_fingerprints",
+        "acceptance_table version 3",
+        "bbbbbbbbbbbb",
+        "decoding_config version 1",
+    ):
         compose(store, "tiny", "cpu", {"decoding_config": "1", "acceptance_table": "3"})
     with raises_code("nothing_to_release", "decoding_config"):
         compose(store, "tiny", "cpu", {"acceptance_table": "3"})  # no config of that dtype
 
 
-def test_what_is_not_there_or_does_not_fit_is_refused(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_what_is_not_there_or_does_not_fit_is_refused(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one")
     promote(store, "tiny", "cpu", 1, verdict(one))
     publish(store, verifier("b" * 64), tmp_path / "verifier")

@@ -9,8 +9,10 @@ from registry.gates import Gates, load_baseline, load_gates
 from tests.support.errors import raises_code
 
 COUNTS = '{"target_calls": 10, "judged": 20, "accepted": 12, "output_digest": "ab"}'
-BASELINE = ('{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8, '
-            '"strategies": {"vanilla_sd": %s}}')
+BASELINE = (
+    '{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8, '
+    '"strategies": {"vanilla_sd": %s}}'
+)
 
 
 def test_the_projects_thresholds() -> None:
@@ -29,13 +31,26 @@ def test_every_threshold_is_explained() -> None:
         assert lines[at - 1].startswith("# ")
 
 
-@pytest.mark.parametrize(("change", "code", "named"), [
-    (("max_regression: 0.05", "max_regression: 0.05\nmax_regresion: 1"), "unknown_key", "max_regresion"),
-    (("max_regression: 0.05", "max_regression: 5"), "bad_value", "max_regression: Input should be less than 1"),
-    (("max_regression: 0.05", "max_regression: ["), "bad_yaml", "line "),
-    (("max_regression: 0.05", ""), "bad_value", "max_regression: Field required"),
-])
-def test_a_wrong_threshold_is_one_line(tmp_path: Path, change: tuple[str, str], code: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "code", "named"),
+    [
+        (
+            ("max_regression: 0.05", "max_regression: 0.05\nmax_regresion: 1"),
+            "unknown_key",
+            "max_regresion",
+        ),
+        (
+            ("max_regression: 0.05", "max_regression: 5"),
+            "bad_value",
+            "max_regression: Input should be less than 1",
+        ),
+        (("max_regression: 0.05", "max_regression: ["), "bad_yaml", "line "),
+        (("max_regression: 0.05", ""), "bad_value", "max_regression: Field required"),
+    ],
+)
+def test_a_wrong_threshold_is_one_line(
+    tmp_path: Path, change: tuple[str, str], code: str, named: str
+) -> None:
     text = (Path(registry.gates.__file__).parent / "gates.yaml").read_text()
     (tmp_path / "gates.yaml").write_text(text.replace(*change))
     with raises_code(code, named) as caught:

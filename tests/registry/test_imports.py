@@ -1,4 +1,5 @@
-"""The registry's modules are imported by every command: none of them may pull in a heavy library."""
+"""The registry's modules are imported by every command: none of them may pull in a heavy
+library."""
 
 import subprocess
 import sys
@@ -7,7 +8,10 @@ HEAVY = ("mlflow", "torch", "transformers", "huggingface_hub", "sqlalchemy", "pa
 
 
 def test_importing_the_registry_loads_no_heavy_library() -> None:
-    code = ("import sys, registry.bundles.build, registry.gates, registry.lineage, registry.pairs, registry.releases\n"
-            f"print([name for name in {HEAVY} if name in sys.modules])")
+    code = (
+        "import sys, registry.bundles.build, registry.gates, registry.lineage, "
+        "registry.pairs, registry.releases\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""A publish that is killed leaves nothing promoted by half, and two at once leave one whole champion. Real processes."""
+"""A publish that is killed leaves nothing promoted by half, and two at once leave one whole
+champion. Real processes."""
 
 import shutil
 import subprocess
@@ -28,24 +29,39 @@ def place(empty_database: Path, tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: object) -> list[list[int]]:
     """Run `tests.registry.killed_publisher`; the numbers of every line that it prints."""
-    command = [sys.executable, "-m", "tests.registry.killed_publisher", str(folder), *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.registry.killed_publisher",
+        str(folder),
+        *map(str, words),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESSES, check=False)
     assert done.returncode == 0, done.stderr
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
 def whole(store: Store, folder: Path) -> int:
-    """Check that the champion is gated and that every file of every version is there; returns the champion's number."""
+    """Check that the champion is gated and that every file of every version is there; returns the
+    champion's number."""
     champion = find_release(store, "tiny", "cpu", "champion")
     assert objection(champion, gate_record(champion)) is None
-    for kind, pair in (("acceptance_table", "tiny"), ("decoding_config", "tiny"), ("release", "tiny.cpu")):
+    for kind, pair in (
+        ("acceptance_table", "tiny"),
+        ("decoding_config", "tiny"),
+        ("release", "tiny.cpu"),
+    ):
         for version in store.versions(kind, pair):
-            assert digest_of(store.download(version, folder / "down" / f"{kind}-{version.version}")) == version.digest
+            assert (
+                digest_of(store.download(version, folder / "down" / f"{kind}-{version.version}"))
+                == version.digest
+            )
     return champion.version
 
 
 def check_killed(folder: Path, calls: list[int]) -> list[int]:
-    """Kill at each of the calls, look at what is left, and ship the same release again; returns the champions that were left."""
+    """Kill at each of the calls, look at what is left, and ship the same release again; returns the
+    champions that were left."""
     left = []
     for call, code in run(folder, "kill", *calls):
         assert code == -9, f"killed before call {call}, the process ended with {code}"
@@ -77,10 +93,18 @@ def test_wherever_it_is_killed_the_champion_is_whole(place: Path) -> None:
 
 def calls_of_a_whole_run(folder: Path) -> int:
     """How many calls of MLflow's client a whole publish and promotion of a second release take."""
-    code = ("import sys; from pathlib import Path; from tests.registry.killed_publisher import ship; "
-            "folder = Path(sys.argv[1]); folder.mkdir(); ship(folder, folder / 'mlflow.db', 1); "
-            "print(ship(folder, folder / 'mlflow.db', 2))")
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=PROCESSES, check=True)
+    code = (
+        "import sys; from pathlib import Path; from tests.registry.killed_publisher import ship; "
+        "folder = Path(sys.argv[1]); folder.mkdir(); ship(folder, folder / 'mlflow.db', 1); "
+        "print(ship(folder, folder / 'mlflow.db', 2))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESSES,
+        check=True,
+    )
     return int(done.stdout)
 
 
@@ -98,6 +122,10 @@ def test_two_that_publish_at_once_leave_one_whole_champion(place: Path) -> None:
 def test_two_that_publish_the_same_at_once_register_it_once(place: Path) -> None:
     assert run(place, "together", 2, 2) == [[0, 0]]
     store = Store(f"sqlite:///{place / 'mlflow.db'}")
-    for kind, pair in (("acceptance_table", "tiny"), ("decoding_config", "tiny"), ("release", "tiny.cpu")):
+    for kind, pair in (
+        ("acceptance_table", "tiny"),
+        ("decoding_config", "tiny"),
+        ("release", "tiny.cpu"),
+    ):
         assert len(store.versions(kind, pair)) == 1, kind
     whole(store, place)

@@ -1,4 +1,5 @@
-"""No published file can run code when it is read: every kind is published, and every file of the registry is looked into."""
+"""No published file can run code when it is read: every kind is published, and every file of the
+registry is looked into."""
 
 import io
 import json
@@ -23,7 +24,8 @@ ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", "
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether a file begins with a whole pickle: every instruction is known and finds on the stack what it needs."""
+    """Whether a file begins with a whole pickle: every instruction is known and finds on the stack
+    what it needs."""
     try:
         pickletools.dis(data, out=io.StringIO())
     except (ValueError, IndexError, AssertionError):
@@ -52,16 +54,24 @@ def threats(file: Path) -> list[str]:
 
 @pytest.fixture
 def published(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Path:
-    """The folder of a registry that holds one of every kind, a release, its verdict, plots and a page."""
+    """The folder of a registry that holds one of every kind, a release, its verdict, plots and a
+    page."""
     mark = fingerprint(files, "float32")
     (tmp_path / "roc.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "tuning.html").write_text("<!doctype html>")
     pins = {}
     for artifact in every_kind(mark):
-        made = publish(store, artifact, tmp_path / artifact.kind, plots=[tmp_path / "roc.png", tmp_path / "tuning.html"])
+        made = publish(
+            store,
+            artifact,
+            tmp_path / artifact.kind,
+            plots=[tmp_path / "roc.png", tmp_path / "tuning.html"],
+        )
         pins[made.kind] = made.version
     assert set(pins) == set(KINDS)
-    release = create_release(store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2})
+    release = create_release(
+        store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2}
+    )
     record_gate(store, verdict(release), words="**Gate passed**", files=[tmp_path / "roc.png"])
     return Path(store.uri.removeprefix("sqlite:///")).parent / "artifacts"
 
@@ -73,18 +83,25 @@ def test_no_published_file_is_a_pickle_or_a_program(published: Path) -> None:
 
 
 def test_mlflow_finds_no_code_that_it_could_run(published: Path) -> None:
-    """`python_function` names an installed module; a pickled model, or code next to it, would be run out of the artifact."""
+    """`python_function` names an installed module; a pickled model, or code next to it, would be
+    run out of the artifact."""
     cards = [yaml.safe_load(path.read_text()) for path in published.rglob("MLmodel")]
     assert len(cards) == len(KINDS) + 1
     for card in cards:
         predicts = card["metadata"]["kind"] in MODELS
-        assert set(card["flavors"]) == ({"draftwell", "python_function"} if predicts else {"draftwell"})
+        assert set(card["flavors"]) == (
+            {"draftwell", "python_function"} if predicts else {"draftwell"}
+        )
         if predicts:
             flavour = card["flavors"]["python_function"]
             assert set(flavour) == {"loader_module", "data", "python_version"}
             assert (flavour["loader_module"], flavour["data"]) == ("registry.pyfunc_models", ".")
     text = json.dumps(cards)
-    assert [word for word in ("code", "model_code_path", "python_model", "cloudpickle", "pickle") if f'"{word}' in text] == []
+    assert [
+        word
+        for word in ("code", "model_code_path", "python_model", "cloudpickle", "pickle")
+        if f'"{word}' in text
+    ] == []
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

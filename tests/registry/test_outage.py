@@ -1,4 +1,5 @@
-"""A real MLflow server that is away for a minute: what was begun waits and is done once, or nothing was done and a line says so."""
+"""A real MLflow server that is away for a minute: what was begun waits and is done once, or nothing
+was done and a line says so."""
 
 import os
 import signal
@@ -40,12 +41,28 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}",
-                   "--artifacts-destination", str(self.folder / "files"), "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            f"sqlite:///{self.folder / 'mlflow.db'}",
+            "--artifacts-destination",
+            str(self.folder / "files"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--workers",
+            "1",
+        ]
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         environment.pop("MLFLOW_TRACKING_URI", None)
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         until = time.monotonic() + START
         while wait and not self.answers():
             assert time.monotonic() < until, (self.folder / "server.log").read_text()
@@ -75,12 +92,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def counted(store: Store) -> dict[str, int]:
     """Versions of every kind."""
-    return {kind: len(store.versions(kind, "tiny.cpu" if kind == "release" else "tiny"))
-            for kind in ("acceptance_table", "decoding_config", "release")}
+    return {
+        kind: len(store.versions(kind, "tiny.cpu" if kind == "release" else "tiny"))
+        for kind in ("acceptance_table", "decoding_config", "release")
+    }
 
 
-def test_a_minute_without_the_server(server: Server, spec: PairSpec, files: PairFiles, tmp_path: Path,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minute_without_the_server(
+    server: Server,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = Store(server.uri)
     one = release(store, spec, files, tmp_path / "one", accepted=1)
     promote(store, "tiny", "cpu", 1, verdict(one))
@@ -93,13 +117,18 @@ def test_a_minute_without_the_server(server: Server, spec: PairSpec, files: Pair
     promote(store, "tiny", "cpu", two.version, verdict(two, beside=1))
     back.join()
     assert time.monotonic() - begin >= AWAY
-    assert counted(store) == {"acceptance_table": 2, "decoding_config": 1, "release": 2}, "tried again, registered once"
+    assert counted(store) == {"acceptance_table": 2, "decoding_config": 1, "release": 2}, (
+        "tried again, registered once"
+    )
     assert find_release(store, "tiny", "cpu", "champion").version == 2
 
     server.stop()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    for action in (lambda: promote(store, "tiny", "cpu", 1), lambda: rollback(store, "tiny", "cpu", "slow"),
-                   lambda: release(store, spec, files, tmp_path / "three", accepted=3)):
+    for action in (
+        lambda: promote(store, "tiny", "cpu", 1),
+        lambda: rollback(store, "tiny", "cpu", "slow"),
+        lambda: release(store, spec, files, tmp_path / "three", accepted=3),
+    ):
         with raises_code("registry_unreachable", "MLFLOW_TRACKING_URI") as caught:
             action()
         assert "\n" not in str(caught.value)

@@ -19,7 +19,9 @@ from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
 
 
-def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_release_pins_versions_and_names_weights(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(store, spec, files, tmp_path / "one")
     assert made.published.name == "release.tiny.cpu"
     assert made.pins == {"acceptance_table": 1, "decoding_config": 1}
@@ -29,24 +31,38 @@ def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec,
     assert store.get_aliases("acceptance_table", "tiny") == {"candidate-cpu": 1}
     run = store.client.get_run(made.published.run_id)
     assert run.data.metrics["speedup"] == 1.2
-    assert run.data.metrics["acceptance_table.brier"] == 0.25  # the figures of what it pins, to compare releases by
+    # the figures of what it pins, to compare releases by
+    assert run.data.metrics["acceptance_table.brier"] == 0.25
     assert run.data.params == {"acceptance_table": "1", "decoding_config": "1"}
     assert store.client.get_experiment(run.info.experiment_id).name == "draftwell/tiny"
-    assert release(store, spec, files, tmp_path / "again") == made  # the same pins are the same release
-    kinds = {parent.kind for parent in lineage_of(store, store.resolve("release", "tiny.cpu", 1), "tiny.cpu").parents}
+    # the same pins are the same release
+    assert release(store, spec, files, tmp_path / "again") == made
+    kinds = {
+        parent.kind
+        for parent in lineage_of(store, store.resolve("release", "tiny.cpu", 1), "tiny.cpu").parents
+    }
     assert kinds == {"acceptance_table", "decoding_config"}
 
 
 def test_aliases_move_from_candidate_to_challenger_to_champion(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one", accepted=1)
     record_gate(store, verdict(one))
     assert store.get_aliases("release", "tiny.cpu") == {"candidate": 1, "challenger": 1}
     promote(store, "tiny", "cpu", 1)
     two = release(store, spec, files, tmp_path / "two", accepted=2)
     promote(store, "tiny", "cpu", "candidate", verdict(two, beside=1))
-    assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2, "challenger": 2, "champion": 2}
-    assert store.get_aliases("acceptance_table", "tiny") == {"candidate-cpu": 2, "challenger-cpu": 2, "champion-cpu": 2}
+    assert store.get_aliases("release", "tiny.cpu") == {
+        "candidate": 2,
+        "challenger": 2,
+        "champion": 2,
+    }
+    assert store.get_aliases("acceptance_table", "tiny") == {
+        "candidate-cpu": 2,
+        "challenger-cpu": 2,
+        "champion-cpu": 2,
+    }
     assert gate_record(find_release(store, "tiny", "cpu", 2)) == verdict(two, beside=1)
     kept = [file.path for file in store.client.list_artifacts(two.published.run_id, "gates")]
     assert kept == ["gates/2026-11-21T100000Z.json"]
@@ -56,21 +72,30 @@ def test_aliases_move_from_candidate_to_challenger_to_champion(
 
 
 def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one", accepted=1)
     two = release(store, spec, files, tmp_path / "two", accepted=2)
     good = verdict(two)
     wrong: list[tuple[GateRecord | None, str]] = [
         (None, "it has no gate record"),
         (verdict(one), "names version 1 with other artifacts"),
-        (good.model_copy(update={"pins": {**two.pins, "acceptance_table": 1}}), "names version 2 with other artifacts"),
+        (
+            good.model_copy(update={"pins": {**two.pins, "acceptance_table": 1}}),
+            "names version 2 with other artifacts",
+        ),
         (verdict(two, value=0.9), "(min_speedup_lower_bound)"),
         (verdict(two, value=0.9).model_copy(update={"passed": True}), "(min_speedup_lower_bound)"),
         (good.model_copy(update={"passed": False}), "gate failed"),
         (good.model_copy(update={"device": "cuda"}), "the gate record is for tiny on cuda"),
     ]
     for record, why in wrong:
-        with raises_code("not_gated", "release.tiny.cpu version 2", why, "`draftwell gate --pair tiny --device cpu --release 2`"):
+        with raises_code(
+            "not_gated",
+            "release.tiny.cpu version 2",
+            why,
+            "`draftwell gate --pair tiny --device cpu --release 2`",
+        ):
             promote(store, "tiny", "cpu", 2, record)
         assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2}
         assert gate_record(find_release(store, "tiny", "cpu", 2)) is None
@@ -80,7 +105,8 @@ def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
 
 
 def test_a_record_that_cannot_be_read_does_not_stand(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one")
     store.set_tag(one.published, "gate_record", json.dumps({"passed": True}))
     with raises_code("gate_record_unreadable", "release.tiny.cpu version 1", "draftwell gate"):
@@ -88,22 +114,31 @@ def test_a_record_that_cannot_be_read_does_not_stand(
 
 
 def test_artifacts_of_different_models_make_no_release(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     publish(store, table("a" * 64), tmp_path / "table")
     publish(store, config("b" * 64), tmp_path / "config")
     publish(store, distilled(), tmp_path / "draft")
     models = model_records(spec, files)
-    with raises_code("mixed_fingerprints", "acceptance_table aaaaaaaaaaaa, decoding_config bbbbbbbbbbbb"):
-        create_release(store, "tiny", "cpu", {"acceptance_table": 1, "decoding_config": 1}, models, {})
+    with raises_code(
+        "mixed_fingerprints", "acceptance_table aaaaaaaaaaaa, decoding_config bbbbbbbbbbbb"
+    ):
+        create_release(
+            store, "tiny", "cpu", {"acceptance_table": 1, "decoding_config": 1}, models, {}
+        )
     with raises_code("nothing_to_release", "draftwell tune"):
         create_release(store, "tiny", "cpu", {"distilled_draft": 1}, models, {})
     with raises_code("not_registered", "version 9", "decoding_config.tiny"):
         create_release(store, "tiny", "cpu", {"decoding_config": 9}, models, {})
-    made = create_release(store, "tiny", "cpu", {"distilled_draft": 1, "acceptance_table": 1}, models, {})
+    made = create_release(
+        store, "tiny", "cpu", {"distilled_draft": 1, "acceptance_table": 1}, models, {}
+    )
     assert made.fingerprint == "a" * 64
 
 
-def champions(store: Store, spec: PairSpec, files: PairFiles, folder: Path, count: int) -> list[ReleaseVersion]:
+def champions(
+    store: Store, spec: PairSpec, files: PairFiles, folder: Path, count: int
+) -> list[ReleaseVersion]:
     """Releases that were promoted one behind the other."""
     made = []
     for n in range(1, count + 1):
@@ -114,11 +149,14 @@ def champions(store: Store, spec: PairSpec, files: PairFiles, folder: Path, coun
 
 def aliases(store: Store) -> tuple[int, int]:
     """The champion, and which table is called so."""
-    return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases("acceptance_table", "tiny")["champion-cpu"]
+    return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases(
+        "acceptance_table", "tiny"
+    )["champion-cpu"]
 
 
 def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     champions(store, spec, files, tmp_path, 3)
     bad, good = rollback(store, "tiny", "cpu", "answers in French are cut")
     assert (bad.version, good.version) == (3, 2)
@@ -135,15 +173,20 @@ def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
 
 
 @pytest.mark.timed
-def test_a_rollback_takes_seconds(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_rollback_takes_seconds(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     champions(store, spec, files, tmp_path, 3)
     begin = time.perf_counter()
     rollback(store, "tiny", "cpu", "answers in French are cut")
     assert time.perf_counter() - begin < 5
 
 
-def test_what_was_rolled_back_serves_again_only_for_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
-    """A schedule that gates and promotes the same release again must not undo what a person decided."""
+def test_what_was_rolled_back_serves_again_only_for_a_reason(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
+    """A schedule that gates and promotes the same release again must not undo what a person
+    decided."""
     _, two = champions(store, spec, files, tmp_path, 2)
     rollback(store, "tiny", "cpu", "too slow in the evening")
     record_gate(store, verdict(two, beside=1))
@@ -177,7 +220,8 @@ class CutOff:
 
 @pytest.mark.slow
 def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     """As its error says: run the same command again. It takes back no more than one."""
     champions(store, spec, files, tmp_path, 3)
     database = Path(store.uri.removeprefix("sqlite:///"))
@@ -197,15 +241,26 @@ def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
         with pytest.raises(KeyboardInterrupt):
             rollback(cut, "tiny", "cpu", "a trial")
         bad, good = rollback(cut, "tiny", "cpu", "a trial")
-        assert (bad.version, good.version, aliases(cut)) == (3, 2, (2, 2)), f"cut off before change {last}"
+        assert (bad.version, good.version, aliases(cut)) == (3, 2, (2, 2)), (
+            f"cut off before change {last}"
+        )
         assert cut.client.list_artifacts(bad.published.run_id, "rollbacks")
-        assert rollback(cut, "tiny", "cpu", "and another")[1].version == 1, f"what was whole is not finished twice, change {last}"
+        assert rollback(cut, "tiny", "cpu", "and another")[1].version == 1, (
+            f"what was whole is not finished twice, change {last}"
+        )
 
 
-@pytest.mark.parametrize(("arguments", "code"), [
-    ({"reason": " "}, "no_reason"), ({"reason": "x", "to": 2}, "already_champion"), ({"reason": "x", "to": 9}, "not_registered")])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"reason": " "}, "no_reason"),
+        ({"reason": "x", "to": 2}, "already_champion"),
+        ({"reason": "x", "to": 9}, "not_registered"),
+    ],
+)
 def test_a_rollback_that_cannot_be_changes_nothing(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, code: str) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, code: str
+) -> None:
     champions(store, spec, files, tmp_path, 2)
     with raises_code(code):
         rollback(store, "tiny", "cpu", **arguments)
@@ -214,7 +269,8 @@ def test_a_rollback_that_cannot_be_changes_nothing(
 
 
 def test_the_way_back_leads_past_a_champion_whose_gate_failed_since(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     _, two, _ = champions(store, spec, files, tmp_path, 3)
     record_gate(store, verdict(two, value=0.5))
     assert rollback(store, "tiny", "cpu", "x")[1].version == 1
@@ -222,16 +278,23 @@ def test_the_way_back_leads_past_a_champion_whose_gate_failed_since(
 
 
 def test_a_verdict_beside_an_older_champion_promotes_nothing(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
-    """Two candidates that were judged beside the same champion: the second was never held against the first."""
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
+    """Two candidates that were judged beside the same champion: the second was never held against
+    the first."""
     champions(store, spec, files, tmp_path, 1)
     two, three = (release(store, spec, files, tmp_path / f"made{n}", accepted=n) for n in (2, 3))
     for each in (two, three):
         record_gate(store, verdict(each, beside=1))
     promote(store, "tiny", "cpu", 2)
-    with raises_code("gated_against_another_champion", "version 3", "version 1", "version 2",
-                      "`draftwell gate --pair tiny --device cpu --release 3`",
-                     "--reason"):
+    with raises_code(
+        "gated_against_another_champion",
+        "version 3",
+        "version 1",
+        "version 2",
+        "`draftwell gate --pair tiny --device cpu --release 3`",
+        "--reason",
+    ):
         promote(store, "tiny", "cpu", 3)
     with raises_code("gated_against_another_champion", "no champion", "version 2"):
         promote(store, "tiny", "cpu", 3, verdict(three))
@@ -244,7 +307,9 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
     assert aliases(store) == (1, 1)
 
 
-def test_no_ungated_release_comes_back(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_no_ungated_release_comes_back(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     champions(store, spec, files, tmp_path, 1)
     release(store, spec, files, tmp_path / "ungated", accepted=4)
     with raises_code("no_way_back", "version 2", "gate record", "--to"):
@@ -253,7 +318,8 @@ def test_no_ungated_release_comes_back(store: Store, spec: PairSpec, files: Pair
 
 
 def test_a_champion_named_by_hand_is_followed_and_can_be_rolled_back(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one, _ = champions(store, spec, files, tmp_path, 2)
     store.set_alias(one.published, "champion")  # as MLflow's UI does
     assert aliases(store) == (1, 2)
@@ -264,7 +330,8 @@ def test_a_champion_named_by_hand_is_followed_and_can_be_rolled_back(
 
 
 def test_a_promotion_that_was_cut_off_is_whole_and_the_next_one_tidies_up(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     champions(store, spec, files, tmp_path, 1)
     two = release(store, spec, files, tmp_path / "two", accepted=2)
     record_gate(store, verdict(two, beside=1))
@@ -286,7 +353,9 @@ def test_a_promotion_that_was_cut_off_is_whole_and_the_next_one_tidies_up(
     assert aliases(store) == (2, 2)
 
 
-def test_the_verdict_can_be_read_where_the_release_is_shown(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_the_verdict_can_be_read_where_the_release_is_shown(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     one = release(store, spec, files, tmp_path / "one")
     plot = tmp_path / "speedup.png"
     plot.write_bytes(b"png")
@@ -298,4 +367,8 @@ def test_the_verdict_can_be_read_where_the_release_is_shown(store: Store, spec: 
     assert shown.endswith("**Gate passed**")
     assert store.metrics(one.published)["mat"] == 2.5
     kept = {file.path for file in store.client.list_artifacts(one.published.run_id, "gates")}
-    assert kept == {"gates/2026-11-21T100000Z.json", "gates/2026-11-21T100000Z.md", "gates/2026-11-21T100000Z"}
+    assert kept == {
+        "gates/2026-11-21T100000Z.json",
+        "gates/2026-11-21T100000Z.md",
+        "gates/2026-11-21T100000Z",
+    }

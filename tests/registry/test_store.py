@@ -18,12 +18,23 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import digest_of
 from serving.errors import DraftwellError
 from tests.support.errors import raises_code
-from tests.support.loop.publishing import config, distilled, head, memory, profile, publish, table, verifier
+from tests.support.loop.publishing import (
+    config,
+    distilled,
+    head,
+    memory,
+    profile,
+    publish,
+    table,
+    verifier,
+)
 
 MARK = "f" * 64
 
 
-def test_publish_resolve_and_download_return_the_same_artifact(store: Store, tmp_path: Path) -> None:
+def test_publish_resolve_and_download_return_the_same_artifact(
+    store: Store, tmp_path: Path
+) -> None:
     plot = tmp_path / "curve.png"
     plot.write_bytes(b"png")
     made = publish(store, table(MARK), tmp_path / "table", metrics={"ece": 0.1}, plots=[plot])
@@ -42,26 +53,38 @@ def test_publish_resolve_and_download_return_the_same_artifact(store: Store, tmp
     assert run.data.metrics["size_mb"] == (folder / "table.json").stat().st_size / 1e6
     assert run.data.params == {"prompts": "12"}
     assert run.info.run_name == "acceptance_table.tiny version 1"
-    assert [f.path for f in store.client.list_artifacts(made.run_id, "plots")] == ["plots/curve.png"]
+    assert [f.path for f in store.client.list_artifacts(made.run_id, "plots")] == [
+        "plots/curve.png"
+    ]
     assert run.info.status == "FINISHED"
 
 
 def test_the_same_data_is_registered_once(store: Store, tmp_path: Path) -> None:
     first = publish(store, table(MARK), tmp_path / "a")
     assert publish(store, table(MARK), tmp_path / "b") == first
-    assert publish(store, table("e" * 64), tmp_path / "c").version == 2  # the same counts for another pair of models
+    # the same counts for another pair of models
+    assert publish(store, table("e" * 64), tmp_path / "c").version == 2
     assert publish(store, table(MARK, accepted=4), tmp_path / "d").version == 3
     assert [v.version for v in store.versions("acceptance_table", "tiny")] == [1, 2, 3]
 
 
-def test_data_that_is_made_again_is_described_as_it_was_made_the_last_time(store: Store, tmp_path: Path) -> None:
-    """The counts are the same, the commit and the traces are not; what was added to a description stays, and what a person wrote."""
+def test_data_that_is_made_again_is_described_as_it_was_made_the_last_time(
+    store: Store, tmp_path: Path
+) -> None:
+    """The counts are the same, the commit and the traces are not; what was added to a description
+    stays, and what a person wrote."""
     first = publish(store, table(MARK), tmp_path / "a")
     store.describe(first, store.description(first) + "\n\nNote: kept for Friday.")
     again = table(MARK)
-    again.provenance = again.provenance.model_copy(update={"git_commit": "d" * 40, "trace_digest": "8" * 64, "metrics": {"brier": 0.5}})
+    again.provenance = again.provenance.model_copy(
+        update={"git_commit": "d" * 40, "trace_digest": "8" * 64, "metrics": {"brier": 0.5}}
+    )
     renewed = publish(store, again, tmp_path / "b")
-    assert (renewed.version, renewed.tags["git_commit"], renewed.tags["trace_digest"]) == (1, "d" * 40, "8" * 64)
+    assert (renewed.version, renewed.tags["git_commit"], renewed.tags["trace_digest"]) == (
+        1,
+        "d" * 40,
+        "8" * 64,
+    )
     assert store.resolve("acceptance_table", "tiny", 1).tags == dict(renewed.tags)
     shown = store.description(renewed)
     assert "Commit dddddddddddd" in shown
@@ -73,8 +96,11 @@ def test_data_that_is_made_again_is_described_as_it_was_made_the_last_time(store
     assert store.description(renewed) == "mine alone"
 
 
-def test_a_request_that_is_sent_again_costs_no_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is lost, the HTTP client posts again, and the server makes a second version of the same run."""
+def test_a_request_that_is_sent_again_costs_no_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is lost, the HTTP client posts again, and the server makes a second version of the
+    same run."""
     real = store.client.create_model_version
 
     def twice(*arguments, **options):
@@ -85,35 +111,59 @@ def test_a_request_that_is_sent_again_costs_no_run(store: Store, tmp_path: Path,
     made = publish(store, table(MARK), tmp_path / "a", metrics={"ece": 0.1})
     assert [v.version for v in store.versions("acceptance_table", "tiny")] == [made.version] == [1]
     run = store.client.get_run(made.run_id)
-    assert (run.info.lifecycle_stage, run.info.run_name) == ("active", "acceptance_table.tiny version 1")
+    assert (run.info.lifecycle_stage, run.info.run_name) == (
+        "active",
+        "acceptance_table.tiny version 1",
+    )
     assert digest_of(store.download(made, tmp_path / "down")) == made.digest
 
 
-@pytest.mark.parametrize("make", [verifier, head, table, config, memory, profile, lambda mark: distilled()])
+@pytest.mark.parametrize(
+    "make", [verifier, head, table, config, memory, profile, lambda mark: distilled()]
+)
 def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make) -> None:
     made = publish(store, make(MARK), tmp_path / "artifact")
     source = Path(made.source)
     card = yaml.safe_load((source / "MLmodel").read_text())
     assert card["metadata"]["kind"] == made.kind
-    assert ("signature" in card) == (source / "input_example.json").is_file() == (made.kind in MODELS)  # true, or absent
+    # true, or absent
+    assert (
+        ("signature" in card) == (source / "input_example.json").is_file() == (made.kind in MODELS)
+    )
     version = store.client.get_model_version(made.name, "1")
     assert "Pair tiny" in version.description
     for words in (version.description, store.client.get_registered_model(made.name).description):
         assert words.startswith(CARDS[made.kind].what)
-        assert [part for part in ("made.**", "How good it is.**", "How to use it.**") if part not in words] == []
-    assert dict(store.client.get_registered_model(made.name).tags) == {"kind": made.kind, "pair": "tiny"}
+        assert [
+            part
+            for part in ("made.**", "How good it is.**", "How to use it.**")
+            if part not in words
+        ] == []
+    assert dict(store.client.get_registered_model(made.name).tags) == {
+        "kind": made.kind,
+        "pair": "tiny",
+    }
     assert version.tags["pair"] == "tiny"
 
 
 def test_a_tuned_choice_is_compared_by_what_was_measured(store: Store, tmp_path: Path) -> None:
     chosen = config(MARK)
-    figure = {"strategy": "spide", "parameters": {"gamma": 4}, "speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03,
-              "target_calls_per_token": None}
-    chosen.evidence["confirmation"] = {"figures": [{**figure, "strategy": "autoregressive", "speedup": 1.0}, figure]}
+    figure = {
+        "strategy": "spide",
+        "parameters": {"gamma": 4},
+        "speedup": 1.25,
+        "speedup_low": 1.1,
+        "seconds_per_token": 0.03,
+        "target_calls_per_token": None,
+    }
+    chosen.evidence["confirmation"] = {
+        "figures": [{**figure, "strategy": "autoregressive", "speedup": 1.0}, figure]
+    }
     made = publish(store, chosen, tmp_path / "config")
     run = store.client.get_run(made.run_id).data
-    assert {name: run.metrics[name] for name in ("speedup", "speedup_low", "seconds_per_token")} == {
-        "speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03}
+    assert {
+        name: run.metrics[name] for name in ("speedup", "speedup_low", "seconds_per_token")
+    } == {"speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03}
     assert run.params == {"strategy": "spide", "parameters.gamma": "4"}
     assert made.tags["strategy"] == "spide"
     of_profile = publish(store, profile(MARK), tmp_path / "profile")
@@ -150,11 +200,16 @@ def test_an_alias_moves_and_is_found(store: Store, tmp_path: Path) -> None:
     assert store.get_aliases("acceptance_table", "unknown") == {}
 
 
-def test_two_that_set_an_alias_at_once_both_succeed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_set_an_alias_at_once_both_succeed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other process inserts between MLflow's look and its insert; what else fails is told."""
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
-    one, two = publish(store, table(MARK, 1), tmp_path / "a"), publish(store, table(MARK, 2), tmp_path / "b")
+    one, two = (
+        publish(store, table(MARK, 1), tmp_path / "a"),
+        publish(store, table(MARK, 2), tmp_path / "b"),
+    )
     real, other = SqlAlchemyStore.set_registered_model_alias, Store(store.uri)
 
     def late(self: SqlAlchemyStore, name: str, alias: str, version: str) -> None:
@@ -187,7 +242,9 @@ def test_what_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
         store.resolve("verifier", "a/b' or 1=1", "champion")
 
 
-def test_a_changed_file_is_refused_when_publishing_and_when_downloading(store: Store, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_when_publishing_and_when_downloading(
+    store: Store, tmp_path: Path
+) -> None:
     made = publish(store, table(MARK), tmp_path / "a")
     (Path(made.source) / "table.json").write_text("{}")
     with raises_code("artifact_files_changed", "table.json"):
@@ -198,7 +255,9 @@ def test_a_changed_file_is_refused_when_publishing_and_when_downloading(store: S
         store.publish(tmp_path / "a", pair="tiny")
 
 
-def test_a_failed_upload_registers_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_upload_registers_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_) -> None:
         raise OSError(28, "No space left on device")
 
@@ -210,14 +269,20 @@ def test_a_failed_upload_registers_nothing(store: Store, tmp_path: Path, monkeyp
 
 def test_lineage_leads_back_to_the_traces(store: Store, tmp_path: Path) -> None:
     first = publish(store, table(MARK), tmp_path / "a")
-    publish(store, config(MARK, {"acceptance_table": first.digest, "verifier": "9" * 64}), tmp_path / "b")
+    publish(
+        store,
+        config(MARK, {"acceptance_table": first.digest, "verifier": "9" * 64}),
+        tmp_path / "b",
+    )
     tree = lineage_of(store, store.resolve("decoding_config", "tiny", 1), "tiny")
     known, unknown = tree.parents
     assert (known.published, known.trace_digest, known.git_commit) == (first, "7" * 64, "c" * 40)
     assert (unknown.kind, unknown.digest, unknown.published) == ("verifier", "9" * 64, None)
 
 
-def test_threads_that_publish_at_once_get_versions_of_their_own(store: Store, tmp_path: Path) -> None:
+def test_threads_that_publish_at_once_get_versions_of_their_own(
+    store: Store, tmp_path: Path
+) -> None:
     found: list[int] = []
 
     def work(n: int) -> None:
@@ -231,7 +296,9 @@ def test_threads_that_publish_at_once_get_versions_of_their_own(store: Store, tm
     assert sorted(found) == [1, 2, 3, 4]
 
 
-def test_threads_that_publish_the_same_at_once_get_the_same_version(store: Store, tmp_path: Path) -> None:
+def test_threads_that_publish_the_same_at_once_get_the_same_version(
+    store: Store, tmp_path: Path
+) -> None:
     """Between the look for it and the registration another may have been faster."""
     found: list[int] = []
     together = threading.Barrier(3)
@@ -268,7 +335,9 @@ def test_a_registry_that_cannot_be_reached_is_one_line_without_its_password(tmp_
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -278,7 +347,9 @@ def test_a_server_that_does_not_answer_is_one_line_that_says_what_to_do(monkeypa
     assert "\n" not in str(caught.value)
 
 
-def test_waiting_for_a_server_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_a_server_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The HTTP library warns at each try, in its own words."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -287,6 +358,8 @@ def test_waiting_for_a_server_is_told_once(monkeypatch: pytest.MonkeyPatch, capl
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
         with raises_code("registry_unreachable", "127.0.0.1"):
             Store(f"http://127.0.0.1:{taken.getsockname()[1]}").get_aliases("release", "tiny.cpu")
-    told = [record.getMessage() for record in caplog.records if record.name == "urllib3.connectionpool"]
+    told = [
+        record.getMessage() for record in caplog.records if record.name == "urllib3.connectionpool"
+    ]
     assert len(told) == 1
     assert "does not answer: trying again" in told[0]

@@ -1,4 +1,5 @@
-"""Before a server for CUDA is ready: what is wrong with driver and build is said in a line, and graphs are captured. On stand-ins."""
+"""Before a server for CUDA is ready: what is wrong with driver and build is said in a line, and
+graphs are captured. On stand-ins."""
 
 from __future__ import annotations
 
@@ -17,10 +18,19 @@ from tests.support.models.llama_shapes import llama
 from tests.support.server.bundles import load_bundle, make_bundle, save_tiny_models
 
 
-@pytest.mark.parametrize(("driver", "built_for", "said"), [
-    (0, "13.0", "no NVIDIA driver"), (12040, "13.0", "supports CUDA 12.4, torch was built for 13.0"),
-    (13000, "13.1", "CUDA_VISIBLE_DEVICES"), (13010, "12.8", "CUDA_VISIBLE_DEVICES"), (None, "13.0", "CUDA_VISIBLE_DEVICES")])
-def test_what_is_wrong_with_the_driver_is_named(driver: int | None, built_for: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("driver", "built_for", "said"),
+    [
+        (0, "13.0", "no NVIDIA driver"),
+        (12040, "13.0", "supports CUDA 12.4, torch was built for 13.0"),
+        (13000, "13.1", "CUDA_VISIBLE_DEVICES"),
+        (13010, "12.8", "CUDA_VISIBLE_DEVICES"),
+        (None, "13.0", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_is_wrong_with_the_driver_is_named(
+    driver: int | None, built_for: str, said: str
+) -> None:
     line = driver_problem(driver, built_for)
     assert said in line
     assert "\n" not in line
@@ -45,24 +55,37 @@ class FakeCuda:
         return ["sm_80", "sm_90", "compute_90"]
 
 
-@pytest.mark.parametrize(("capability", "said"), [((6, 1), "no code for this GPU (A GPU, sm_61"), ((8, 6), None), ((12, 0), None)])
-def test_a_gpu_that_the_build_has_no_code_for_is_named(capability: tuple[int, int], said: str | None,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [((6, 1), "no code for this GPU (A GPU, sm_61"), ((8, 6), None), ((12, 0), None)],
+)
+def test_a_gpu_that_the_build_has_no_code_for_is_named(
+    capability: tuple[int, int], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "cuda", FakeCuda(capability))
-    monkeypatch.setattr(torch, "ones", lambda *words, **options: SimpleNamespace(add_=lambda n: SimpleNamespace(item=lambda: 2)))
+    monkeypatch.setattr(
+        torch,
+        "ones",
+        lambda *words, **options: SimpleNamespace(add_=lambda n: SimpleNamespace(item=lambda: 2)),
+    )
     assert (said or "") in (cuda_problem() or "")
     assert (cuda_problem() is None) is (said is None)
 
 
-def test_a_gpu_that_fails_and_a_build_without_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fails_and_a_build_without_cuda_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(*words: Any, **options: Any) -> None:
         raise RuntimeError("CUDA error: device-side\nassert")
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "cuda", FakeCuda((9, 0)))
     monkeypatch.setattr(torch, "ones", fails)
-    assert cuda_problem() == "the GPU does not compute (CUDA error: device-side assert): see nvidia-smi"
+    assert (
+        cuda_problem()
+        == "the GPU does not compute (CUDA error: device-side assert): see nvidia-smi"
+    )
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "is a build without CUDA" in str(cuda_problem())
 
@@ -90,36 +113,55 @@ def full(rows: int, seconds: float) -> bool:
     raise torch.OutOfMemoryError("out of memory")
 
 
-def test_graphs_for_all_slots_are_captured_on_cuda_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_for_all_slots_are_captured_on_cuda_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, draft = Captures(), Captures(complete=False)
     models = {"target": target, "draft": draft, "draft_onnx": object()}
     loading.capture_graphs(SimpleNamespace(device="cpu", models=models), 8)  # type: ignore[arg-type]
     assert target.asked == draft.asked == []
     with caplog.at_level(logging.INFO):
         loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 8, seconds=60.0)  # type: ignore[arg-type]
-    (rows, first), = target.asked
-    (_, second), = draft.asked
+    ((rows, first),) = target.asked
+    ((_, second),) = draft.asked
     assert rows == 8
     assert 29 < first <= 30
     assert 59 < second <= 60, "what the target did not need is the draft's"
     assert "graphs of the draft were not all captured in 60 s" in caplog.text
     monkeypatch.setattr(target, "warm_up", full)
     loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 8)  # type: ignore[arg-type]
-    assert "graphs of the target were not all captured because the device's memory is full" in caplog.text
+    assert (
+        "graphs of the target were not all captured because the device's memory is full"
+        in caplog.text
+    )
 
 
-def test_a_server_captures_before_it_measures_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_captures_before_it_measures_and_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[Any] = []
     measure = loading.measure
-    monkeypatch.setattr(loading, "capture_graphs", lambda pair, slots: order.append(("capture", slots)))
-    monkeypatch.setattr(loading, "measure", lambda *words, **options: order.append("measure") or measure(*words, **options))
-    served = load_bundle(make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path / "models"), "vanilla_sd"), slots=2, max_context=64)
+    monkeypatch.setattr(
+        loading, "capture_graphs", lambda pair, slots: order.append(("capture", slots))
+    )
+    monkeypatch.setattr(
+        loading,
+        "measure",
+        lambda *words, **options: order.append("measure") or measure(*words, **options),
+    )
+    served = load_bundle(
+        make_bundle(tmp_path / "bundle", save_tiny_models(tmp_path / "models"), "vanilla_sd"),
+        slots=2,
+        max_context=64,
+    )
     assert order == [("capture", 2), "measure"]
     load_bundle(tmp_path / "bundle", served, slots=2, max_context=64)
     assert order[2:] == [], "models that serve have their graphs"
 
 
-def test_warming_up_ends_in_time_and_does_every_shape_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_up_ends_in_time_and_does_every_shape_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = StaticLlama(llama(), slots=4, max_context=128, chunk=64)
     shapes: list[Any] = []
     monkeypatch.setattr(model, "_compute", lambda packed, bucket: shapes.append(bucket))

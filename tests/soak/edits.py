@@ -117,10 +117,29 @@ def main(path: str) -> None:
 
 MIDDLE = "def middle(readings: list[Reading]) -> float:\n"
 EDITS = {
-    "rename a variable": ("Rename the variable `result` to `amount` in this file.", ORDERS, "result", "amount"),
-    "add a docstring": ("Add a docstring to the function `middle` in this file.", READER, MIDDLE,
-                        MIDDLE + '    """The value in the middle."""\n'),
-    "change a constant": ("Change the tax rate 0.2 to 0.19 in this file.", ORDERS, "with_tax(0.2)", "with_tax(0.19)"),
-    "rename a function": ("Rename the function `jumps` to `sudden_changes` in this file.", READER, "jumps", "sudden_changes"),
+    "rename a variable": (
+        "Rename the variable `result` to `amount` in this file.",
+        ORDERS,
+        "result",
+        "amount",
+    ),
+    "add a docstring": (
+        "Add a docstring to the function `middle` in this file.",
+        READER,
+        MIDDLE,
+        MIDDLE + '    """The value in the middle."""\n',
+    ),
+    "change a constant": (
+        "Change the tax rate 0.2 to 0.19 in this file.",
+        ORDERS,
+        "with_tax(0.2)",
+        "with_tax(0.19)",
+    ),
+    "rename a function": (
+        "Rename the function `jumps` to `sudden_changes` in this file.",
+        READER,
+        "jumps",
+        "sudden_changes",
+    ),
 }
 """Name → what is asked, the file as it is before the edit, and what is to be replaced by what."""

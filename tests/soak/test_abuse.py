@@ -1,9 +1,10 @@
-"""A server whose clients do all that they should not, at once: wrong bodies, requests that are never completed, answers that nobody reads,
-connections that are reset, and other processes that take all cores.
+"""A server whose clients do all that they should not, at once: wrong bodies, requests that are
+never completed, answers that nobody reads, connections that are reset, and other processes that
+take all cores.
 
-The real command with the tiny pair, in a process of its own; about three minutes, on a busy machine more. What it holds: no crash and no
-5xx, others' answers the same as without all this, and afterwards every slot free, no connection left and memory where it was once its
-caches were full.
+The real command with the tiny pair, in a process of its own; about three minutes, on a busy machine
+more. What it holds: no crash and no 5xx, others' answers the same as without all this, and
+afterwards every slot free, no connection left and memory where it was once its caches were full.
 """
 
 from __future__ import annotations
@@ -33,43 +34,105 @@ from tests.support.server.server_process import server_process, wait_until
 pytestmark = pytest.mark.soak
 
 ROUNDS, WARM_UP, WRONG, SLOTS = 8, 3, 500, 3
-"""Memory grows for three rounds, in which caches fill: 494, 510, 524, 528 MB, then 532 to the twelfth (docs/log.md)."""
+"""Memory grows for three rounds, in which caches fill: 494, 510, 524, 528 MB, then 532 to the
+twelfth (docs/log.md)."""
 HEADER_SECONDS, BODY_SECONDS, STALL_SECONDS = 2.0, 4.0, 4.0
-"""Of the server, instead of half a minute, one, and two; kept connections end after two seconds instead of 75."""
-SERVE = [sys.executable, "-c", f"""
+"""Of the server, instead of half a minute, one, and two; kept connections end after two seconds
+instead of 75."""
+SERVE = [
+    sys.executable,
+    "-c",
+    f"""
 from serving.server import lifecycle, protocol
 from serving.server.http import security
 lifecycle.KEEP_ALIVE_SECONDS = 2
 security.BODY_SECONDS = {BODY_SECONDS}
 protocol.HEADER_SECONDS, protocol.STALL_SECONDS = {HEADER_SECONDS}, {STALL_SECONDS}
 from serving.server.main import main
-main()"""]
+main()""",
+]
 PROMPTS = ("hello", "the end", "one, two", "what")
-LONG = {"model": "tiny", "prompt": "hi", "max_tokens": 600, "temperature": 1, "logprobs": 20, "stream": True, "ignore_eos": True,
-        "speculation": {"trace": True}}
+LONG = {
+    "model": "tiny",
+    "prompt": "hi",
+    "max_tokens": 600,
+    "temperature": 1,
+    "logprobs": 20,
+    "stream": True,
+    "ignore_eos": True,
+    "speculation": {"trace": True},
+}
 """A stream of megabytes: more than lies in the buffers between two processes."""
 
 
 GOOD: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "hi", "max_tokens": 4, "temperature": 0.5, "stop": ["x"], "n": 1, "guided_regex": "[a-z]+"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "response_format": {"type": "json_object"}},
+    "/v1/completions": {
+        "prompt": "hi",
+        "max_tokens": 4,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "n": 1,
+        "guided_regex": "[a-z]+",
+    },
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "response_format": {"type": "json_object"},
+    },
     "/v1/responses": {"input": "hi", "max_output_tokens": 4, "instructions": "be brief"},
     "/tokenize": {"prompt": "hi"},
 }
-ODD: list[Any] = [None, True, -1, 2**63, float("nan"), 1e308, "", "\x00", "\ud800", "x" * 5000, [], [[]], [None], ["a", 1], [5] * 3000, {},
-                  {"": ""}, {"type": "text"}, {"role": "user"}, {str(number): 0 for number in range(400)}]
-RAW = [b"", b"{", b"null", b"[]", b"{'model': 1}", b"\xff\xfe\x00", b"9" * 5000, b"[" * 20_000, b'{"a":' * 5000, b"model=tiny&prompt=hi"]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    2**63,
+    float("nan"),
+    1e308,
+    "",
+    "\x00",
+    "\ud800",
+    "x" * 5000,
+    [],
+    [[]],
+    [None],
+    ["a", 1],
+    [5] * 3000,
+    {},
+    {"": ""},
+    {"type": "text"},
+    {"role": "user"},
+    {str(number): 0 for number in range(400)},
+]
+RAW = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"{'model': 1}",
+    b"\xff\xfe\x00",
+    b"9" * 5000,
+    b"[" * 20_000,
+    b'{"a":' * 5000,
+    b"model=tiny&prompt=hi",
+]
 
 
 def wrong_bodies(count: int) -> list[tuple[str, bytes]]:
-    """Bodies with an odd value, or a field too many, or cut, or that are no JSON; test_malformed.py has more kinds of them."""
+    """Bodies with an odd value, or a field too many, or cut, or that are no JSON; test_malformed.py
+    has more kinds of them."""
     rng, made = random.Random(1), []
     for _ in range(count):
         path = rng.choice(list(GOOD))
         body = {"model": "tiny", **GOOD[path]}
         body[rng.choice([*body, "temprature"])] = rng.choice(ODD)
         text = json.dumps(body).encode()
-        made.append((path, rng.choice([text, text, text, text[: rng.randrange(len(text))], rng.choice(RAW)])))
+        made.append(
+            (
+                path,
+                rng.choice([text, text, text, text[: rng.randrange(len(text))], rng.choice(RAW)]),
+            )
+        )
     return made
 
 
@@ -93,7 +156,9 @@ class Process:
 
     @property
     def connections(self) -> int:
-        return sum(one.status == psutil.CONN_ESTABLISHED for one in self.process.net_connections("tcp"))
+        return sum(
+            one.status == psutil.CONN_ESTABLISHED for one in self.process.net_connections("tcp")
+        )
 
 
 @pytest.fixture
@@ -113,21 +178,33 @@ def spinning_neighbours() -> Iterator[None]:
     """As many processes as there are cores, none of which ever waits."""
     with ExitStack() as stack:
         for _ in range(usable_cores()):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            )
             stack.callback(process.kill)
         yield
 
 
 def head_of(body: bytes, length: int | None = None) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json",
-             f"Content-Length: {len(body) if length is None else length}"]
+    lines = [
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body) if length is None else length}",
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def unfinished(server: Process, stack: ExitStack) -> None:
-    """Open connections that say nothing, half a header, half a body, and a whole request whose answer of megabytes nobody reads."""
+    """Open connections that say nothing, half a header, half a body, and a whole request whose
+    answer of megabytes nobody reads."""
     asked = json.dumps(LONG).encode()
-    sent = [b"", b"POST /v1/completions HTTP/1.1\r\nHost: local", head_of(asked) + asked[:20], head_of(asked) + asked]
+    sent = [
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nHost: local",
+        head_of(asked) + asked[:20],
+        head_of(asked) + asked,
+    ]
     for said in sent * 4:
         one = stack.enter_context(socket.socket())
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -139,7 +216,9 @@ async def read_slowly(server: Process, seconds: float) -> None:
     """Some bytes of a long answer now and then; in the end the connection is reset."""
     asked = json.dumps(LONG).encode()
     reader, writer = await asyncio.open_connection(*server.address, limit=1024)
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     writer.write(head_of(asked) + asked)
     for _ in range(int(seconds / 0.1)):
         await reader.read(64)
@@ -148,11 +227,17 @@ async def read_slowly(server: Process, seconds: float) -> None:
 
 
 async def ask(http: httpx.AsyncClient, prompt: str) -> httpx.Response:
-    return await http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0})
+    return await http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0},
+    )
 
 
-async def abuse(server: Process, wrong: list[tuple[str, bytes]], alone: dict[str, str]) -> tuple[Counter[int], Counter[str]]:
-    """Everything at once; the codes of the answers to wrong bodies, and how often the text of each right prompt was compared."""
+async def abuse(
+    server: Process, wrong: list[tuple[str, bytes]], alone: dict[str, str]
+) -> tuple[Counter[int], Counter[str]]:
+    """Everything at once; the codes of the answers to wrong bodies, and how often the text of each
+    right prompt was compared."""
     codes, compared = Counter[int](), Counter[str]()
 
     async def post(http: httpx.AsyncClient, path: str, body: bytes) -> None:
@@ -168,10 +253,14 @@ async def abuse(server: Process, wrong: list[tuple[str, bytes]], alone: dict[str
             assert answer.json()["choices"][0]["text"] == alone[prompt], "others changed it"
             compared[prompt] += 1
 
-    limits = httpx.Limits(max_connections=64, keepalive_expiry=0.5)  # before the server closes them: a request on one of these is lost
+    # before the server closes them: a request on one of these is lost
+    limits = httpx.Limits(max_connections=64, keepalive_expiry=0.5)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
-        await asyncio.gather(*(post(http, path, body) for path, body in wrong), *(behave(http) for _ in range(4)),
-                             *(read_slowly(server, 3.0) for _ in range(4)))
+        await asyncio.gather(
+            *(post(http, path, body) for path, body in wrong),
+            *(behave(http) for _ in range(4)),
+            *(read_slowly(server, 3.0) for _ in range(4)),
+        )
     return codes, compared
 
 
@@ -180,7 +269,10 @@ def texts(server: Process) -> dict[str, str]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             return await asyncio.gather(*(ask(http, prompt) for prompt in PROMPTS))
 
-    return {prompt: answer.json()["choices"][0]["text"] for prompt, answer in zip(PROMPTS, asyncio.run(all_of_them()), strict=True)}
+    return {
+        prompt: answer.json()["choices"][0]["text"]
+        for prompt, answer in zip(PROMPTS, asyncio.run(all_of_them()), strict=True)
+    }
 
 
 def test_everything_at_once(server: Process) -> None:
@@ -192,11 +284,17 @@ def test_everything_at_once(server: Process) -> None:
             seen, compared = asyncio.run(abuse(server, wrong[turn::ROUNDS], alone))
             codes += seen
             assert set(compared) == set(PROMPTS)
-            wait_until(lambda: server.connections == 0, "connections without a request, or a reader, are closed by the server")
+            wait_until(
+                lambda: server.connections == 0,
+                "connections without a request, or a reader, are closed by the server",
+            )
         wait_until(lambda: server.idle, "all slots are free")
         wait_until(lambda: server.connections == 0, "no connection is left")
         memory.append(server.process.memory_info().rss)
-    print(f"\nanswers to wrong bodies {dict(codes)}; memory after each round, MB: {[round(size / 1e6) for size in memory]}")
+    print(
+        f"\nanswers to wrong bodies {dict(codes)}; memory after each round, MB: "
+        f"{[round(size / 1e6) for size in memory]}"
+    )
     assert texts(server) == alone, "every slot answers as before"
     assert sum(codes.values()) == ROUNDS * WRONG
     assert codes[400] > ROUNDS * WRONG / 3

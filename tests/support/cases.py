@@ -1,5 +1,5 @@
-"""Fewer quick cases of tests that run over every strategy: what is independent of each other is varied together there, and the other
-combinations are left to the slow tests."""
+"""Fewer quick cases of tests that run over every strategy: what is independent of each other is
+varied together there, and the other combinations are left to the slow tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 
 def in_turn(names: Iterable[Any], *values: Sequence[Any], start: int = 0) -> list[Any]:
-    """Each name with every combination of the values, of which all but one are slow: another one for each name, and from round to round
-    shifted, so that names that take turns themselves (a strategy's roles) meet all of them.
+    """Each name with every combination of the values, of which all but one are slow: another one
+    for each name, and from round to round shifted, so that names that take turns themselves (a
+    strategy's roles) meet all of them.
 
     Args:
         start: number of the first name's quick combination.
@@ -26,8 +27,10 @@ def in_turn(names: Iterable[Any], *values: Sequence[Any], start: int = 0) -> lis
     for number, name in enumerate(names, start):
         chosen = (number + number // len(combinations)) % len(combinations)
         first = name if isinstance(name, tuple) else (name,)
-        cases += [pytest.param(*first, *combination, marks=[] if at == chosen else [pytest.mark.slow])
-                  for at, combination in enumerate(combinations)]
+        cases += [
+            pytest.param(*first, *combination, marks=[] if at == chosen else [pytest.mark.slow])
+            for at, combination in enumerate(combinations)
+        ]
     return cases
 
 

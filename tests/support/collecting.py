@@ -17,12 +17,19 @@ RUN = ("fresh", "spread", "log", "progress")
 
 
 def small(**settings: Any) -> CollectionSettings:
-    """Settings with texts of the target only, eight at once and eight draft tokens after every position, unless named otherwise."""
+    """Settings with texts of the target only, eight at once and eight draft tokens after every
+    position, unless named otherwise."""
     return CollectionSettings(**{"prefix_kinds": ("target",), "batch": 8, "rollout": 8, **settings})
 
 
-def collect_traces(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, strategy: Strategy | None = None,
-                   **options: Any) -> TraceSet:
+def collect_traces(
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    *,
+    strategy: Strategy | None = None,
+    **options: Any,
+) -> TraceSet:
     """A collection with `small` settings; `options` are settings, and how to run it (`RUN`)."""
     run = {name: options.pop(name) for name in RUN if name in options}
     if strategy is not None:
@@ -30,6 +37,8 @@ def collect_traces(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *,
     return collect.collect_traces(pair, prompts, folder, small(**options), **run)
 
 
-def collect_shard(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, index: int, **settings: Any) -> Path:
+def collect_shard(
+    pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, index: int, **settings: Any
+) -> Path:
     """One shard of a collection with `small` settings."""
     return collect.collect_shard(pair, prompts, folder, index, small(**settings))

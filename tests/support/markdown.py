@@ -11,7 +11,15 @@ from pathlib import Path
 
 from tests.support.paths import REPO
 
-PAGES = tuple(sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), REPO / "serving/runtime/strategies/PAPERS.md"]))
+PAGES = tuple(
+    sorted(
+        [
+            *REPO.glob("*.md"),
+            *(REPO / "docs").rglob("*.md"),
+            REPO / "serving/runtime/strategies/PAPERS.md",
+        ]
+    )
+)
 SHELL = ("bash", "sh", "console")
 FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
@@ -42,7 +50,8 @@ def fences(*languages: str) -> tuple[Fence, ...]:
 
 
 def shell_words(body: str) -> Iterator[list[str]]:
-    """Words of every command of a shell block. Quotes may span lines; `&&`, `;` and pipes end a command; comments are left out."""
+    """Words of every command of a shell block. Quotes may span lines; `&&`, `;` and pipes end a
+    command; comments are left out."""
     pending = ""
     for line in body.replace("\\\n", " ").splitlines():
         pending += ("\n" if pending else "") + line.removeprefix("$ ")
@@ -64,7 +73,8 @@ def shell_words(body: str) -> Iterator[list[str]]:
 
 @cache
 def commands(program: str) -> tuple[tuple[str, list[str]], ...]:
-    """Place and words of every call of a program in the shell blocks; `.venv/bin/` and assignments before it are left out."""
+    """Place and words of every call of a program in the shell blocks; `.venv/bin/` and assignments
+    before it are left out."""
     found = []
     for fence in fences(*SHELL):
         for words in shell_words(fence.body):

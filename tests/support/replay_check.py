@@ -1,4 +1,5 @@
-"""Replay against reality: what a trace and a profile predict, beside what strategies do and how long they take."""
+"""Replay against reality: what a trace and a profile predict, beside what strategies do and how
+long they take."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Prediction:
 
     Args:
         predicted, measured: seconds per token of the whole requests.
-        scaled: `predicted` times what plain decoding took over what was predicted for it: the machine's pace has left it.
+        scaled: `predicted` times what plain decoding took over what was predicted for it: the
+            machine's pace has left it.
         counts: counter → (replayed, real) totals.
         exact: False where the replay had to guess behind the end of a rollout.
     """
@@ -48,7 +50,8 @@ class Prediction:
 
     @property
     def scaled_error(self) -> float:
-        """The same with the pace of the run itself, so that a machine that slowed down since its profile is no error."""
+        """The same with the pace of the run itself, so that a machine that slowed down since its
+        profile is no error."""
         return self.scaled / self.measured - 1
 
     @property
@@ -57,9 +60,18 @@ class Prediction:
         return max(abs(told - real) / max(1, real) for told, real in self.counts.values())
 
 
-def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResources, profile: HardwareProfile, configs: Sequence[Config],
-                     prompts: Sequence[Prompt], *, max_tokens: int | None = None, runs: int = 1,
-                     progress: Progress | None = None) -> list[Prediction]:
+def check_prediction(
+    pair: LoadedPair,
+    texts: Texts,
+    resources: StrategyResources,
+    profile: HardwareProfile,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int | None = None,
+    runs: int = 1,
+    progress: Progress | None = None,
+) -> list[Prediction]:
     """Replay configs, measure them interleaved with plain decoding, and put both side by side.
 
     Args:
@@ -75,9 +87,25 @@ def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResource
     budget = max_tokens or texts.max_tokens
     plans = [PLAIN, *(config for config in configs if config != PLAIN)]
     replays = [
-        replay_strategy(texts, plan.name, dict(plan.parameters), resources, profile, max_tokens=budget, extend=True) for plan in plans
+        replay_strategy(
+            texts,
+            plan.name,
+            dict(plan.parameters),
+            resources,
+            profile,
+            max_tokens=budget,
+            extend=True,
+        )
+        for plan in plans
     ]
-    measured = measure(pair, resources, plans, prompts, BenchSettings(max_tokens=budget, runs=runs), progress=progress)
+    measured = measure(
+        pair,
+        resources,
+        plans,
+        prompts,
+        BenchSettings(max_tokens=budget, runs=runs),
+        progress=progress,
+    )
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
     return [
@@ -91,7 +119,9 @@ def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResource
             counts(told.stats, real.stats),
             told.exact,
         )
-        for label, plan, told, real, pace in zip(labels_of(plans), plans, replays, measured.values(), paces, strict=True)
+        for label, plan, told, real, pace in zip(
+            labels_of(plans), plans, replays, measured.values(), paces, strict=True
+        )
     ]
 
 
@@ -104,19 +134,30 @@ def median_error(rows: Sequence[Prediction], *, scaled: bool = True) -> float:
     """Median of the absolute errors over strategies, each by the median of its configs.
 
     Args:
-        scaled: by the pace of the run itself; plain decoding, which that fits exactly, is then left out.
+        scaled: by the pace of the run itself; plain decoding, which that fits exactly, is then left
+            out.
     """
     by_strategy: dict[str, list[float]] = {}
     for row in rows:
         if row.strategy != PLAIN.name or not scaled:
-            by_strategy.setdefault(row.strategy, []).append(abs(row.scaled_error if scaled else row.error))
+            by_strategy.setdefault(row.strategy, []).append(
+                abs(row.scaled_error if scaled else row.error)
+            )
     if not by_strategy:
         raise DraftwellError("nothing but plain decoding was checked: add a strategy")
     return median(median(errors) for errors in by_strategy.values())
 
 
 def tiled(texts: Texts, positions: int) -> Texts:
-    """The texts over and over until they hold at least so many positions; to time replays of long traces."""
+    """The texts over and over until they hold at least so many positions; to time replays of long
+    traces."""
     count = sum(len(text.output) for text in texts.texts)
     copies = -(-positions // count)
-    return replace(texts, texts=[replace(text, name=f"{text.name}#{copy}") for copy in range(copies) for text in texts.texts])
+    return replace(
+        texts,
+        texts=[
+            replace(text, name=f"{text.name}#{copy}")
+            for copy in range(copies)
+            for text in texts.texts
+        ],
+    )

@@ -1,1 +1,2 @@
-"""Whether answers are right: numbers, choices, unit tests in a sandbox, ROUGE-L against references."""
+"""Whether answers are right: numbers, choices, unit tests in a sandbox, ROUGE-L against
+references."""

@@ -1,7 +1,9 @@
-"""Whether an answer is right, where a prompt carries a way to check it: a number, a letter, or tests that the code must pass.
+"""Whether an answer is right, where a prompt carries a way to check it: a number, a letter, or
+tests that the code must pass.
 
-The fields are those of the data sets: `answer` (GSM8K, SVAMP), `answer_key` and `choices` (CommonsenseQA), `entry_point` and `test`
-(HumanEval), `test_list` and `test_setup_code` (MBPP). Models wrap answers in text, so each checker looks for the answer first.
+The fields are those of the data sets: `answer` (GSM8K, SVAMP), `answer_key` and `choices`
+(CommonsenseQA), `entry_point` and `test` (HumanEval), `test_list` and `test_setup_code` (MBPP).
+Models wrap answers in text, so each checker looks for the answer first.
 """
 
 from __future__ import annotations
@@ -17,20 +19,27 @@ from components.prompts.answer_fields import KEYS
 from components.prompts.prompt import Prompt
 
 Checker = Callable[[Prompt, str], bool]
-"""Whether an answer to a prompt is right. Those that run code raise SandboxUnavailable where it cannot be held."""
+"""Whether an answer to a prompt is right. Those that run code raise SandboxUnavailable where it
+cannot be held."""
 
 SECONDS = 20.0
-"""A program may take this long: the slowest of the references takes four seconds, on an idle core."""
+"""A program may take this long: the slowest of the references takes four seconds, on an idle
+core."""
 
-NUMBER = re.compile(r"(?<![\w.])[-−]?(?:[$€£]\s?)?[-−]?(?P<value>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40})"
-                    r"(?:\s?/\s?(?P<below>[1-9]\d{0,20})(?!\d|[./]\d))?")
+NUMBER = re.compile(
+    r"(?<![\w.])[-−]?(?:[$€£]\s?)?[-−]?(?P<value>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40})"
+    r"(?:\s?/\s?(?P<below>[1-9]\d{0,20})(?!\d|[./]\d))?"
+)
 SOLUTION = re.compile(r"####\s*(?=[-−$€£\s]*\.?\d)")  # GSM8K's mark; "#### Step 2" is a heading
 ANSWER = re.compile(r"answer(?:\s+(?:is|was)\b\s*:?|\s*[:=])", re.IGNORECASE)
 MARKS = re.compile(r"""[*`"“”]|\$|\\boxed\{|(?<!\w)_+|_+(?!\w)""")  # "new_york" keeps its own
 FENCED = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"""(?:def|class|import|from|if|for|while|try|except|finally|else|elif|with|return|raise|assert|del|print|async)\b"""
-                  r"""|[@#)\]}'"]|[A-Za-z_][\w.]*\("""  # a decorator, a comment, what closes brackets, a string; a call
-                  r"""|[A-Za-z_][\w.]*(?:\[[^\]]*\])?(?:\s*,\s*[A-Za-z_]\w*)*\s*(?::[^=]*)?(?://|\*\*|[-+*/%|&^])?=""")
+CODE = re.compile(
+    r"""(?:def|class|import|from|if|for|while|try|except|finally|else|elif|with|return|raise|assert|del|print|async)\b"""
+    # a decorator, a comment, what closes brackets, a string; a call
+    r"""|[@#)\]}'"]|[A-Za-z_][\w.]*\("""
+    r"""|[A-Za-z_][\w.]*(?:\[[^\]]*\])?(?:\s*,\s*[A-Za-z_]\w*)*\s*(?::[^=]*)?(?://|\*\*|[-+*/%|&^])?="""
+)
 """How a line of Python begins that is not indented."""
 
 
@@ -52,13 +61,15 @@ def checker_for(prompt: Prompt) -> Checker | None:
 
 
 def says_the_number(prompt: Prompt, answer: str) -> bool:
-    """Whether the answer's number equals the expected one, as numbers: 1,200 is 1200.00, and 1/2 is .5."""
+    """Whether the answer's number equals the expected one, as numbers: 1,200 is 1200.00, and 1/2 is
+    .5."""
     wanted = expected_number(prompt)
     return wanted is not None and stated_number(answer) == wanted
 
 
 def expected_number(prompt: Prompt) -> Fraction | None:
-    """`answer`, bare or after a worked solution's "####"; of prompts about maths the reference where it is a bare number."""
+    """`answer`, bare or after a worked solution's "####"; of prompts about maths the reference
+    where it is a bare number."""
     answer = prompt.fields.get("answer")
     if answer is None and "math" in (prompt.task or ""):
         answer = prompt.reference
@@ -71,10 +82,13 @@ def expected_number(prompt: Prompt) -> Fraction | None:
 def stated_number(text: str) -> Fraction | None:
     """The number that a text ends up with, None if there is none.
 
-    It follows the last "####" before a number, else the last "answer is" (there after the "=" of its line, if it
-    has one), else it is the last number of all.
+    It follows the last "####" before a number, else the last "answer is" (there after the "=" of
+    its line, if it has one), else it is the last number of all.
 
-    >>> stated_number("16 - 3 = 13, then 13 * 2 = 26.\\n#### 26"), stated_number("The answer is $1,234.50 for 3 days.")
+    >>> (
+    ...     stated_number("16 - 3 = 13, then 13 * 2 = 26.\\n#### 26"),
+    ...     stated_number("The answer is $1,234.50 for 3 days."),
+    ... )
     (Fraction(26, 1), Fraction(2469, 2))
     """
     marks = [*SOLUTION.finditer(text)] or [*ANSWER.finditer(text)]
@@ -108,35 +122,48 @@ def key_of(prompt: Prompt) -> str | None:
 
 
 def choices_of(prompt: Prompt) -> list[str]:
-    """The choices' texts in the order of their letters: `choices` (a list, or the hub's `{"text": [...]}`), or AQuA's `options`."""
+    """The choices' texts in the order of their letters: `choices` (a list, or the hub's `{"text":
+    [...]}`), or AQuA's `options`."""
     choices: Any = prompt.fields.get("choices") or prompt.fields.get("options") or []
     if isinstance(choices, dict):
         choices = choices.get("text") or []
     if not isinstance(choices, list):  # of a table in which the name means something else
         return []
-    return [re.sub(r"^\s*\(?[A-Z]\)\s*", "", str(choice)) for choice in choices[: len(ascii_uppercase)]]
+    return [
+        re.sub(r"^\s*\(?[A-Z]\)\s*", "", str(choice)) for choice in choices[: len(ascii_uppercase)]
+    ]
 
 
 def stated_choice(text: str, choices: Sequence[str]) -> str | None:
-    """The letter of the choice that a text picks; None if it picks none, or several, or text that two choices share.
+    """The letter of the choice that a text picks; None if it picks none, or several, or text that
+    two choices share.
 
-    Looked for in turn: a letter after "answer is", a letter that begins the text (not the article "A"), the only letter in
-    brackets, the only choice whose text occurs. Marks of Markdown and quotes around a letter do not count.
+    Looked for in turn: a letter after "answer is", a letter that begins the text (not the article
+    "A"), the only letter in brackets, the only choice whose text occurs. Marks of Markdown and
+    quotes around a letter do not count.
 
-    >>> [stated_choice(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
+    >>> [
+    ...     stated_choice(text, ["bank", "river bank"])
+    ...     for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")
+    ... ]
     ['A', 'B', 'B', None]
     """
     letters = ascii_uppercase[: len(choices)]
     plain = MARKS.sub("", text)
     letter = rf"(?:(?:[Oo]ption|[Cc]hoice)\s+)?[(\[]?([{letters}])(?:[])}}.:,;!]|\s+is\b|\s*$)"
-    for place in [plain[mark.end() :].strip() for mark in reversed(list(ANSWER.finditer(plain)))] + [plain.strip()]:
+    for place in [
+        plain[mark.end() :].strip() for mark in reversed(list(ANSWER.finditer(plain)))
+    ] + [plain.strip()]:
         if found := re.match(letter, place, re.MULTILINE):
             return found[1]
     bracketed = set(re.findall(rf"\(([{letters}])\)", plain))
     if bracketed:
         return min(bracketed) if len(bracketed) == 1 else None
     left, named = text.lower(), []
-    for words, name in sorted(zip(choices, letters, strict=True), key=lambda choice: -len(choice[0])):  # river bank before bank
+    # river bank before bank
+    for words, name in sorted(
+        zip(choices, letters, strict=True), key=lambda choice: -len(choice[0])
+    ):
         within = rf"(?<!\w){re.escape(words.lower())}(?!\w)"
         if choices.count(words) == 1 and re.search(within, left):
             named.append(name)
@@ -153,7 +180,8 @@ def passes_unit_test(prompt: Prompt, answer: str) -> bool:
 
 
 def unit_test_program(prompt: Prompt, answer: str) -> str:
-    """Prompt, answer and test. An answer is a function in full, which then replaces the prompt's empty one, or only its body."""
+    """Prompt, answer and test. An answer is a function in full, which then replaces the prompt's
+    empty one, or only its body."""
     name = prompt.fields["entry_point"]
     defines = rf"^(?:async )?def {re.escape(name)}\b"
     block = fenced(answer, defines)
@@ -166,21 +194,29 @@ def unit_test_program(prompt: Prompt, answer: str) -> str:
 
 
 def passes_assertions(prompt: Prompt, answer: str) -> bool:
-    """MBPP (Austin et al. 2021): every assertion of its `test_list` holds after the answer and the `test_setup_code`."""
+    """MBPP (Austin et al. 2021): every assertion of its `test_list` holds after the answer and the
+    `test_setup_code`."""
     return run_python(assertions_program(prompt, answer), seconds=SECONDS).passed
 
 
 def assertions_program(prompt: Prompt, answer: str) -> str:
-    """Answer, setup and assertions, in this order: setup code uses classes that the answer defines."""
+    """Answer, setup and assertions, in this order: setup code uses classes that the answer
+    defines."""
     block = fenced(answer, r"^(?:def|class) ")
     code = block if block is not None else without_prose(answer)
-    return "\n".join([code, prompt.fields.get("test_setup_code") or "", *prompt.fields["test_list"], ""])
+    return "\n".join(
+        [code, prompt.fields.get("test_setup_code") or "", *prompt.fields["test_list"], ""]
+    )
 
 
 def fenced(text: str, wanted: str) -> str | None:
-    """The first block between ``` marks that holds a line like `wanted`, else the first; None without any. A last mark may lack."""
+    """The first block between ``` marks that holds a line like `wanted`, else the first; None
+    without any. A last mark may lack."""
     blocks: list[str] = FENCED.findall(text)
-    return next((block for block in blocks if re.search(wanted, block, re.MULTILINE)), blocks[0] if blocks else None)
+    return next(
+        (block for block in blocks if re.search(wanted, block, re.MULTILINE)),
+        blocks[0] if blocks else None,
+    )
 
 
 def without_prose(text: str) -> str:
@@ -191,16 +227,22 @@ def without_prose(text: str) -> str:
     """
     lines = text.split("\n")
     start = next((i for i, line in enumerate(lines) if CODE.match(line)), 0)
-    end = next((i for i, line in enumerate(lines) if i > start and begins(line) and not CODE.match(line)), len(lines))
+    end = next(
+        (i for i, line in enumerate(lines) if i > start and begins(line) and not CODE.match(line)),
+        len(lines),
+    )
     return "\n".join(lines[start:end])
 
 
 def body(text: str) -> str:
-    """A function's body: all before the next line that is not indented; a first line that lost its indentation gets it back."""
+    """A function's body: all before the next line that is not indented; a first line that lost its
+    indentation gets it back."""
     lines = text.strip("\n").split("\n")
     if begins(lines[0]):
         lines[0] = "    " + lines[0]
-    end = next((i for i, line in enumerate(lines) if begins(line) and line[0] not in ")]}"), len(lines))
+    end = next(
+        (i for i, line in enumerate(lines) if begins(line) and line[0] not in ")]}"), len(lines)
+    )
     return "\n".join(lines[:end])
 
 

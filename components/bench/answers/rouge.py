@@ -1,7 +1,9 @@
-"""ROUGE (Lin 2004): how much of a reference an answer says, in words (ROUGE-1), pairs of words (ROUGE-2), or in order (ROUGE-L).
+"""ROUGE (Lin 2004): how much of a reference an answer says, in words (ROUGE-1), pairs of words
+(ROUGE-2), or in order (ROUGE-L).
 
-The words are those of Google's `rouge-score` without its stemmer: runs of a–z and 0–9 in lower case. That package is
-not used because its scorer brings a language toolkit along for what are twenty lines.
+The words are those of Google's `rouge-score` without its stemmer: runs of a–z and 0–9 in lower
+case. That package is not used because its scorer brings a language toolkit along for what are
+twenty lines.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ WORD = re.compile(r"[a-z0-9]+")
 def rouge_l(answer: str, reference: str) -> float:
     """F1 of the longest common subsequence of words, in [0, 1]; 0 where either has no words.
 
-    >>> rouge_l("the cat sat", "The cat sat."), rouge_l("the cat", "the big cat ran"), rouge_l("", "a")
+    >>> (
+    ...     rouge_l("the cat sat", "The cat sat."),
+    ...     rouge_l("the cat", "the big cat ran"),
+    ...     rouge_l("", "a"),
+    ... )
     (1.0, 0.6666666666666666, 0.0)
     """
     given, wanted = WORD.findall(answer.lower()), WORD.findall(reference.lower())
@@ -26,13 +32,20 @@ def rouge_l(answer: str, reference: str) -> float:
 
 
 def rouge_n(answer: str, reference: str, n: int) -> float:
-    """F1 of the runs of n words that both have, each counted as often as both have it, in [0, 1]; 0 where either has none.
+    """F1 of the runs of n words that both have, each counted as often as both have it, in [0, 1]; 0
+    where either has none.
 
-    >>> rouge_n("the cat sat", "The cat sat.", 2), rouge_n("the the cat", "the big cat", 1), rouge_n("the", "the cat", 2)
+    >>> (
+    ...     rouge_n("the cat sat", "The cat sat.", 2),
+    ...     rouge_n("the the cat", "the big cat", 1),
+    ...     rouge_n("the", "the cat", 2),
+    ... )
     (1.0, 0.6666666666666666, 0.0)
     """
-    given, wanted = (Counter(zip(*(words[i:] for i in range(n)), strict=False))
-                     for words in (WORD.findall(text.lower()) for text in (answer, reference)))
+    given, wanted = (
+        Counter(zip(*(words[i:] for i in range(n)), strict=False))
+        for words in (WORD.findall(text.lower()) for text in (answer, reference))
+    )
     common = (given & wanted).total()
     return 2 * common / (given.total() + wanted.total()) if common else 0.0
 
@@ -53,5 +66,9 @@ def mean_rouge_l(answers: Sequence[str], references: Sequence[str | None]) -> fl
     >>> mean_rouge_l(["a b", "c"], ["a b", None])
     1.0
     """
-    scores = [rouge_l(answer, reference) for answer, reference in zip(answers, references, strict=True) if reference]
+    scores = [
+        rouge_l(answer, reference)
+        for answer, reference in zip(answers, references, strict=True)
+        if reference
+    ]
     return fmean(scores) if scores else None

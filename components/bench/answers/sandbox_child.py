@@ -1,7 +1,9 @@
-"""The sandbox from inside: started by its path in a Python of its own, it locks itself in and then runs a program.
+"""The sandbox from inside: started by its path in a Python of its own, it locks itself in and then
+runs a program.
 
-It sees the standard library and nothing of the project. The order matters: imports, which read files, come before the lock;
-the untrusted program follows it. `sandbox.run_python` is the other side.
+It sees the standard library and nothing of the project. The order matters: imports, which read
+files, come before the lock; the untrusted program follows it. `sandbox.run_python` is the other
+side.
 """
 
 import ctypes
@@ -25,7 +27,8 @@ class Filter(ctypes.Structure):
 
 
 def main() -> None:
-    """Read the job from stdin, lock, run, and write `nonce` and what happened to the report's descriptor."""
+    """Read the job from stdin, lock, run, and write `nonce` and what happened to the report's
+    descriptor."""
     job = json.load(sys.stdin.buffer)
     report, nonce = job["report"], job["nonce"]
     exec(job["prelude"], {})
@@ -36,11 +39,18 @@ def main() -> None:
 
 
 def lock(instructions: bytes, seconds: float, memory: int) -> str | None:
-    """Give up, for good, all that the program must not have. Returns what failed, None if nothing did."""
+    """Give up, for good, all that the program must not have. Returns what failed, None if nothing
+    did."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = math.ceil(used.ru_utime + used.ru_stime + seconds)
-    limits = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0,
-              resource.RLIMIT_NPROC: 0, resource.RLIMIT_NOFILE: 0}
+    limits = {
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NOFILE: 0,
+    }
     buffer = ctypes.create_string_buffer(instructions)
     program = Filter(len(instructions) // 8, ctypes.addressof(buffer))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -48,15 +58,19 @@ def lock(instructions: bytes, seconds: float, memory: int) -> str | None:
     try:
         for limit, value in limits.items():
             resource.setrlimit(limit, (value, value))
-        for command in ((PR_SET_PDEATHSIG, signal.SIGKILL, 0), (PR_SET_NO_NEW_PRIVS, 1, 0),
-                        (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))):
+        for command in (
+            (PR_SET_PDEATHSIG, signal.SIGKILL, 0),
+            (PR_SET_NO_NEW_PRIVS, 1, 0),
+            (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program)),
+        ):
             if prctl(*command, 0, 0):
                 return os.strerror(ctypes.get_errno())
     except (OSError, ValueError) as error:
         return str(error)
     try:
         os.open("/", os.O_RDONLY)
-    except PermissionError:  # the filter's answer; the limit on descriptors alone would give another
+    # the filter's answer; the limit on descriptors alone would give another
+    except PermissionError:
         return None
     except OSError:
         pass

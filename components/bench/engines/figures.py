@@ -1,4 +1,5 @@
-"""Figures of an engine's settings: speed over its plain decoding with an interval, tokens a second, acceptance."""
+"""Figures of an engine's settings: speed over its plain decoding with an interval, tokens a second,
+acceptance."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ class Figure(Message):
     label: str
     at_once: int = Field(ge=1, description="requests that are decoded at once")
     groups: int = Field(ge=1, description="that were sent, one after the other")
-    prompts: int = Field(ge=1, description="distinct ones, which the interval is over; above one at once also over groups")
+    prompts: int = Field(
+        ge=1,
+        description="distinct ones, which the interval is over; above one at once also over groups",
+    )
     ratio: float = Field(gt=0, description="times plain decoding's tokens a second")
     low: float
     high: float
@@ -40,26 +44,43 @@ class Figure(Message):
 
 
 def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
-    """Compare two sides, with an interval that `tail` is left out of at each end; few prompts or groups make it wider.
+    """Compare two sides, with an interval that `tail` is left out of at each end; few prompts or
+    groups make it wider.
 
-    The interval is over distinct prompts. Where several are sent at once, a group's time is that of the group, and says little of each
-    prompt: then it reaches as far as that over groups, too, whichever is wider at each end.
+    The interval is over distinct prompts. Where several are sent at once, a group's time is that of
+    the group, and says little of each prompt: then it reaches as far as that over groups, too,
+    whichever is wider at each end.
     """
     plain, other = beside.plain, beside.other
     one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
     prompts = len(one[0])
     ratio, low, high = paired_bootstrap_ratio(*one, *two, tail=expanded_tail(tail, prompts))
     if beside.at_once > 1:
-        _, lowest, highest = paired_bootstrap_ratio(plain.seconds, plain.tokens, other.seconds, other.tokens,
-                                                    tail=expanded_tail(tail, len(plain.seconds)))
+        _, lowest, highest = paired_bootstrap_ratio(
+            plain.seconds,
+            plain.tokens,
+            other.seconds,
+            other.tokens,
+            tail=expanded_tail(tail, len(plain.seconds)),
+        )
         low, high = min(low, lowest), max(high, highest)
-    return Figure(label=label, at_once=beside.at_once, groups=len(plain.seconds), prompts=prompts, ratio=ratio, low=low, high=high,
-                  tokens_per_second=sum(other.tokens) / sum(other.seconds),
-                  plain_tokens_per_second=sum(plain.tokens) / sum(plain.seconds), acceptance=other.acceptance)
+    return Figure(
+        label=label,
+        at_once=beside.at_once,
+        groups=len(plain.seconds),
+        prompts=prompts,
+        ratio=ratio,
+        low=low,
+        high=high,
+        tokens_per_second=sum(other.tokens) / sum(other.seconds),
+        plain_tokens_per_second=sum(plain.tokens) / sum(plain.seconds),
+        acceptance=other.acceptance,
+    )
 
 
 def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
-    """Seconds and tokens of each distinct prompt; the seconds of a group are divided by those that its prompts took.
+    """Seconds and tokens of each distinct prompt; the seconds of a group are divided by those that
+    its prompts took.
 
     >>> side = Side(seconds=[3.0], tokens=[3], each_seconds=[[3.0, 1.5]], outputs=[[[5, 5], [6]]])
     >>> by_prompt(side, [[0, 1]])
@@ -69,7 +90,9 @@ def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float],
         return side.seconds, side.tokens
     count = 1 + max(max(group) for group in places)
     seconds, tokens = [0.0] * count, [0] * count
-    for group, whole, each, outputs in zip(places, side.seconds, side.each_seconds, side.outputs, strict=True):
+    for group, whole, each, outputs in zip(
+        places, side.seconds, side.each_seconds, side.outputs, strict=True
+    ):
         for place, own, output in zip(group, each, outputs, strict=True):
             seconds[place] += whole * own / sum(each)
             tokens[place] += len(output)

@@ -1,7 +1,9 @@
-"""Measuring an engine's settings beside its plain decoding: group by group in turn, so that a slow minute of the machine hits both.
+"""Measuring an engine's settings beside its plain decoding: group by group in turn, so that a slow
+minute of the machine hits both.
 
-A group is what is sent at once: one prompt, or as many as a load level has. At a level above one the prompts are taken round and round,
-until there are enough groups; a prompt that comes again is no further one (`Beside.prompts`).
+A group is what is sent at once: one prompt, or as many as a load level has. At a level above one
+the prompts are taken round and round, until there are enough groups; a prompt that comes again is
+no further one (`Beside.prompts`).
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ class Side(Message):
     seconds: list[float]
     tokens: list[int] = Field(description="new ones of each group")
     acceptance: Acceptance = Field(default_factory=Acceptance)
-    each_seconds: list[list[float]] = Field(default_factory=list, description="of each group the seconds of each prompt")
-    outputs: list[list[list[int]]] = Field(default_factory=list, description="of each group the new tokens of each prompt")
+    each_seconds: list[list[float]] = Field(
+        default_factory=list, description="of each group the seconds of each prompt"
+    )
+    outputs: list[list[list[int]]] = Field(
+        default_factory=list, description="of each group the new tokens of each prompt"
+    )
 
 
 class Beside(Message):
@@ -40,21 +46,29 @@ class Beside(Message):
     at_once: int = Field(ge=1, description="prompts in a group")
     plain: Side
     other: Side
-    prompts: list[list[int]] = Field(default_factory=list, description="of each group the places of its prompts among the distinct ones; "
-                                                                       "empty: each group is a prompt of its own")
+    prompts: list[list[int]] = Field(
+        default_factory=list,
+        description="of each group the places of its prompts among the distinct ones; "
+        "empty: each group is a prompt of its own",
+    )
 
 
-def groups_of(prompts: Sequence[Sequence[int]], at_once: int, groups: int) -> list[list[Sequence[int]]]:
-    """Groups of `at_once` prompts: every prompt once where one is sent at a time, else `groups` of them, round and round.
+def groups_of(
+    prompts: Sequence[Sequence[int]], at_once: int, groups: int
+) -> list[list[Sequence[int]]]:
+    """Groups of `at_once` prompts: every prompt once where one is sent at a time, else `groups` of
+    them, round and round.
 
-    Each round after the first has an order of its own, always the same one: else of twelve prompts, 16 at once, only three groups would
-    differ.
+    Each round after the first has an order of its own, always the same one: else of twelve prompts,
+    16 at once, only three groups would differ.
 
     >>> groups_of([[1], [2], [3]], 2, 3)[0], len(groups_of([[1], [2], [3]], 1, 8))
     ([[1], [2]], 3)
     """
     if not prompts:
-        raise DraftwellError("there are no prompts to measure on: name a file that holds some", code="no_prompts")
+        raise DraftwellError(
+            "there are no prompts to measure on: name a file that holds some", code="no_prompts"
+        )
     if at_once == 1:
         return [[ids] for ids in prompts]
     endless = rounds(prompts)
@@ -68,9 +82,16 @@ def rounds(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
         yield from Random(seed).sample(prompts, len(prompts))
 
 
-def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampling: Sampling, *,
-                   progress: Progress | None = None) -> Beside:
-    """Let two engines that were started decode every group, one after the other, in an order that alternates.
+def measure_beside(
+    plain: Engine,
+    other: Engine,
+    groups: Sequence[Group],
+    sampling: Sampling,
+    *,
+    progress: Progress | None = None,
+) -> Beside:
+    """Let two engines that were started decode every group, one after the other, in an order that
+    alternates.
 
     Args:
         groups: all of one size.
@@ -79,9 +100,14 @@ def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampli
         DraftwellError: what the engines raise; groups of several sizes.
     """
     if len({len(group) for group in groups}) != 1:
-        raise DraftwellError("groups that are compared have one size: split the prompts into equal ones", code="unequal_groups")
+        raise DraftwellError(
+            "groups that are compared have one size: split the prompts into equal ones",
+            code="unequal_groups",
+        )
     for engine in (plain, other):
-        engine.decode(groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS)))
+        engine.decode(
+            groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS))
+        )
     found: dict[str, list[Decoded]] = {"plain": [], "other": []}
     sides = [("plain", plain), ("other", other)]
     for turn, group in enumerate(groups):
@@ -89,7 +115,12 @@ def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampli
             found[name].append(engine.decode(group, sampling))
             if progress:
                 progress(sum(map(len, found.values())), 2 * len(groups), engine.label)
-    return Beside(at_once=len(groups[0]), plain=side_of(found["plain"]), other=side_of(found["other"]), prompts=places_of(groups))
+    return Beside(
+        at_once=len(groups[0]),
+        plain=side_of(found["plain"]),
+        other=side_of(found["other"]),
+        prompts=places_of(groups),
+    )
 
 
 def places_of(groups: Sequence[Group]) -> list[list[int]]:
@@ -104,7 +135,10 @@ def places_of(groups: Sequence[Group]) -> list[list[int]]:
 
 def side_of(decoded: Sequence[Decoded]) -> Side:
     """The groups of one engine."""
-    return Side(seconds=[one.seconds for one in decoded], tokens=[one.tokens for one in decoded],
-                acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
-                each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
-                outputs=[[answer.tokens for answer in one.answers] for one in decoded])
+    return Side(
+        seconds=[one.seconds for one in decoded],
+        tokens=[one.tokens for one in decoded],
+        acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
+        each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
+        outputs=[[answer.tokens for answer in one.answers] for one in decoded],
+    )

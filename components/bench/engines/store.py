@@ -1,4 +1,5 @@
-"""What was measured, in a file that is written after every measurement, so that one that was killed resumes with the next."""
+"""What was measured, in a file that is written after every measurement, so that one that was killed
+resumes with the next."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ class Measurements:
     """Finished measurements by name.
 
     Args:
-        file: JSON, written atomically after every measurement; None remembers nothing beyond this object.
-        subject: what they depend on, as plain JSON (models, version, machine, prompts); a file of another subject is replaced.
+        file: JSON, written atomically after every measurement; None remembers nothing beyond this
+            object.
+        subject: what they depend on, as plain JSON (models, version, machine, prompts); a file of
+            another subject is replaced.
         fresh: start without those that are in the file.
     """
 
@@ -41,13 +44,18 @@ class Measurements:
         self.found[name] = made
         if self.file is not None:
             rows = {name: one.model_dump() for name, one in self.found.items()}
-            write_atomically(self.file, json.dumps({"subject": self.subject, "measurements": rows}).encode())
+            write_atomically(
+                self.file, json.dumps({"subject": self.subject, "measurements": rows}).encode()
+            )
 
     def _read(self) -> dict[str, Beside]:
         try:
             known = json.loads(self.file.read_text()) if self.file is not None else {}
             if known.get("subject") != self.subject:
                 return {}
-            return {name: Beside.model_validate_json(json.dumps(row)) for name, row in known["measurements"].items()}
+            return {
+                name: Beside.model_validate_json(json.dumps(row))
+                for name, row in known["measurements"].items()
+            }
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError):
             return {}  # no file, or not one of ours: it can be measured again

@@ -1,4 +1,5 @@
-"""A Llama-shaped model as a GGUF file in its own dtype, for llama.cpp: the weights that the other contenders compute with.
+"""A Llama-shaped model as a GGUF file in its own dtype, for llama.cpp: the weights that the other
+contenders compute with.
 
 The file has no vocabulary (`tokenizer.ggml.model` is `none`): prompts are token ids.
 """
@@ -15,11 +16,23 @@ from torch import Tensor
 
 from serving.errors import DraftwellError
 
-TENSORS = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-           "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-           "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 """Weights of a layer: their names in transformers → in GGUF (conversion/llama.py of llama.cpp)."""
-OUTER = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -30,12 +43,16 @@ def write_gguf(module: Any, file: Path) -> None:
         module: a causal language model of transformers.
         file: is overwritten.
     Raises:
-        DraftwellError: it is not a Llama with plain rotary embeddings and without biases (`no_gguf`), or gguf is not installed.
+        DraftwellError: it is not a Llama with plain rotary embeddings and without biases
+            (`no_gguf`), or gguf is not installed.
     """
     try:
         import gguf
     except ImportError as error:
-        raise DraftwellError("writing GGUF needs the package gguf: pip install 'draftwell[pipeline]'", code="missing_package") from error
+        raise DraftwellError(
+            "writing GGUF needs the package gguf: pip install 'draftwell[pipeline]'",
+            code="missing_package",
+        ) from error
     config = module.config
     check_shape(config)
     writer = gguf.GGUFWriter(file, "llama")
@@ -54,7 +71,9 @@ def write_gguf(module: Any, file: Path) -> None:
     writer.add_tokenizer_model("none")
     for name, weight in renamed(module):
         kind = gguf.GGMLQuantizationType[FORMATS[weight.dtype] if weight.dim() > 1 else "F32"]
-        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(weight.float().numpy()), kind), raw_dtype=kind)
+        writer.add_tensor(
+            name, gguf.quantize(np.ascontiguousarray(weight.float().numpy()), kind), raw_dtype=kind
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -63,19 +82,31 @@ def write_gguf(module: Any, file: Path) -> None:
 
 def check_shape(config: Any) -> None:
     """Refuse what a GGUF file of this kind would not describe."""
-    rope = config.rope_parameters.get("rope_type", "default") if config.model_type == "llama" else None
+    rope = (
+        config.rope_parameters.get("rope_type", "default") if config.model_type == "llama" else None
+    )
     if rope != "default":
-        what = f"its model type is {config.model_type}" if rope is None else f"its rotary embeddings are {rope}"
-        raise DraftwellError(f"the target cannot be written as GGUF here, {what}: leave out --peer llama.cpp", code="no_gguf")
+        what = (
+            f"its model type is {config.model_type}"
+            if rope is None
+            else f"its rotary embeddings are {rope}"
+        )
+        raise DraftwellError(
+            f"the target cannot be written as GGUF here, {what}: leave out --peer llama.cpp",
+            code="no_gguf",
+        )
 
 
 def head_size(config: Any) -> int:
     """Numbers per attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def renamed(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and weight `[out, in]` of every tensor, as llama.cpp has them: queries and keys with their rotary halves interleaved."""
+    """Name and weight `[out, in]` of every tensor, as llama.cpp has them: queries and keys with
+    their rotary halves interleaved."""
     config = module.config
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in module.state_dict().items():
@@ -88,15 +119,29 @@ def renamed(module: Any) -> Iterator[tuple[str, Tensor]]:
         number, _, inner = rest.partition(".")
         kind, suffix = inner.rpartition(".")[::2]
         if prefix or kind not in TENSORS or suffix != "weight":
-            raise DraftwellError(f"the target cannot be written as GGUF here, it has {name}: leave out --peer llama.cpp", code="no_gguf")
+            raise DraftwellError(
+                (
+                    f"the target cannot be written as GGUF here, it has {name}: leave out "
+                    "--peer llama.cpp"
+                ),
+                code="no_gguf",
+            )
         kind = TENSORS[kind]
-        yield f"blk.{number}.{kind}.weight", interleaved(weight, heads[kind]) if kind in heads else weight
+        yield (
+            f"blk.{number}.{kind}.weight",
+            interleaved(weight, heads[kind]) if kind in heads else weight,
+        )
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head in the order 0, n/2, 1, n/2 + 1, …: transformers rotates halves, llama.cpp neighbours.
+    """Rows of each head in the order 0, n/2, 1, n/2 + 1, …: transformers rotates halves, llama.cpp
+    neighbours.
 
     >>> interleaved(torch.arange(8.0)[:, None], heads=2)[:, 0].tolist()
     [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
     """
-    return weight.view(heads, 2, weight.shape[0] // heads // 2, -1).transpose(1, 2).reshape(weight.shape)
+    return (
+        weight.view(heads, 2, weight.shape[0] // heads // 2, -1)
+        .transpose(1, 2)
+        .reshape(weight.shape)
+    )

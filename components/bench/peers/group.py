@@ -12,7 +12,8 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 
 PAUSE = 0.01
-"""Seconds that our own OpenMP threads get to fall asleep before a peer computes; GNU's spin for a few milliseconds."""
+"""Seconds that our own OpenMP threads get to fall asleep before a peer computes; GNU's spin for a
+few milliseconds."""
 
 
 @dataclass
@@ -37,5 +38,11 @@ class ProcessPeer:
         time.sleep(PAUSE)
         decoded = self.engine.decode([ids], sampling)
         answer = decoded.answers[0]
-        return Generation(answer.tokens, Stats(emitted=len(answer.tokens), wall_seconds=decoded.seconds,
-                                               first_token_seconds=answer.first_token_seconds))
+        return Generation(
+            answer.tokens,
+            Stats(
+                emitted=len(answer.tokens),
+                wall_seconds=decoded.seconds,
+                first_token_seconds=answer.first_token_seconds,
+            ),
+        )

@@ -23,14 +23,22 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 
 LOOKUP = {"lookup_tokens": 5, "lookup_ngram": 3}
-"""Tokens that vLLM's n-gram speculation and llama.cpp's prompt lookup draft, and their longest n-gram."""
+"""Tokens that vLLM's n-gram speculation and llama.cpp's prompt lookup draft, and their longest
+n-gram."""
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
 
 
 @contextmanager
-def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, context: int = 2048, temperature: float = 0.0,
-               head: Artifact | None = None) -> Iterator[dict[str, PeerGroup]]:
+def open_peers(
+    pair: LoadedPair,
+    names: Sequence[str],
+    *,
+    gamma: int = 5,
+    context: int = 2048,
+    temperature: float = 0.0,
+    head: Artifact | None = None,
+) -> Iterator[dict[str, PeerGroup]]:
     """The peers with these names, ready to decode; their processes end with the block.
 
     Args:
@@ -41,18 +49,37 @@ def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, contex
     Raises:
         DraftwellError: what `check_peers` and `EngineProcess` raise.
     """
-    check_peers(names, device=pair.device, temperature=temperature, padded=pair.padded_to is not None)
-    if names and any(parameter.numel() == 0 for module in pair.modules.values() for parameter in module.parameters()):
-        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers",
-                             code="modules_without_weights")
-    limit = int(pair.modules["target"].config.get_text_config().max_position_embeddings) if names else 0
+    check_peers(
+        names, device=pair.device, temperature=temperature, padded=pair.padded_to is not None
+    )
+    if names and any(
+        parameter.numel() == 0
+        for module in pair.modules.values()
+        for parameter in module.parameters()
+    ):
+        raise DraftwellError(
+            (
+                "the pair's transformers modules gave up their weights: load it with "
+                "keep_modules=True to measure peers"
+            ),
+            code="modules_without_weights",
+        )
+    limit = (
+        int(pair.modules["target"].config.get_text_config().max_position_embeddings) if names else 0
+    )
     positions = min(context + ROOM, limit)
     with ExitStack() as stack:
-        yield {name: transformers_peers(pair, gamma) if name not in DRIVERS else
-               process_peers(name, pair, variants_of(name, pair, gamma, head), positions, stack) for name in names}
+        yield {
+            name: transformers_peers(pair, gamma)
+            if name not in DRIVERS
+            else process_peers(name, pair, variants_of(name, pair, gamma, head), positions, stack)
+            for name in names
+        }
 
 
-def variants_of(name: str, pair: LoadedPair, gamma: int, head: Artifact | None = None) -> dict[str, dict[str, Any] | None]:
+def variants_of(
+    name: str, pair: LoadedPair, gamma: int, head: Artifact | None = None
+) -> dict[str, dict[str, Any] | None]:
     """Variant of a peer → how it speculates, by the engine's own keys; None: plain decoding."""
     if name == "llama.cpp":
         return {"autoregressive": None, "prompt_lookup": dict(LOOKUP)}
@@ -61,20 +88,37 @@ def variants_of(name: str, pair: LoadedPair, gamma: int, head: Artifact | None =
         methods["draft_model"] = Method("draft_model", gamma)
     if isinstance(head, Eagle3Head):
         methods["eagle3"] = Method("eagle3", gamma)
-    files = VllmFiles(model_folder(pair, "target"), draft=model_folder(pair, "draft") if "draft_model" in methods else None,
-                      head=head_folder(pair, head) if isinstance(head, Eagle3Head) else None)
-    return {"autoregressive": None, **{variant: method.speculative_config(files) for variant, method in methods.items()}}
+    files = VllmFiles(
+        model_folder(pair, "target"),
+        draft=model_folder(pair, "draft") if "draft_model" in methods else None,
+        head=head_folder(pair, head) if isinstance(head, Eagle3Head) else None,
+    )
+    return {
+        "autoregressive": None,
+        **{variant: method.speculative_config(files) for variant, method in methods.items()},
+    }
 
 
-def process_peers(name: str, pair: LoadedPair, variants: dict[str, dict[str, Any] | None], context: int, stack: ExitStack) -> PeerGroup:
-    """One engine for each variant, started one after the other; each is stopped when it is ready."""
+def process_peers(
+    name: str,
+    pair: LoadedPair,
+    variants: dict[str, dict[str, Any] | None],
+    context: int,
+    stack: ExitStack,
+) -> PeerGroup:
+    """One engine for each variant, started one after the other; each is stopped when it is
+    ready."""
     group = PeerGroup()
     for variant, speculation in variants.items():
         engine = engine_of(name, variant, pair)
         stack.callback(engine.stop)
         about = engine.start(EngineSettings(speculation=speculation, context=context))
         group.contenders.append(ProcessPeer(engine))
-        group.notes += [note for note in (*about.notes, *note_on(name, variant, speculation)) if note not in group.notes]
+        group.notes += [
+            note
+            for note in (*about.notes, *note_on(name, variant, speculation))
+            if note not in group.notes
+        ]
         group.version = about.version
     return group
 
@@ -84,13 +128,20 @@ def engine_of(name: str, variant: str, pair: LoadedPair) -> EngineProcess:
     label, threads = f"{name}/{variant}", torch.get_num_threads()
     if name == "vllm":
         return VllmEngine(label, model_folder(pair, "target"), dtype=pair.dtype, threads=threads)
-    return EngineProcess(label, [str(interpreter(name)), str(DRIVERS[name])], peers_root() / "logs" / f"{name}-{variant}.log",
-                         threads=threads, fixed={"model": str(gguf_of(pair)), "dtype": pair.dtype})
+    return EngineProcess(
+        label,
+        [str(interpreter(name)), str(DRIVERS[name])],
+        peers_root() / "logs" / f"{name}-{variant}.log",
+        threads=threads,
+        fixed={"model": str(gguf_of(pair)), "dtype": pair.dtype},
+    )
 
 
 def note_on(name: str, variant: str, speculation: dict[str, Any] | None) -> list[str]:
     """How a variant of vLLM speculates; llama.cpp's driver says it itself."""
     if name != "vllm" or speculation is None:
         return []
-    shown = ", ".join(f"{key} {value}" for key, value in speculation.items() if key not in ("method", "model"))
+    shown = ", ".join(
+        f"{key} {value}" for key, value in speculation.items() if key not in ("method", "model")
+    )
     return [f"vllm {variant}: {shown}"]

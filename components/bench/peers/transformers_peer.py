@@ -1,5 +1,6 @@
-"""The peer `transformers`, in this process: `generate` plainly, with the pair's draft as assistant (constant draft length, no early
-exit), and with prompt lookup. The modules are the pair's own: for each call they attend with SDPA again, and afterwards over our slots.
+"""The peer `transformers`, in this process: `generate` plainly, with the pair's draft as assistant
+(constant draft length, no early exit), and with prompt lookup. The modules are the pair's own: for
+each call they attend with SDPA again, and afterwards over our slots.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
     from transformers import __version__
 
     target = pair.modules["target"]
-    attention = "sdpa" if over_our_slots(target) else f"{target.config._attn_implementation}, the model's own"
+    attention = (
+        "sdpa"
+        if over_our_slots(target)
+        else f"{target.config._attn_implementation}, the model's own"
+    )
     notes = [f"attention: {attention}; cache: transformers' default"]
     group = PeerGroup([TransformersPeer(pair, "autoregressive")], notes, __version__)
     draft = pair.modules.get("draft")
@@ -39,11 +44,16 @@ def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
         group.contenders.append(TransformersPeer(pair, "assisted", assistant=draft))
         group.notes.append(f"assisted: {gamma} draft tokens a round, constant, no early exit")
         if getattr(pair.models["draft"], "head_tokens", None) is not None:
-            group.notes.append("assisted: transformers cannot restrict the draft's head to its frequent tokens, so the "
-                               "assistant computes the full head")
+            group.notes.append(
+                "assisted: transformers cannot restrict the draft's head to its frequent "
+                "tokens, so the "
+                "assistant computes the full head"
+            )
     lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS, "max_matching_ngram_size": LOOKUP_NGRAM}
     group.contenders.append(TransformersPeer(pair, "prompt_lookup", settings=lookup))
-    group.notes.append(f"prompt_lookup: up to {LOOKUP_TOKENS} tokens, n-grams of at most {LOOKUP_NGRAM}")
+    group.notes.append(
+        f"prompt_lookup: up to {LOOKUP_TOKENS} tokens, n-grams of at most {LOOKUP_NGRAM}"
+    )
     return group
 
 
@@ -55,8 +65,20 @@ class TransformersPeer:
         settings: further fields of the generation config.
     """
 
-    def __init__(self, pair: LoadedPair, name: str, *, assistant: Any = None, settings: dict[str, Any] | None = None):
-        self.pair, self.label, self.assistant, self.settings = pair, f"transformers/{name}", assistant, settings or {}
+    def __init__(
+        self,
+        pair: LoadedPair,
+        name: str,
+        *,
+        assistant: Any = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.pair, self.label, self.assistant, self.settings = (
+            pair,
+            f"transformers/{name}",
+            assistant,
+            settings or {},
+        )
 
     def reset(self) -> None:
         """Nothing is remembered between requests."""
@@ -68,9 +90,19 @@ class TransformersPeer:
         stops = sorted(sampling.stop_token_ids)
         choice: dict[str, Any] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:
-            choice |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        return GenerationConfig(max_new_tokens=sampling.max_tokens, eos_token_id=stops or None, repetition_penalty=1.0,
-                                pad_token_id=stops[0] if stops else 0, **choice, **self.settings)
+            choice |= {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+            }
+        return GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=stops or None,
+            repetition_penalty=1.0,
+            pad_token_id=stops[0] if stops else 0,
+            **choice,
+            **self.settings,
+        )
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
         target = self.pair.modules["target"]
@@ -80,12 +112,19 @@ class TransformersPeer:
         with own_attention(target, *helpers.values()), quiet(), torch.random.fork_rng():
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
-            output = target.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config,
-                                     streamer=clock, **helpers)
+            output = target.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=config,
+                streamer=clock,
+                **helpers,
+            )
             tokens = output[0, len(ids) :].tolist()
             seconds = time.perf_counter() - started
         first = clock.first - started
-        return Generation(tokens, Stats(emitted=len(tokens), wall_seconds=seconds, first_token_seconds=first))
+        return Generation(
+            tokens, Stats(emitted=len(tokens), wall_seconds=seconds, first_token_seconds=first)
+        )
 
 
 class FirstTokenClock:
@@ -104,13 +143,15 @@ class FirstTokenClock:
 
 
 def over_our_slots(module: Any) -> bool:
-    """Whether a module's attention has been replaced by ours; models with attention code of their own keep it."""
+    """Whether a module's attention has been replaced by ours; models with attention code of their
+    own keep it."""
     return bool(module.config._attn_implementation == ATTENTION)
 
 
 @contextmanager
 def own_attention(*modules: Any) -> Iterator[None]:
-    """Let modules attend as transformers does by default on this machine, and afterwards as before; some always do."""
+    """Let modules attend as transformers does by default on this machine, and afterwards as before;
+    some always do."""
     modules = tuple(module for module in modules if over_our_slots(module))
     before = [module.config._attn_implementation for module in modules]
     try:

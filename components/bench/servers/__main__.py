@@ -1,4 +1,5 @@
-"""`python -m components.bench.servers`: our server and vLLM's under vLLM's own load test, on the same machine with the same slots."""
+"""`python -m components.bench.servers`: our server and vLLM's under vLLM's own load test, on the
+same machine with the same slots."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from typing import Annotated
 import typer
 
 from components.bench.peers.loading import LOOKUP
-from components.bench.servers.load_test import DATASETS, LoadTest, Row, compare, failures, load_table, report, told
+from components.bench.servers.load_test import (
+    DATASETS,
+    LoadTest,
+    Row,
+    compare,
+    failures,
+    load_table,
+    report,
+    told,
+)
 from components.bench.servers.long_prompt import stall, stall_table, text_of
 from components.bench.servers.processes import Server
 from components.engines.environments import VLLM_COMMAND, interpreter, peers_root
@@ -29,37 +39,84 @@ from serving.number_format import dtype_of, weights_of
 CONTEXT = 4352
 STREAMS = 8
 """Answers that are being read while the long prompt is sent."""
-NGRAM = {"method": "ngram", "num_speculative_tokens": LOOKUP["lookup_tokens"], "prompt_lookup_min": 1,
-         "prompt_lookup_max": LOOKUP["lookup_ngram"]}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": LOOKUP["lookup_tokens"],
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": LOOKUP["lookup_ngram"],
+}
 
 
-def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")],
-         clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "1,8,32",
-         datasets: Annotated[str, typer.Option(help="Data sets of vLLM's load test, separated by commas: custom (--prompts), random, "
-                                                    "prefix_repetition.")] = "custom",
-         prefix_caching: Annotated[bool, typer.Option(
-             "--prefix-caching", help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.")] = False,
-         alone: Annotated[bool, typer.Option("--alone", help="Ask our server only, and leave vLLM's out.")] = False,
-         slots: Annotated[int, typer.Option(min=1, help="Requests that each server decodes at once.")] = 32,
-         prompts: Annotated[Path | None, typer.Option(help="JSONL file of prompts. Default: those that the project ships.")] = None,
-         limit: Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")] = 64,
-         max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 64,
-         long_prompt: Annotated[int, typer.Option(
-             min=1, max=CONTEXT - 256, help="Tokens of the prompt that is sent while others are being answered.")] = 4000,
-         rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 1,
-         out: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, after every run.")] = None) -> None:
+def main(
+    bundle: Annotated[
+        Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")
+    ],
+    clients: Annotated[
+        str, typer.Option(help="Numbers of clients, separated by commas.")
+    ] = "1,8,32",
+    datasets: Annotated[
+        str,
+        typer.Option(
+            help="Data sets of vLLM's load test, separated by commas: custom (--prompts), random, "
+            "prefix_repetition."
+        ),
+    ] = "custom",
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-caching",
+            help="Let the servers keep their prefix caches; not with custom, whose prompts repeat.",
+        ),
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Ask our server only, and leave vLLM's out.")
+    ] = False,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Requests that each server decodes at once.")
+    ] = 32,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSONL file of prompts. Default: those that the project ships."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")
+    ] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 64,
+    long_prompt: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=CONTEXT - 256,
+            help="Tokens of the prompt that is sent while others are being answered.",
+        ),
+    ] = 4000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file, after every run.")
+    ] = None,
+) -> None:
     """Compare our server with vLLM's and print one table."""
     from rich.console import Console
 
-    counts, sets, opened = numbers(clients), names(datasets, prefix_caching=prefix_caching), open_bundle(bundle)
+    counts, sets, opened = (
+        numbers(clients),
+        names(datasets, prefix_caching=prefix_caching),
+        open_bundle(bundle),
+    )
     target = opened.files(models_root()).target
     chosen = (read_prompts(prompts) if prompts else demo_prompts())[:limit]
     folder = peers_root() / "logs" / "bench-server"
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended on the way out
-    caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
-               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, "
-               f"{'with' if prefix_caching else 'no'} prefix cache; medians of TTFT and time per token")
+    # so that the servers are ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    caption = (
+        f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests "
+        f"of up to {max_tokens} tokens, "
+        f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, "
+        f"{'with' if prefix_caching else 'no'} prefix cache; medians of TTFT and time per token"
+    )
     runs: list[Row] = []
 
     def after(row: Row) -> None:
@@ -70,42 +127,108 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
 
     with ExitStack() as stack:
         servers = []
-        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching)[: 1 if alone else None]:
+        for label, command, env in commands(opened, target, slots, prefix_caching=prefix_caching)[
+            : 1 if alone else None
+        ]:
             typer.echo(f"starting {label}", err=True)
-            servers.append(Server(label, command, folder / f"{label.replace(', ', '-').replace(' ', '-')}.log", env=env))
+            servers.append(
+                Server(
+                    label,
+                    command,
+                    folder / f"{label.replace(', ', '-').replace(' ', '-')}.log",
+                    env=env,
+                )
+            )
             stack.callback(servers[-1].close)
-        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder, sets), rounds=rounds, after=after)
+        rows = compare(
+            servers,
+            counts,
+            LoadTest(chosen, max_tokens, target, folder, sets),
+            rounds=rounds,
+            after=after,
+        )
         stalls, text = [], text_of(chosen, long_prompt, target)
         for server in servers:
             with server.running():
                 stalls.append(stall(server, STREAMS, chosen, text))
     if out is not None:
-        write_json(out, report(rows, caption) | {"runs": [asdict(row) for row in runs], "long_prompt": [asdict(row) for row in stalls]})
+        write_json(
+            out,
+            report(rows, caption)
+            | {
+                "runs": [asdict(row) for row in runs],
+                "long_prompt": [asdict(row) for row in stalls],
+            },
+        )
     screen = Console(width=max(120, Console().width))
     screen.print(load_table(rows, caption))
-    screen.print(stall_table(stalls, f"time between parts of {STREAMS} streams, before and while a prompt of {long_prompt} tokens is read"))
+    screen.print(
+        stall_table(
+            stalls,
+            (
+                f"time between parts of {STREAMS} streams, before and while a prompt of "
+                f"{long_prompt} tokens is read"
+            ),
+        )
+    )
     for line in (failed := failures(rows)):
         typer.echo(line, err=True)
     if failed:
         raise typer.Exit(1)
 
 
-def commands(bundle: Bundle, target: Path, slots: int, *, prefix_caching: bool) -> list[tuple[str, list[str], dict[str, str] | None]]:
-    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores.
+def commands(
+    bundle: Bundle, target: Path, slots: int, *, prefix_caching: bool
+) -> list[tuple[str, list[str], dict[str, str] | None]]:
+    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on
+    all cores.
 
     Args:
         prefix_caching: not where every run sends the same prompts again.
     """
-    context = min(CONTEXT, json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT))
+    context = min(
+        CONTEXT,
+        json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT),
+    )
     cores = usable_cores()
-    ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots),
-            "--max-context", str(context), "--prefix-caching", "tenant" if prefix_caching else "off"]
-    theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", dtype_of(bundle.manifest.dtype),
-              "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
-              "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"]
+    ours = [
+        sys.executable,
+        "-m",
+        "serving.server.main",
+        "--bundle",
+        str(bundle.path),
+        "--slots",
+        str(slots),
+        "--max-context",
+        str(context),
+        "--prefix-caching",
+        "tenant" if prefix_caching else "off",
+    ]
+    theirs = [
+        str(interpreter("vllm")),
+        str(VLLM_COMMAND),
+        "serve",
+        str(target),
+        "--dtype",
+        dtype_of(bundle.manifest.dtype),
+        "--max-num-seqs",
+        str(slots),
+        "--max-model-len",
+        str(context),
+        "--served-model-name",
+        bundle.manifest.pair,
+        "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching",
+    ]
     name = "vllm serve" if weights_of(bundle.manifest.dtype) is None else "vllm serve, full weights"
-    return [("draftwell-serve", ours, None), (name, theirs, engine_environment(cores)),
-            (f"{name}, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], engine_environment(cores))]
+    return [
+        ("draftwell-serve", ours, None),
+        (name, theirs, engine_environment(cores)),
+        (
+            f"{name}, ngram",
+            [*theirs, "--speculative-config", json.dumps(NGRAM)],
+            engine_environment(cores),
+        ),
+    ]
 
 
 def numbers(text: str) -> list[int]:
@@ -116,7 +239,10 @@ def numbers(text: str) -> list[int]:
     """
     counts = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if len(counts) != len(text.split(",")) or 0 in counts:
-        raise DraftwellError(f"--clients {text!r}: write numbers above 0 separated by commas, such as 1,8,32", code="bad_clients")
+        raise DraftwellError(
+            f"--clients {text!r}: write numbers above 0 separated by commas, such as 1,8,32",
+            code="bad_clients",
+        )
     return counts
 
 
@@ -128,10 +254,18 @@ def names(text: str, *, prefix_caching: bool) -> list[str]:
     """
     chosen = [part.strip() for part in text.split(",")]
     if not set(chosen) <= set(DATASETS):
-        raise DraftwellError(f"--datasets {text!r}: write some of {', '.join(DATASETS)}, separated by commas", code="bad_datasets")
+        raise DraftwellError(
+            f"--datasets {text!r}: write some of {', '.join(DATASETS)}, separated by commas",
+            code="bad_datasets",
+        )
     if prefix_caching and "custom" in chosen:
-        raise DraftwellError("--prefix-caching with the data set custom, whose prompts repeat, would measure the cache: leave one out",
-                             code="bad_datasets")
+        raise DraftwellError(
+            (
+                "--prefix-caching with the data set custom, whose prompts repeat, would "
+                "measure the cache: leave one out"
+            ),
+            code="bad_datasets",
+        )
     return chosen
 
 

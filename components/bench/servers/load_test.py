@@ -1,4 +1,5 @@
-"""The load test: `vllm bench serve` with several numbers of clients, server after server, as one table."""
+"""The load test: `vllm bench serve` with several numbers of clients, server after server, as one
+table."""
 
 from __future__ import annotations
 
@@ -24,12 +25,22 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 3600
 DATASETS = ("custom", "random", "prefix_repetition")
-"""Of `vllm bench serve`: our prompts; random tokens; random tokens, of which several requests have the first ones in common. Prompts of the
-latter two depend on the round, and their answers do not end before the last token."""
+"""Of `vllm bench serve`: our prompts; random tokens; random tokens, of which several requests have
+the first ones in common. Prompts of the latter two depend on the round, and their answers do not
+end before the last token."""
 INPUT_TOKENS, SUFFIX_TOKENS, PREFIXES = 256, 64, 4
-"""Of random prompts, all tokens; of those with a common beginning, the tokens after it (before it: the rest), and how many beginnings at
-most."""
-COLUMNS = ("data", "server", "clients", "tokens/s", "ratio to the first", "TTFT ms", "time per token ms", "answered")
+"""Of random prompts, all tokens; of those with a common beginning, the tokens after it (before it:
+the rest), and how many beginnings at most."""
+COLUMNS = (
+    "data",
+    "server",
+    "clients",
+    "tokens/s",
+    "ratio to the first",
+    "TTFT ms",
+    "time per token ms",
+    "answered",
+)
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,43 @@ class LoadTest:
             seed: of random prompts.
         """
         tokens, prefixes = str(self.max_tokens), prefixes_of(len(self.prompts))
-        own = {"custom": ["--dataset-path", str(self.data), "--skip-chat-template", "--disable-shuffle", "--custom-output-len", tokens],
-               "random": ["--random-input-len", str(INPUT_TOKENS), "--random-output-len", tokens, "--ignore-eos"],
-               "prefix_repetition": [
-                   "--prefix-repetition-prefix-len", str(INPUT_TOKENS - SUFFIX_TOKENS), "--prefix-repetition-suffix-len",
-                   str(SUFFIX_TOKENS), "--prefix-repetition-num-prefixes", str(prefixes), "--prefix-repetition-output-len", tokens,
-                   "--ignore-eos"]}
-        return ["--dataset-name", dataset, *own[dataset], "--num-prompts", str(len(self.prompts)), "--seed", str(seed)]
+        own = {
+            "custom": [
+                "--dataset-path",
+                str(self.data),
+                "--skip-chat-template",
+                "--disable-shuffle",
+                "--custom-output-len",
+                tokens,
+            ],
+            "random": [
+                "--random-input-len",
+                str(INPUT_TOKENS),
+                "--random-output-len",
+                tokens,
+                "--ignore-eos",
+            ],
+            "prefix_repetition": [
+                "--prefix-repetition-prefix-len",
+                str(INPUT_TOKENS - SUFFIX_TOKENS),
+                "--prefix-repetition-suffix-len",
+                str(SUFFIX_TOKENS),
+                "--prefix-repetition-num-prefixes",
+                str(prefixes),
+                "--prefix-repetition-output-len",
+                tokens,
+                "--ignore-eos",
+            ],
+        }
+        return [
+            "--dataset-name",
+            dataset,
+            *own[dataset],
+            "--num-prompts",
+            str(len(self.prompts)),
+            "--seed",
+            str(seed),
+        ]
 
     @property
     def data(self) -> Path:
@@ -72,7 +113,8 @@ class LoadTest:
 
 
 def prefixes_of(requests: int) -> int:
-    """How many beginnings so many requests have: a divisor of theirs, since vLLM sends as many of each and leaves out the rest.
+    """How many beginnings so many requests have: a divisor of theirs, since vLLM sends as many of
+    each and leaves out the rest.
 
     >>> [prefixes_of(requests) for requests in (2, 10, 11, 64)]
     [2, 2, 1, 4]
@@ -94,17 +136,27 @@ class Row:
     dataset: str = "custom"
 
 
-def compare(servers: Sequence[Server], clients: Sequence[int], test: LoadTest, *, rounds: int = 1,
-            after: Callable[[Row], object] = lambda row: None) -> list[Row]:
-    """Send every data set to every server with every number of clients; the order of the servers rotates, and only one of them runs at a
-    time.
+def compare(
+    servers: Sequence[Server],
+    clients: Sequence[int],
+    test: LoadTest,
+    *,
+    rounds: int = 1,
+    after: Callable[[Row], object] = lambda row: None,
+) -> list[Row]:
+    """Send every data set to every server with every number of clients; the order of the servers
+    rotates, and only one of them runs at a time.
 
     Args:
         after: called with each run's row as soon as it is there.
     """
-    test.data.write_text("".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts))
+    test.data.write_text(
+        "".join(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in test.prompts)
+    )
     cells = [(dataset, count) for dataset in test.datasets for count in clients]
-    found: dict[tuple[str, int, str], list[Row]] = {(*cell, server.label): [] for cell in cells for server in servers}
+    found: dict[tuple[str, int, str], list[Row]] = {
+        (*cell, server.label): [] for cell in cells for server in servers
+    }
     for turn in range(rounds):
         for i, (dataset, count) in enumerate(cells):
             for server in rotated(servers, turn + i):
@@ -119,58 +171,142 @@ def ask(server: Server, clients: int, test: LoadTest, dataset: str, *, seed: int
     """One run of `vllm bench serve`.
 
     Args:
-        seed: of random prompts: all servers get the same ones, another run others, so that no cache knows them.
+        seed: of random prompts: all servers get the same ones, another run others, so that no cache
+            knows them.
     Raises:
         DraftwellError: it failed (`load_test_failed`).
     """
     log, result = test.folder / "bench.log", test.folder / "result.json"
     result.unlink(missing_ok=True)
-    command = [str(interpreter("vllm")), str(VLLM_COMMAND), "bench", "serve", "--backend", "openai-chat", "--base-url", server.url,
-               "--endpoint", "/v1/chat/completions", "--model", server.model, "--tokenizer", str(test.tokenizer),
-               *test.options(dataset, seed), "--max-concurrency", str(clients), "--temperature", "0",
-               "--num-warmups", str(min(clients, len(test.prompts))), "--disable-tqdm", "--save-result", "--result-dir", str(test.folder),
-               "--result-filename", result.name]
+    command = [
+        str(interpreter("vllm")),
+        str(VLLM_COMMAND),
+        "bench",
+        "serve",
+        "--backend",
+        "openai-chat",
+        "--base-url",
+        server.url,
+        "--endpoint",
+        "/v1/chat/completions",
+        "--model",
+        server.model,
+        "--tokenizer",
+        str(test.tokenizer),
+        *test.options(dataset, seed),
+        "--max-concurrency",
+        str(clients),
+        "--temperature",
+        "0",
+        "--num-warmups",
+        str(min(clients, len(test.prompts))),
+        "--disable-tqdm",
+        "--save-result",
+        "--result-dir",
+        str(test.folder),
+        "--result-filename",
+        result.name,
+    ]
     with log.open("wb") as out:
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=engine_environment(1), check=False,
-                                  timeout=LIMIT_SECONDS)
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=engine_environment(1),
+                check=False,
+                timeout=LIMIT_SECONDS,
+            )
         except subprocess.TimeoutExpired as error:
-            raise DraftwellError(f"`vllm bench serve` did not end within {LIMIT_SECONDS} s against {server.label}: see {server.log}",
-                                 code="load_test_failed") from error
+            raise DraftwellError(
+                (
+                    f"`vllm bench serve` did not end within {LIMIT_SECONDS} s against "
+                    f"{server.label}: see {server.log}"
+                ),
+                code="load_test_failed",
+            ) from error
     if done.returncode or not result.is_file():
-        raise DraftwellError(f"`vllm bench serve` failed against {server.label} ({last_line(log)}): see {log} and {server.log}",
-                             code="load_test_failed")
+        raise DraftwellError(
+            (
+                f"`vllm bench serve` failed against {server.label} ({last_line(log)}): see "
+                f"{log} and {server.log}"
+            ),
+            code="load_test_failed",
+        )
     data_of = json.loads(result.read_text())
-    return Row(server.label, clients, data_of["output_throughput"], data_of["median_ttft_ms"], data_of["median_tpot_ms"],
-               data_of["completed"], data_of["failed"], dataset)
+    return Row(
+        server.label,
+        clients,
+        data_of["output_throughput"],
+        data_of["median_ttft_ms"],
+        data_of["median_tpot_ms"],
+        data_of["completed"],
+        data_of["failed"],
+        dataset,
+    )
 
 
 def median_of(rows: Sequence[Row]) -> Row:
     """Medians of the rounds; answers are summed."""
-    return Row(rows[0].server, rows[0].clients, statistics.median(row.tokens_per_second for row in rows),
-               statistics.median(row.ttft_ms for row in rows), statistics.median(row.tpot_ms for row in rows),
-               sum(row.completed for row in rows), sum(row.failed for row in rows), rows[0].dataset)
+    return Row(
+        rows[0].server,
+        rows[0].clients,
+        statistics.median(row.tokens_per_second for row in rows),
+        statistics.median(row.ttft_ms for row in rows),
+        statistics.median(row.tpot_ms for row in rows),
+        sum(row.completed for row in rows),
+        sum(row.failed for row in rows),
+        rows[0].dataset,
+    )
 
 
 def load_table(rows: Sequence[Row], caption: str) -> Table:
-    """The rows as a table for the terminal; ratios are to the first server with the same data and as many clients."""
+    """The rows as a table for the terminal; ratios are to the first server with the same data and
+    as many clients."""
     first = {(row.dataset, row.clients): row.tokens_per_second for row in reversed(rows)}
-    ratios = [row.tokens_per_second / base if (base := first[row.dataset, row.clients]) else None for row in rows]
-    return rich_table(COLUMNS, [[row.dataset, row.server, str(row.clients), number(row.tokens_per_second, ".1f"), number(ratio, ".2f"),
-                                 number(row.ttft_ms, ".0f"), number(row.tpot_ms, ".1f"), f"{row.completed} of {row.completed + row.failed}"]
-                                for row, ratio in zip(rows, ratios, strict=True)], caption)
+    ratios = [
+        row.tokens_per_second / base if (base := first[row.dataset, row.clients]) else None
+        for row in rows
+    ]
+    return rich_table(
+        COLUMNS,
+        [
+            [
+                row.dataset,
+                row.server,
+                str(row.clients),
+                number(row.tokens_per_second, ".1f"),
+                number(ratio, ".2f"),
+                number(row.ttft_ms, ".0f"),
+                number(row.tpot_ms, ".1f"),
+                f"{row.completed} of {row.completed + row.failed}",
+            ]
+            for row, ratio in zip(rows, ratios, strict=True)
+        ],
+        caption,
+    )
 
 
 def told(row: Row) -> str:
     """One run in a line."""
-    return (f"{row.dataset}, {row.clients} at once, {row.server}: {row.tokens_per_second:.1f} tokens/s, {row.completed} of "
-            f"{row.completed + row.failed} answered")
+    return (
+        f"{row.dataset}, {row.clients} at once, {row.server}: {row.tokens_per_second:.1f} "
+        f"tokens/s, {row.completed} of "
+        f"{row.completed + row.failed} answered"
+    )
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
     """A line for each row with requests that failed."""
-    return [f"{row.failed} of {row.completed + row.failed} requests failed: {row.server}, {row.dataset}, {row.clients} at once"
-            for row in rows if row.failed]
+    return [
+        (
+            f"{row.failed} of {row.completed + row.failed} requests failed: {row.server}, "
+            f"{row.dataset}, {row.clients} at once"
+        )
+        for row in rows
+        if row.failed
+    ]
 
 
 def report(rows: Sequence[Row], caption: str) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""What answers that are being written feel when somebody sends a long prompt: the time between their tokens, before and meanwhile."""
+"""What answers that are being written feel when somebody sends a long prompt: the time between
+their tokens, before and meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = ("server", "clients", "before, ms", "p99 before, ms", "meanwhile, ms", "p99, ms", "p99 / before", "TTFT of the long prompt, s")
+COLUMNS = (
+    "server",
+    "clients",
+    "before, ms",
+    "p99 before, ms",
+    "meanwhile, ms",
+    "p99, ms",
+    "p99 / before",
+    "TTFT of the long prompt, s",
+)
 STEADY_SECONDS = 8.0
 """For so long the clients are alone; then the long prompt is sent."""
 ANSWER_TOKENS = 200
@@ -32,8 +42,9 @@ LIMIT_SECONDS = 300
 
 @dataclass(frozen=True)
 class Stall:
-    """Milliseconds between two parts of an answer: median and 99th percentile before the long prompt, and while it is read. Pauses have a
-    tail before it, too, in which others' short prompts are read."""
+    """Milliseconds between two parts of an answer: median and 99th percentile before the long
+    prompt, and while it is read. Pauses have a tail before it, too, in which others' short prompts
+    are read."""
 
     server: str
     clients: int
@@ -54,11 +65,19 @@ def text_of(prompts: Sequence[Prompt], tokens: int, tokenizer: Path) -> str:
     return str(known.decode(list(islice(cycle(ids), tokens))))
 
 
-def stall(server: Server, clients: int, prompts: Sequence[Prompt], long_prompt: str, *, steady_seconds: float = STEADY_SECONDS) -> Stall:
+def stall(
+    server: Server,
+    clients: int,
+    prompts: Sequence[Prompt],
+    long_prompt: str,
+    *,
+    steady_seconds: float = STEADY_SECONDS,
+) -> Stall:
     """Let `clients` read answers all the while, send the long prompt, and stop at its first token.
 
     Raises:
-        DraftwellError: the server refused a request, or no answer was being written (`load_test_failed`).
+        DraftwellError: the server refused a request, or no answer was being written
+            (`load_test_failed`).
     """
     arrivals: list[list[float]] = []
     over = threading.Event()
@@ -94,11 +113,15 @@ def stall(server: Server, clients: int, prompts: Sequence[Prompt], long_prompt: 
     for thread in threads:
         thread.join(LIMIT_SECONDS)
     if failed:
-        raise DraftwellError(f"{server.label} failed: {failed[0]}; see {server.log}", code="load_test_failed") from failed[0]
+        raise DraftwellError(
+            f"{server.label} failed: {failed[0]}; see {server.log}", code="load_test_failed"
+        ) from failed[0]
     return summary(server.label, clients, arrivals, sent, read)
 
 
-def summary(label: str, clients: int, arrivals: Sequence[Sequence[float]], sent: float, read: float) -> Stall:
+def summary(
+    label: str, clients: int, arrivals: Sequence[Sequence[float]], sent: float, read: float
+) -> Stall:
     """The row of one trial.
 
     Args:
@@ -107,25 +130,50 @@ def summary(label: str, clients: int, arrivals: Sequence[Sequence[float]], sent:
     """
     pairs = [(a, b) for times in list(arrivals) for a, b in pairwise(times)]
     before = sorted(b - a for a, b in pairs if b < sent)
-    # a pause that begins while the prompt is read counts, also if it ends with the last part after it
+    # a pause that begins while the prompt is read counts, also if it ends with the last part after
+    # it
     meanwhile = sorted(b - a for a, b in pairs if b >= sent and a <= read)
     if not before or not meanwhile:
-        raise DraftwellError(f"{label}: no answer was being written before or while the long prompt was read", code="load_test_failed")
-    p99_before, p99 = (1e3 * gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] for gaps in (before, meanwhile))
-    return Stall(label, clients, 1e3 * statistics.median(before), p99_before, 1e3 * statistics.median(meanwhile), p99, read - sent)
+        raise DraftwellError(
+            f"{label}: no answer was being written before or while the long prompt was read",
+            code="load_test_failed",
+        )
+    p99_before, p99 = (
+        1e3 * gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] for gaps in (before, meanwhile)
+    )
+    return Stall(
+        label,
+        clients,
+        1e3 * statistics.median(before),
+        p99_before,
+        1e3 * statistics.median(meanwhile),
+        p99,
+        read - sent,
+    )
 
 
 def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, None]:
     """The text of an answer, part by part as it is streamed."""
-    body = {"model": server.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0,
-            "stream": True}
-    request = urllib.request.Request(f"{server.url}/v1/chat/completions", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
+    body = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
     try:
         answer = urllib.request.urlopen(request, timeout=LIMIT_SECONDS)
     except urllib.error.HTTPError as refusal:
         with refusal:
-            raise DraftwellError(f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}", code="load_test_failed") from None
+            raise DraftwellError(
+                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
+                code="load_test_failed",
+            ) from None
     with answer:
         for line in answer:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
@@ -137,7 +185,21 @@ def parts(server: Server, prompt: str, max_tokens: int) -> Generator[str, None, 
 
 def stall_table(rows: Sequence[Stall], caption: str) -> Table:
     """The rows as a table for the terminal."""
-    figures = [[number(one, ".0f") for one in (row.before_ms, row.before_p99_ms, row.median_ms, row.p99_ms)] for row in rows]
-    cells = [[row.server, str(row.clients), *found, number(row.p99_ms / row.before_ms, ".2f"), number(row.ttft_seconds, ".2f")]
-             for row, found in zip(rows, figures, strict=True)]
+    figures = [
+        [
+            number(one, ".0f")
+            for one in (row.before_ms, row.before_p99_ms, row.median_ms, row.p99_ms)
+        ]
+        for row in rows
+    ]
+    cells = [
+        [
+            row.server,
+            str(row.clients),
+            *found,
+            number(row.p99_ms / row.before_ms, ".2f"),
+            number(row.ttft_seconds, ".2f"),
+        ]
+        for row, found in zip(rows, figures, strict=True)
+    ]
     return rich_table(COLUMNS, cells, caption)

@@ -1,4 +1,5 @@
-"""Servers in processes of their own, of which only one runs at a time: the others are stopped (SIGSTOP) meanwhile."""
+"""Servers in processes of their own, of which only one runs at a time: the others are stopped
+(SIGSTOP) meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ POLL_SECONDS = 0.2
 
 
 class Server:
-    """A server on a port of this machine. If this process is killed, it ends with all that it has started.
+    """A server on a port of this machine. If this process is killed, it ends with all that it has
+    started.
 
     Args:
         label: its row in the table.
@@ -35,12 +37,21 @@ class Server:
         port: None takes a free one.
         end_seconds: that it has to end when it is asked to.
     Raises:
-        DraftwellError: it ended, or did not answer in time (`server_failed`, or what `failures.KNOWN` makes of its log); the port is taken
-            (`engine_port_taken`).
+        DraftwellError: it ended, or did not answer in time (`server_failed`, or what
+            `failures.KNOWN` makes of its log); the port is taken (`engine_port_taken`).
     """
 
-    def __init__(self, label: str, command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None,
-                 start_seconds: float = START_SECONDS, port: int | None = None, end_seconds: float = END_SECONDS):
+    def __init__(
+        self,
+        label: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        start_seconds: float = START_SECONDS,
+        port: int | None = None,
+        end_seconds: float = END_SECONDS,
+    ):
         self.label, self.log, self.end_seconds = label, log, end_seconds
         if port is None:
             port = free_port()
@@ -48,8 +59,14 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         watched = [sys.executable, "-ES", str(GROUP_OF_PARENT), *command, "--port", str(port)]
         with log.open("wb") as out:
-            self._process = subprocess.Popen(watched, stdin=subprocess.PIPE, stdout=out, stderr=out,
-                                             env=None if env is None else dict(env), process_group=0)
+            self._process = subprocess.Popen(
+                watched,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                env=None if env is None else dict(env),
+                process_group=0,
+            )
         try:
             self.model = self._wait(time.monotonic() + start_seconds)
         except BaseException:
@@ -61,7 +78,8 @@ class Server:
         """Name of the model that it serves, as soon as it answers.
 
         Raises:
-            DraftwellError: it ended, refuses the question, or does not answer in time (`server_failed`).
+            DraftwellError: it ended, refuses the question, or does not answer in time
+                (`server_failed`).
         """
         while time.monotonic() < end:
             self.refuse_ended()
@@ -70,13 +88,20 @@ class Server:
                     return str(json.load(answer)["data"][0]["id"])
             except urllib.error.HTTPError as refusal:
                 with refusal:
-                    if refusal.code != HTTPStatus.SERVICE_UNAVAILABLE:  # with which some servers answer while they load
-                        raise DraftwellError(f"the server {self.label} answers /v1/models with HTTP {refusal.code} ({refusal.reason}): see "
-                                             f"{self.log}", code="server_failed") from None
+                    # with which some servers answer while they load
+                    if refusal.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise DraftwellError(
+                            f"the server {self.label} answers /v1/models with HTTP "
+                            f"{refusal.code} ({refusal.reason}): see "
+                            f"{self.log}",
+                            code="server_failed",
+                        ) from None
             except OSError:  # it does not listen yet
                 pass
             time.sleep(POLL_SECONDS)
-        raise DraftwellError(f"the server {self.label} does not answer: see {self.log}", code="server_failed")
+        raise DraftwellError(
+            f"the server {self.label} does not answer: see {self.log}", code="server_failed"
+        )
 
     def refuse_ended(self, seconds: float = 0.0) -> None:
         """Raise why it ended, if it did.
@@ -93,8 +118,13 @@ class Server:
         error = why_ended(f"the server {self.label}", self.log, code)
         if error.code != "engine_failed":
             raise error
-        raise DraftwellError(f"the server {self.label} ended with exit code {code} ({last_line(self.log)}): see {self.log}",
-                             code="server_failed")
+        raise DraftwellError(
+            (
+                f"the server {self.label} ended with exit code {code} ({last_line(self.log)}): "
+                f"see {self.log}"
+            ),
+            code="server_failed",
+        )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -119,4 +149,3 @@ class Server:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-

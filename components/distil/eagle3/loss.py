@@ -1,8 +1,9 @@
 """KL divergence from the target's distribution over the head's tokens, without keeping any logits.
 
-A position has thousands of logits, and autograd would keep several copies of them for every step of the unrolled head. The
-derivative of the loss by the logits is known (head's distribution minus the target's), so forward computes the derivative by the
-states at once, piece by piece, and backward only scales it.
+A position has thousands of logits, and autograd would keep several copies of them for every step of
+the unrolled head. The derivative of the loss by the logits is known (head's distribution minus the
+target's), so forward computes the derivative by the states at once, piece by piece, and backward
+only scales it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Wanted:
     @classmethod
     @torch.no_grad()
     def of(cls, states: Tensor, rows: Tensor) -> Wanted:
-        """From the target's normalised last states `[positions, hidden]` and its rows of the head's tokens `[head, hidden]`.
+        """From the target's normalised last states `[positions, hidden]` and its rows of the head's
+        tokens `[head, hidden]`.
 
         Pieces are small enough for the processor's cache; logits are rounded as `rows` is.
         """
@@ -53,8 +55,9 @@ class _Divergence(torch.autograd.Function):
     """Sum over positions of KL + hard_weight × cross-entropy, and its parts."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor,
-                hard_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor, hard_weight: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         derivative = torch.empty(states.shape, device=states.device)
         soft, hard, right = (torch.empty(len(states), device=states.device) for _ in range(3))
         for at in range(0, len(states), PIECE):
@@ -68,7 +71,9 @@ class _Divergence(torch.autograd.Function):
             said = logits.gather(1, labels)[:, 0]
             hard[piece], right[piece] = total - said, (said >= top).float()
             by_logits = mine.mul_(1 + hard_weight).sub_(theirs)
-            by_logits.scatter_add_(1, labels, torch.full_like(labels, -hard_weight, dtype=torch.float32))
+            by_logits.scatter_add_(
+                1, labels, torch.full_like(labels, -hard_weight, dtype=torch.float32)
+            )
             derivative[piece] = (by_logits.to(rows.dtype) @ rows).float()
         ctx.save_for_backward(derivative)
         loss = soft.sum() + hard_weight * hard.sum()
@@ -77,11 +82,13 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        derivative, = ctx.saved_tensors
+        (derivative,) = ctx.saved_tensors
         return derivative * by_loss, None, None, None, None
 
 
-def divergence(states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor, hard_weight: float) -> tuple[Tensor, float, float]:
+def divergence(
+    states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor, hard_weight: float
+) -> tuple[Tensor, float, float]:
     """Mean loss of some positions.
 
     Args:
@@ -90,8 +97,8 @@ def divergence(states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor, har
         places: `[n]` which of the wanted distributions each position is compared with.
         hard_weight: weight of the cross-entropy with the target's likeliest token.
     Returns:
-        mean of KL(target ‖ head) + hard_weight × cross-entropy, mean KL, and share of positions where the likeliest token is the
-        target's.
+        mean of KL(target ‖ head) + hard_weight × cross-entropy, mean KL, and share of positions
+        where the likeliest token is the target's.
     """
     loss, soft, right = _Divergence.apply(states, rows, wanted, places, hard_weight)
     return loss / len(states), float(soft.mean()), float(right.mean())

@@ -20,7 +20,8 @@ class Reach:
     """Acceptance of greedy drafts.
 
     Args:
-        depths: for each depth from 1 on, the share of drafted tokens that are the target's, where all before them were.
+        depths: for each depth from 1 on, the share of drafted tokens that are the target's, where
+            all before them were.
         positions: output positions that a draft started from.
     """
 
@@ -42,12 +43,20 @@ class Reach:
 
 
 @torch.no_grad()
-def reach(network: Eagle3Network, held: Sequence[Conversation], embeddings: Tensor, rows: Tensor, ids: Tensor, steps: int,
-          batch_tokens: int = 2048) -> Reach:
-    """Acceptance along the target's own texts, which are greedy, so that each next token is the target's choice.
+def reach(
+    network: Eagle3Network,
+    held: Sequence[Conversation],
+    embeddings: Tensor,
+    rows: Tensor,
+    ids: Tensor,
+    steps: int,
+    batch_tokens: int = 2048,
+) -> Reach:
+    """Acceptance along the target's own texts, which are greedy, so that each next token is the
+    target's choice.
 
-    Drafts start behind each token that the target wrote. A wrong token ends its draft, so that the text itself is what a draft has
-    read so far.
+    Drafts start behind each token that the target wrote. A wrong token ends its draft, so that the
+    text itself is what a draft has read so far.
 
     Args:
         embeddings: `[vocab, hidden]`, the target's.
@@ -61,11 +70,15 @@ def reach(network: Eagle3Network, held: Sequence[Conversation], embeddings: Tens
         starts = Starts.of(batch, torch.arange(len(group), device=device), batch.prompt - 1)
         going = torch.ones_like(starts.index, dtype=torch.bool)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            for step, output in enumerate(unroll(network, batch, batch.features, embeddings, starts, steps)):
+            for step, output in enumerate(
+                unroll(network, batch, batch.features, embeddings, starts, steps)
+            ):
                 going = going & starts.real(step)
                 at = going.nonzero(as_tuple=True)
                 index = starts.index[at]
-                states = network.norm(output[starts.rows[at[0]], index] if step == 0 else output[at])
+                states = network.norm(
+                    output[starts.rows[at[0]], index] if step == 0 else output[at]
+                )
                 said = ids[best(states, rows)]
                 hit = said == batch.ids[starts.rows[at[0]], index + 2 + step]
                 right[step] += int(hit.sum())

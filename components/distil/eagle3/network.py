@@ -1,10 +1,12 @@
-"""The EAGLE-3 head: one Llama layer over pairs of a state and the embedding of the token after it (arXiv 2503.01840, section 3).
+"""The EAGLE-3 head: one Llama layer over pairs of a state and the embedding of the token after it
+(arXiv 2503.01840, section 3).
 
-Parameters are named as vLLM's and SGLang's `LlamaForCausalLMEagle3` read them. Embeddings and the rows of the output
-embedding are the target's: they are passed in, and no part of the head.
+Parameters are named as vLLM's and SGLang's `LlamaForCausalLMEagle3` read them. Embeddings and the
+rows of the output embedding are the target's: they are passed in, and no part of the head.
 
-Index i pairs the target's states at token i with the embedding of token i + 1, has rotary position i, and predicts token
-i + 2. A drafted index takes the head's own output at the index before as its states.
+Index i pairs the target's states at token i with the embedding of token i + 1, has rotary position
+i, and predicts token i + 2. A drafted index takes the head's own output at the index before as its
+states.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from serving.errors import DraftwellError
 
 
 class Projected(NamedTuple):
-    """What attention reads of some indices: `[batch, heads, indices, head_dim]`, of keys and values each key head repeated."""
+    """What attention reads of some indices: `[batch, heads, indices, head_dim]`, of keys and values
+    each key head repeated."""
 
     query: Tensor
     key: Tensor
@@ -44,13 +47,19 @@ def default_features(count: int) -> tuple[int, ...]:
     """
     layers = (2, count // 2, count - 3)
     if count < 7:
-        raise DraftwellError(f"a head reads three layers of the target, which has only {count}: choose a deeper target",
-                             code="too_shallow")
+        raise DraftwellError(
+            (
+                f"a head reads three layers of the target, which has only {count}: choose a "
+                "deeper target"
+            ),
+            code="too_shallow",
+        )
     return layers
 
 
 class Attention(nn.Module):
-    """Projections of the head's attention; queries, keys and values read embedding and state side by side."""
+    """Projections of the head's attention; queries, keys and values read embedding and state side
+    by side."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int):
         super().__init__()
@@ -61,7 +70,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
-        """`[batch, indices, heads * head_dim]` → `[batch, self.heads, indices, head_dim]`, fewer heads repeated."""
+        """`[batch, indices, heads * head_dim]` → `[batch, self.heads, indices, head_dim]`, fewer
+        heads repeated."""
         x = x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
         return x if heads == self.heads else x.repeat_interleave(self.heads // heads, dim=1)
 
@@ -84,11 +94,15 @@ class FeedForward(nn.Module):
 class MidLayer(nn.Module):
     """The one decoder layer."""
 
-    def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, eps: float):
+    def __init__(
+        self, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, eps: float
+    ):
         super().__init__()
         self.self_attn = Attention(hidden, heads, kv_heads, head_dim)
         self.mlp = FeedForward(hidden, intermediate)
-        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (nn.RMSNorm(hidden, eps=eps) for _ in range(3))
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            nn.RMSNorm(hidden, eps=eps) for _ in range(3)
+        )
 
 
 class Eagle3Network(nn.Module):
@@ -103,10 +117,20 @@ class Eagle3Network(nn.Module):
         self.config = dict(config)
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
-        self.midlayer = MidLayer(hidden, config["intermediate_size"], config["num_attention_heads"], config["num_key_value_heads"],
-                                 config["head_dim"], eps)
+        self.midlayer = MidLayer(
+            hidden,
+            config["intermediate_size"],
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            config["head_dim"],
+            eps,
+        )
         self.norm = nn.RMSNorm(hidden, eps=eps)
-        cos, sin = rope_tables(config["rope_theta"], config["head_dim"], min(LONGEST, config["max_position_embeddings"]))
+        cos, sin = rope_tables(
+            config["rope_theta"],
+            config["head_dim"],
+            min(LONGEST, config["max_position_embeddings"]),
+        )
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)
@@ -122,14 +146,24 @@ class Eagle3Network(nn.Module):
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
         x = lowered(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], dim=-1))
-        cos, sin = (table[positions] if positions.dim() == 1 else table[positions][:, None] for table in (self.cos, self.sin))
-        query, key, value = (attention.split(product(x), heads) for product, heads in (
-            (attention.q_proj, attention.heads), (attention.k_proj, attention.kv_heads), (attention.v_proj, attention.kv_heads)))
+        cos, sin = (
+            table[positions] if positions.dim() == 1 else table[positions][:, None]
+            for table in (self.cos, self.sin)
+        )
+        query, key, value = (
+            attention.split(product(x), heads)
+            for product, heads in (
+                (attention.q_proj, attention.heads),
+                (attention.k_proj, attention.kv_heads),
+                (attention.v_proj, attention.kv_heads),
+            )
+        )
         cos, sin = cos.to(query.dtype), sin.to(query.dtype)
         return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value)
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """What comes after attention: the head's output before its norm, which the next index takes as its states.
+        """What comes after attention: the head's output before its norm, which the next index takes
+        as its states.
 
         Args:
             attended: `[batch, heads, indices, head_dim]`.
@@ -147,20 +181,39 @@ def head_config(target: Any, draft_vocab: int, layers: tuple[int, ...]) -> dict[
     Args:
         target: the target's configuration of transformers, Llama-shaped.
         draft_vocab: tokens that the head covers.
-        layers: whose input states the head reads; named in the configuration where they are not the default.
+        layers: whose input states the head reads; named in the configuration where they are not the
+            default.
     """
     rope = target.rope_parameters
     found = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size, "num_attention_heads": target.num_attention_heads,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_attention_heads,
         "num_key_value_heads": target.num_key_value_heads,
-        "head_dim": getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        "num_hidden_layers": 1, "hidden_act": "silu", "rms_norm_eps": target.rms_norm_eps, "rope_theta": rope["rope_theta"],
-        "rope_scaling": None, "max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size,
-        "draft_vocab_size": draft_vocab, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-        "bos_token_id": target.bos_token_id, "eos_token_id": target.eos_token_id, "torch_dtype": "bfloat16",
+        "head_dim": getattr(target, "head_dim", None)
+        or target.hidden_size // target.num_attention_heads,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None,
+        "max_position_embeddings": target.max_position_embeddings,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": draft_vocab,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": target.bos_token_id,
+        "eos_token_id": target.eos_token_id,
+        "torch_dtype": "bfloat16",
     }
     if target.num_hidden_layers < 7 or layers != default_features(target.num_hidden_layers):
-        found["eagle_aux_hidden_state_layer_ids"] = list(layers)  # vLLM: the layer whose input it is
-        found["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}  # SGLang: the layer before
+        # vLLM: the layer whose input it is
+        found["eagle_aux_hidden_state_layer_ids"] = list(layers)
+        # SGLang: the layer before
+        found["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]
+        }
     return found

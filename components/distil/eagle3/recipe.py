@@ -20,15 +20,17 @@ class HeadRecipe(Schedule):
         steps: tokens that the head is unrolled over.
         decay: weight of a step relative to the one before.
         deeper_share: share of a batch's conversations that steps after the first are computed for.
-        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is given.
+        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is
+            given.
         tokens: tokens to train on, each as often as it is seen.
         hard_weight: weight of the cross-entropy with the target's likeliest token.
-        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are drawn again each time, which is
-            their weight in the mean.
+        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are
+            drawn again each time, which is their weight in the mean.
         noise: of the features in training, uniform up to ± this part of each one's spread.
         save_seconds: time between two checkpoints.
         measure_steps: steps between two measurements of held-out acceptance.
-        measured: held-out conversations that are measured on during training; all of them at the end.
+        measured: held-out conversations that are measured on during training; all of them at the
+            end.
     """
 
     layers: tuple[int, ...]
@@ -52,9 +54,18 @@ class HeadRecipe(Schedule):
     measured: int = 64
 
     def identity(self) -> dict[str, str]:
-        """What tells one training from another: all settings but the budget and what is reported and kept of it. How many tokens the head
-        covers is not among them: which ones it does is known by their digest."""
-        others = ("minutes", "tokens", "save_seconds", "measure_steps", "measured", "head_tokens", "layers")
+        """What tells one training from another: all settings but the budget and what is reported
+        and kept of it. How many tokens the head covers is not among them: which ones it does is
+        known by their digest."""
+        others = (
+            "minutes",
+            "tokens",
+            "save_seconds",
+            "measure_steps",
+            "measured",
+            "head_tokens",
+            "layers",
+        )
         settings = {name: str(value) for name, value in asdict(self).items() if name not in others}
         return {"layers": ",".join(map(str, self.layers)), **settings}
 
@@ -77,4 +88,8 @@ class Borrowed:
     def of(cls, target: Any, ids: Tensor) -> Borrowed:
         """From the target's module."""
         output = target.get_output_embeddings().weight.detach()
-        return cls(target.get_input_embeddings().weight.detach(), ids, output[ids.to(output.device)].float())
+        return cls(
+            target.get_input_embeddings().weight.detach(),
+            ids,
+            output[ids.to(output.device)].float(),
+        )

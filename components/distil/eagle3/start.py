@@ -1,8 +1,10 @@
-"""Where training of a head starts: at the target's last layer, fed with the state that a linear map finds for it.
+"""Where training of a head starts: at the target's last layer, fed with the state that a linear map
+finds for it.
 
-`fc` is a ridge regression from the three layers' states to the state that enters the target's last layer; the head's layer begins as
-that layer, reading the state, and its output norm as the target's. The weights that read the embedding begin at small random
-values: the target's layer has none for it.
+`fc` is a ridge regression from the three layers' states to the state that enters the target's last
+layer; the head's layer begins as that layer, reading the state, and its output norm as the
+target's. The weights that read the embedding begin at small random values: the target's layer has
+none for it.
 """
 
 from __future__ import annotations
@@ -28,23 +30,36 @@ SMALL = 0.02
 
 
 def check_startable(target: Any) -> None:
-    """Refuse a target whose last layer is not one that a head, a plain layer of Llama's, can begin as.
+    """Refuse a target whose last layer is not one that a head, a plain layer of Llama's, can begin
+    as.
 
-    Llama, Mistral and Qwen 2 have one (of Qwen 2 the biases are left out). Phi 3 keeps several matrices in one, Qwen 3 has norms of
-    queries and keys, and Gemma norms and an activation of its own.
+    Llama, Mistral and Qwen 2 have one (of Qwen 2 the biases are left out). Phi 3 keeps several
+    matrices in one, Qwen 3 has norms of queries and keys, and Gemma norms and an activation of its
+    own.
 
     Raises:
         DraftwellError: with the kind of model.
     """
     shape, attention = architecture_of(target.config), target.model.layers[-1].self_attn
-    plain = shape is not None and not shape.sandwich and shape.activation == "silu" and set(shape.ropes) == {None}
+    plain = (
+        shape is not None
+        and not shape.sandwich
+        and shape.activation == "silu"
+        and set(shape.ropes) == {None}
+    )
     if not plain or not hasattr(attention, "q_proj") or hasattr(attention, "q_norm"):
-        raise DraftwellError(f"heads are trained for targets like Llama, not for {target.config.model_type}: distil a draft with "
-                             "`draftwell distill` instead", code="unsupported_architecture")
+        raise DraftwellError(
+            "heads are trained for targets like Llama, not for "
+            f"{target.config.model_type}: distil a draft with "
+            "`draftwell distill` instead",
+            code="unsupported_architecture",
+        )
 
 
 @torch.no_grad()
-def start_from_target(network: Eagle3Network, target: Any, corpus: Sequence[Conversation], seed: int = 0) -> None:
+def start_from_target(
+    network: Eagle3Network, target: Any, corpus: Sequence[Conversation], seed: int = 0
+) -> None:
     """Set all weights of a head; the same for the same seed.
 
     Args:
@@ -75,10 +90,11 @@ def entering_last(target: Any, texts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def ridge(x: Tensor, y: Tensor) -> Tensor:
-    """W `[outputs, inputs]` that minimises ‖x Wᵀ − y‖² + λ‖W S‖², λ being `RIDGE`, S the scale of each input.
+    """W `[outputs, inputs]` that minimises ‖x Wᵀ − y‖² + λ‖W S‖², λ being `RIDGE`, S the scale of
+    each input.
 
-    Tokens are weighted by the inverse of their output's size: the first token's states are a hundred times larger than
-    those of all others, and the norm after it divides by the size anyway.
+    Tokens are weighted by the inverse of their output's size: the first token's states are a
+    hundred times larger than those of all others, and the norm after it divides by the size anyway.
     """
     weight = y.norm(dim=-1, keepdim=True).reciprocal()
     x, y = x * weight, y * weight
@@ -90,7 +106,8 @@ def ridge(x: Tensor, y: Tensor) -> Tensor:
 
 
 def copy_layer(network: Eagle3Network, target: Any, generator: torch.Generator) -> None:
-    """The target's last layer and final norm as the head's; the half that reads embeddings at random."""
+    """The target's last layer and final norm as the head's; the half that reads embeddings at
+    random."""
     layer, source = network.midlayer, target.model.layers[-1]
     hidden = network.config["hidden_size"]
     for name in ("q_proj", "k_proj", "v_proj"):

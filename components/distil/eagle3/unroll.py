@@ -1,11 +1,13 @@
-"""Training-time test: the head is trained on its own outputs, as it will draft (arXiv 2503.01840, section 3).
+"""Training-time test: the head is trained on its own outputs, as it will draft (arXiv 2503.01840,
+section 3).
 
-At step 0 every index reads the target's states. At step j > 0 index i stands for position i + j: it takes the head's output
-at the same index of the step before, the embedding of the token one further on, and rotary position i + j. It attends to what
-a draft from index i has in its cache: the keys of step 0 up to index i, and its own keys of steps 1 to j (the diagonal).
+At step 0 every index reads the target's states. At step j > 0 index i stands for position i + j: it
+takes the head's output at the same index of the step before, the embedding of the token one further
+on, and rotary position i + j. It attends to what a draft from index i has in its cache: the keys of
+step 0 up to index i, and its own keys of steps 1 to j (the diagonal).
 
-Steps after the first have queries only where drafts start, in the target's own text: nobody drafts inside a prompt. That leaves
-out more than half of the work.
+Steps after the first have queries only where drafts start, in the target's own text: nobody drafts
+inside a prompt. That leaves out more than half of the work.
 """
 
 from __future__ import annotations
@@ -44,14 +46,22 @@ class Batch:
         """From a corpus written with features."""
         width = max(len(s.ids) for s in group)
         ids = torch.stack([F.pad(s.ids, (0, width - len(s.ids))) for s in group])
-        states = torch.stack([F.pad(s.hidden, (0, 0, 0, width - len(s.ids))) for s in group]).to(device)
+        states = torch.stack([F.pad(s.hidden, (0, 0, 0, width - len(s.ids))) for s in group]).to(
+            device
+        )
         hidden = states.shape[-1] // 4
-        return cls(ids.to(device), torch.tensor([s.prompt for s in group], device=device),
-                   torch.tensor([len(s.ids) for s in group], device=device), states[..., : 3 * hidden], states[..., 3 * hidden :])
+        return cls(
+            ids.to(device),
+            torch.tensor([s.prompt for s in group], device=device),
+            torch.tensor([len(s.ids) for s in group], device=device),
+            states[..., : 3 * hidden],
+            states[..., 3 * hidden :],
+        )
 
     @property
     def indices(self) -> int:
-        """Indices that predict a token of the longest conversation: the last one predicts the last token."""
+        """Indices that predict a token of the longest conversation: the last one predicts the last
+        token."""
         return self.ids.shape[1] - 2
 
 
@@ -62,7 +72,8 @@ class Starts:
     Args:
         rows: `[rows]` of the batch.
         index: `[rows, starts]`.
-        last: `[rows, 1]` the last index of each row that predicts a token; what lies behind it is padding.
+        last: `[rows, 1]` the last index of each row that predicts a token; what lies behind it is
+            padding.
     """
 
     rows: Tensor
@@ -81,19 +92,30 @@ class Starts:
         return self.index <= self.last - step
 
 
-def unroll(network: Eagle3Network, batch: Batch, features: Tensor, embeddings: Tensor, starts: Starts, steps: int) -> Iterator[Tensor]:
+def unroll(
+    network: Eagle3Network,
+    batch: Batch,
+    features: Tensor,
+    embeddings: Tensor,
+    starts: Starts,
+    steps: int,
+) -> Iterator[Tensor]:
     """The head's outputs before its norm, step by step.
 
     Args:
         features: the batch's, possibly with noise, `[batch, ≥ indices, 3 * hidden]`.
         embeddings: `[vocab, hidden]`, the target's.
     Yields:
-        at step 0 `[batch, indices, hidden]`, then `[rows, starts, hidden]`; what lies behind `starts.last` means nothing.
+        at step 0 `[batch, indices, hidden]`, then `[rows, starts, hidden]`; what lies behind
+        `starts.last` means nothing.
     """
     count = batch.indices
-    hidden = network.fc(lowered(features[:, :count])).float()  # residuals are added up in full precision
+    # residuals are added up in full precision
+    hidden = network.fc(lowered(features[:, :count])).float()
     everywhere = torch.arange(count, device=hidden.device)
-    first = network.project(hidden, F.embedding(batch.ids[:, 1 : count + 1], embeddings), everywhere)
+    first = network.project(
+        hidden, F.embedding(batch.ids[:, 1 : count + 1], embeddings), everywhere
+    )
     output = network.finish(F.scaled_dot_product_attention(*first, is_causal=True), hidden)
     yield output
     index = starts.index.clamp(max=count - 1)
@@ -111,17 +133,21 @@ def unroll(network: Eagle3Network, batch: Batch, features: Tensor, embeddings: T
 
 
 def attend(own: Sequence[Projected], keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Attention of the newest step: to visible keys of step 0, and to the keys of later steps at its own index.
+    """Attention of the newest step: to visible keys of step 0, and to the keys of later steps at
+    its own index.
 
     Args:
-        own: projections of the steps from 1 on, `[rows, heads, starts, head_dim]` each; the query is the last one's.
+        own: projections of the steps from 1 on, `[rows, heads, starts, head_dim]` each; the query
+            is the last one's.
         keys, values: of step 0, `[rows, heads, indices, head_dim]`.
         visible: `[rows, 1, starts, indices]` bool.
     """
     query = own[-1].query * keys.shape[-1] ** -0.5
     before = (query @ keys.transpose(2, 3)).masked_fill(~visible, -torch.inf)
     diagonal = [(query * one.key).sum(-1, keepdim=True) for one in own]
-    shares = torch.cat([before, *diagonal], dim=-1).softmax(-1, dtype=torch.float32).to(values.dtype)
+    shares = (
+        torch.cat([before, *diagonal], dim=-1).softmax(-1, dtype=torch.float32).to(values.dtype)
+    )
     first, *later = shares.split([keys.shape[2], *[1] * len(own)], dim=-1)
     attended = first @ values
     for share, one in zip(later, own, strict=True):

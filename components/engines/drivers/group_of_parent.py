@@ -1,8 +1,10 @@
-"""Becomes a command whose process group ends when the process that started it is killed: `python group_of_parent.py COMMAND...`
+"""Becomes a command whose process group ends when the process that started it is killed: `python
+group_of_parent.py COMMAND...`
 
-The starter holds this process's input open; nothing is written into it. A server starts processes of its own, which would outlive both, and
-a server that is stopped (SIGSTOP) notices nothing. So a watcher outside of the group waits for the end of the input. Linux only; elsewhere
-the command runs without a watcher.
+The starter holds this process's input open; nothing is written into it. A server starts processes
+of its own, which would outlive both, and a server that is stopped (SIGSTOP) notices nothing. So a
+watcher outside of the group waits for the end of the input. Linux only; elsewhere the command runs
+without a watcher.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from peer_protocol import end_with_parent
 
 
 def watch(leader: int) -> None:
-    """Kill the group of `leader`, a process id, when the input ends; end before that if the leader does."""
+    """Kill the group of `leader`, a process id, when the input ends; end before that if the leader
+    does."""
     os.setpgid(0, 0)
     end_with_parent()
     os.read(0, 1)

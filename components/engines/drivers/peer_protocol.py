@@ -1,4 +1,5 @@
-"""The engine's side of the protocol: one JSON object per line, settings first, then a request for every group of answers.
+"""The engine's side of the protocol: one JSON object per line, settings first, then a request for
+every group of answers.
 
 It needs nothing but the standard library: the interpreter is that of the engine's environment.
 """
@@ -16,15 +17,18 @@ from typing import Any
 
 Settings = dict[str, Any]
 Request = dict[str, Any]
-"""`prompts` (lists of token ids, sent at once), `max_tokens`, `stop_token_ids`, `temperature`, `top_k`, `top_p`, `seed` (of the first
-prompt; the next has the next), `logprobs` (how many of the likeliest tokens to name, or None)."""
+"""`prompts` (lists of token ids, sent at once), `max_tokens`, `stop_token_ids`, `temperature`,
+`top_k`, `top_p`, `seed` (of the first prompt; the next has the next), `logprobs` (how many of the
+likeliest tokens to name, or None)."""
 Decode = Callable[[Request, "list[Tokens]"], None]
-"""Called with a request and an object for each of its prompts: adds the new tokens to it as they come."""
+"""Called with a request and an object for each of its prompts: adds the new tokens to it as they
+come."""
 PR_SET_PDEATHSIG = 1
 
 
 class Tokens:
-    """The new tokens of a prompt, when they came, how drafts fared, and the likeliest tokens at each position."""
+    """The new tokens of a prompt, when they came, how drafts fared, and the likeliest tokens at
+    each position."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -44,15 +48,25 @@ class Tokens:
         self.ids += tokens
 
     def acceptance(self) -> dict[str, Any]:
-        """Sums over `accepted` and `drafted`, which have an entry for each round that verified a draft."""
+        """Sums over `accepted` and `drafted`, which have an entry for each round that verified a
+        draft."""
         longest = max(self.drafted, default=0)
-        return {"rounds": len(self.drafted), "drafted": sum(self.drafted), "accepted": sum(self.accepted),
-                "accepted_at": [sum(count > i for count in self.accepted) for i in range(longest)]}
+        return {
+            "rounds": len(self.drafted),
+            "drafted": sum(self.drafted),
+            "accepted": sum(self.accepted),
+            "accepted_at": [sum(count > i for count in self.accepted) for i in range(longest)],
+        }
 
     def answer(self, ratings: bool) -> dict[str, Any]:
         """The prompt's answer."""
-        return {"tokens": self.ids, "seconds": self.last or time.perf_counter() - self.started, "first_token_seconds": self.first,
-                "acceptance": self.acceptance(), "top_logprobs": self.top if ratings else None}
+        return {
+            "tokens": self.ids,
+            "seconds": self.last or time.perf_counter() - self.started,
+            "first_token_seconds": self.first,
+            "acceptance": self.acceptance(),
+            "top_logprobs": self.top if ratings else None,
+        }
 
 
 def serve(start: Callable[[Settings], tuple[Decode, dict[str, Any]]]) -> None:
@@ -77,11 +91,17 @@ def serve(start: Callable[[Settings], tuple[Decode, dict[str, Any]]]) -> None:
         started = time.perf_counter()
         decode(request, found)
         seconds = time.perf_counter() - started
-        say({"seconds": seconds, "answers": [tokens.answer(request["logprobs"] is not None) for tokens in found]})
+        say(
+            {
+                "seconds": seconds,
+                "answers": [tokens.answer(request["logprobs"] is not None) for tokens in found],
+            }
+        )
 
 
 def one_by_one(decode: Callable[[Sequence[int], Request, Tokens], None]) -> Decode:
     """A library that decodes one prompt at a time."""
+
     def all_of(request: Request, found: list[Tokens]) -> None:
         for ids, tokens in zip(request["prompts"], found, strict=True):
             tokens.started = time.perf_counter()
@@ -91,6 +111,7 @@ def one_by_one(decode: Callable[[Sequence[int], Request, Tokens], None]) -> Deco
 
 
 def end_with_parent() -> None:
-    """Let the system kill this process when the one that asks is killed: stopped, it would not notice. Linux only."""
+    """Let the system kill this process when the one that asks is killed: stopped, it would not
+    notice. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,8 @@
 """vLLM, in this process: prompts sent at once are decoded in one batch.
 
-Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, `plugins` (a folder of modules, or None), `gpu_share` (of
-the GPU's memory, or None), and `speculation`: None, or vLLM's speculative config.
+Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, `plugins` (a
+folder of modules, or None), `gpu_share` (of the GPU's memory, or None), and `speculation`: None, or
+vLLM's speculative config.
 """
 
 from __future__ import annotations
@@ -22,10 +23,20 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     from vllm.platforms import current_platform
 
     speculation = settings["speculation"]
-    counted = {"per_request_spec_decode_metrics": "detailed"} if speculation else {}  # refused without speculation
+    # refused without speculation
+    counted = {"per_request_spec_decode_metrics": "detailed"} if speculation else {}
     share = {"gpu_memory_utilization": settings["gpu_share"]} if settings.get("gpu_share") else {}
-    model = LLM(settings["model"], dtype=settings["dtype"], max_model_len=settings["context"], max_num_seqs=settings["slots"],
-                skip_tokenizer_init=True, enable_prefix_caching=False, speculative_config=speculation, **counted, **share)
+    model = LLM(
+        settings["model"],
+        dtype=settings["dtype"],
+        max_model_len=settings["context"],
+        max_num_seqs=settings["slots"],
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        speculative_config=speculation,
+        **counted,
+        **share,
+    )
     engine, count = model.llm_engine, 0
 
     def decode(request: Request, found: list[Tokens]) -> None:
@@ -34,9 +45,18 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
         for i, (ids, tokens) in enumerate(zip(request["prompts"], found, strict=True)):
             sampling: dict[str, Any] = {"temperature": request["temperature"]}
             if request["temperature"] > 0:
-                sampling |= {"top_p": request["top_p"], "top_k": request["top_k"], "seed": request["seed"] + i}
-            params = SamplingParams(**sampling, max_tokens=request["max_tokens"], stop_token_ids=request["stop_token_ids"],
-                                    logprobs=request["logprobs"], detokenize=False)
+                sampling |= {
+                    "top_p": request["top_p"],
+                    "top_k": request["top_k"],
+                    "seed": request["seed"] + i,
+                }
+            params = SamplingParams(
+                **sampling,
+                max_tokens=request["max_tokens"],
+                stop_token_ids=request["stop_token_ids"],
+                logprobs=request["logprobs"],
+                detokenize=False,
+            )
             count += 1
             asked[str(count)] = tokens
             engine.add_request(str(count), {"prompt_token_ids": ids}, params)
@@ -44,9 +64,12 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
             for output in engine.step():
                 read(output.outputs[0], asked[output.request_id], request["logprobs"])
 
-    return decode, {"version": f"vllm {vllm_version()}, torch {version('torch')}",
-                    "device": current_platform.device_type, "distribution": distribution(),
-                    "notes": ["vllm: offline, in one process, compiled, without prefix cache"]}
+    return decode, {
+        "version": f"vllm {vllm_version()}, torch {version('torch')}",
+        "device": current_platform.device_type,
+        "distribution": distribution(),
+        "notes": ["vllm: offline, in one process, compiled, without prefix cache"],
+    }
 
 
 def read(output: Any, tokens: Tokens, logprobs: int | None) -> None:
@@ -59,7 +82,10 @@ def read(output: Any, tokens: Tokens, logprobs: int | None) -> None:
             tokens.top.append([(int(token), float(rated.logprob)) for token, rated in ranked])
     metrics = getattr(output, "spec_decode_metrics", None)
     if metrics is not None:
-        tokens.accepted, tokens.drafted = list(metrics.per_step_accepted), list(metrics.per_step_drafted)
+        tokens.accepted, tokens.drafted = (
+            list(metrics.per_step_accepted),
+            list(metrics.per_step_drafted),
+        )
 
 
 def distribution() -> str:

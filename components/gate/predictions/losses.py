@@ -1,4 +1,5 @@
-"""How well an artifact predicts the target's verdicts, prompt by prompt, compared with another one on the same tokens."""
+"""How well an artifact predicts the target's verdicts, prompt by prompt, compared with another one
+on the same tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class PredictiveLoss:
         reference: that of what it is compared with, on the same tokens.
         tokens: how many each prompt has.
         against: what it is compared with, as text.
-        favours_champion: the champion's has learnt from some of the prompts and the candidate's has not.
+        favours_champion: the champion's has learnt from some of the prompts and the candidate's has
+            not.
     """
 
     kind: str
@@ -31,10 +33,14 @@ class PredictiveLoss:
 
 
 def log_loss(probabilities: np.ndarray, targets: np.ndarray) -> float:
-    """Sum of the cross-entropy of probabilities and targets in [0, 1]: of −ln of the probability that was given to what came, above 0.
+    """Sum of the cross-entropy of probabilities and targets in [0, 1]: of −ln of the probability
+    that was given to what came, above 0.
 
     >>> round(log_loss(np.array([0.5, 0.5]), np.array([True, False])), 4)
     1.3863
     """
-    given, target = np.clip(probabilities.astype(np.float64), SMALLEST, 1 - SMALLEST), targets.astype(np.float64)
+    given, target = (
+        np.clip(probabilities.astype(np.float64), SMALLEST, 1 - SMALLEST),
+        targets.astype(np.float64),
+    )
     return float(-(target * np.log(given) + (1 - target) * np.log(1 - given)).sum())

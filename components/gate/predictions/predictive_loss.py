@@ -1,7 +1,9 @@
-"""How well artifacts predict the target's verdicts on a trace: log loss of the acceptance table and of the verifier.
+"""How well artifacts predict the target's verdicts on a trace: log loss of the acceptance table and
+of the verifier.
 
-A worse table or verifier changes the speed by less than its noise; the tokens of a trace show it exactly. The gate compares a
-candidate's with the champion's on the same tokens, and a first one with one that has learnt nothing.
+A worse table or verifier changes the speed by less than its noise; the tokens of a trace show it
+exactly. The gate compares a candidate's with the champion's on the same tokens, and a first one
+with one that has learnt nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
 
 
 def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Thresholds) -> GateVerdict:
-    """Judge artifacts that predict: fails where even the lower end of the paired bootstrap's interval shows that they predict worse.
+    """Judge artifacts that predict: fails where even the lower end of the paired bootstrap's
+    interval shows that they predict worse.
 
-    An artifact that is the champion's own has a ratio of just 1, with no interval: no clock is involved. On a single prompt nothing is
-    judged: resampling it shows no spread. Where the champion's has learnt from the prompts and the candidate's has not, a worse
-    prediction is not enough evidence.
+    An artifact that is the champion's own has a ratio of just 1, with no interval: no clock is
+    involved. On a single prompt nothing is judged: resampling it shows no spread. Where the
+    champion's has learnt from the prompts and the candidate's has not, a worse prediction is not
+    enough evidence.
     """
     limit = thresholds.max_prediction_loss_ratio
     if limit is None:
@@ -38,26 +42,42 @@ def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Thresho
             notes.append(f"{p.kind} predicts: not judged, one prompt decides nothing")
             continue
         better, low, high = paired_bootstrap_ratio(p.reference, p.tokens, p.losses, p.tokens)
-        detail = (f"log loss {sum(p.losses) / sum(p.tokens):.4f} a token, {1 / better:.2f} x {p.against} "
-                  f"[{1 / high:.2f}, {1 / low:.2f}] (lower end at most {limit:.2f})")
+        detail = (
+            f"log loss {sum(p.losses) / sum(p.tokens):.4f} a token, {1 / better:.2f} x {p.against} "
+            f"[{1 / high:.2f}, {1 / low:.2f}] (lower end at most {limit:.2f})"
+        )
         passed = 1 / high <= limit
         if p.favours_champion and not passed:
-            detail += ": not enough evidence, the champion's has learnt from some of these prompts (collect traces of others)"
-        checks.append(Check(f"{p.kind} predicts", 1 / high, limit, passed, detail, enough=passed or not p.favours_champion))
+            detail += (
+                ": not enough evidence, the champion's has learnt from some of these prompts "
+                "(collect traces of others)"
+            )
+        checks.append(
+            Check(
+                f"{p.kind} predicts",
+                1 / high,
+                limit,
+                passed,
+                detail,
+                enough=passed or not p.favours_champion,
+            )
+        )
     return GateVerdict(tuple(checks), tuple(notes))
 
 
 def predictions(
     candidate: Mapping[str, Artifact], champion: Mapping[str, Artifact], trace: TraceSet
 ) -> tuple[list[PredictiveLoss], list[str]]:
-    """Losses of what a candidate predicts with, and notes on what was left out or could not be compared.
+    """Losses of what a candidate predicts with, and notes on what was left out or could not be
+    compared.
 
     Args:
-        candidate, champion: kind → artifact; the champion's may be empty: a table is then compared with an empty one, a verifier
-            with a constant.
+        candidate, champion: kind → artifact; the champion's may be empty: a table is then compared
+            with an empty one, a verifier with a constant.
         trace: of this pair, at a temperature of the class that the candidate's artifacts are for.
     Raises:
-        DraftwellError: the trace lacks what a candidate's artifact reads, or none of its prompts is new to it.
+        DraftwellError: the trace lacks what a candidate's artifact reads, or none of its prompts is
+            new to it.
     """
     found: list[PredictiveLoss] = []
     notes: list[str] = []

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from components.collect.plan import prompt_hashes
-from components.gate.predictions.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
+from components.gate.predictions.learnt_prompts import (
+    UnseenPrompts,
+    for_other_requests,
+    learnt_by_hash,
+)
 from components.gate.predictions.losses import PredictiveLoss, log_loss
 from components.train.examples import Examples, VerifierLabel, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
@@ -15,21 +19,27 @@ from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 
 
-def verifier_prediction(verifier: Verifier, rival: Verifier | None, trace: TraceSet) -> tuple[PredictiveLoss, list[str]]:
-    """A verifier, over draft tokens that it has not learnt from, and another one or a constant; with notes.
+def verifier_prediction(
+    verifier: Verifier, rival: Verifier | None, trace: TraceSet
+) -> tuple[PredictiveLoss, list[str]]:
+    """A verifier, over draft tokens that it has not learnt from, and another one or a constant;
+    with notes.
 
     Args:
-        rival: the champion's, or None. One that cannot be compared is replaced by the constant: the share of the trace's tokens
-            that the target keeps, which is what a verifier without a feature would learn.
+        rival: the champion's, or None. One that cannot be compared is replaced by the constant: the
+            share of the trace's tokens that the target keeps, which is what a verifier without a
+            feature would learn.
     Raises:
-        DraftwellError: the trace lacks what the verifier reads (`feature_missing`), or it has learnt from all prompts of a trace that it
-            was not trained on (`no_untouched_prompts`).
+        DraftwellError: the trace lacks what the verifier reads (`feature_missing`), or it has
+            learnt from all prompts of a trace that it was not trained on (`no_untouched_prompts`).
     """
     examples = read_examples(trace)
     if missing := absent(verifier, examples):
-        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them "
-                             "again (`draftwell collect --fresh`)",
-                             code="feature_missing")
+        raise DraftwellError(
+            f"the traces lack the feature {missing}, which the verifier reads: collect them "
+            "again (`draftwell collect --fresh`)",
+            code="feature_missing",
+        )
     why = None if rival is None else incomparable(verifier, rival, examples)
     other = None if why else rival
     notes = [f"verifier compared with a constant: {why}"] if why else []
@@ -46,14 +56,22 @@ def verifier_prediction(verifier: Verifier, rival: Verifier | None, trace: Trace
     constant = np.full(len(tested), np.mean(label.targets(examples), dtype=np.float64))
     reference = constant if other is None else scores_of(other, tested)
     groups = [tested.prompt == name for name in chosen.names]
-    return PredictiveLoss(verifier.kind, tuple(log_loss(scores[rows], targets[rows]) for rows in groups),
-                          tuple(log_loss(reference[rows], targets[rows]) for rows in groups), tuple(int(rows.sum()) for rows in groups),
-                          "a constant's" if other is None else "the champion's", chosen.favours_champion), [*notes, *chosen.notes]
+    return PredictiveLoss(
+        verifier.kind,
+        tuple(log_loss(scores[rows], targets[rows]) for rows in groups),
+        tuple(log_loss(reference[rows], targets[rows]) for rows in groups),
+        tuple(int(rows.sum()) for rows in groups),
+        "a constant's" if other is None else "the champion's",
+        chosen.favours_champion,
+    ), [*notes, *chosen.notes]
 
 
-def learnt_from(verifier: Verifier, examples: Examples, names: list[str], trace: TraceSet) -> set[str] | None:
-    """Of a trace's prompts those that a verifier has learnt from: of its own trace all but those that it was tested on, of another trace
-    those whose hashes it records; None where that is not known."""
+def learnt_from(
+    verifier: Verifier, examples: Examples, names: list[str], trace: TraceSet
+) -> set[str] | None:
+    """Of a trace's prompts those that a verifier has learnt from: of its own trace all but those
+    that it was tested on, of another trace those whose hashes it records; None where that is not
+    known."""
     made = verifier.provenance
     if made.trace_digest != trace.digest():
         return learnt_by_hash(verifier, names, prompt_hashes(trace))
@@ -63,7 +81,8 @@ def learnt_from(verifier: Verifier, examples: Examples, names: list[str], trace:
 
 
 def tested_elsewhere(verifier: Verifier, trace: TraceSet) -> bool:
-    """Whether a verifier has learnt from all of this trace, because it was tested on another one."""
+    """Whether a verifier has learnt from all of this trace, because it was tested on another
+    one."""
     made = verifier.provenance
     return made.trace_digest == trace.digest() and bool(made.parameters.get("test_trace"))
 

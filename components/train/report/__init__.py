@@ -1,1 +1,2 @@
-"""Reports of training for people: a Markdown page of a verifier (`verifier_page`), and pictures (`plots`)."""
+"""Reports of training for people: a Markdown page of a verifier (`verifier_page`), and pictures
+(`plots`)."""

@@ -12,15 +12,31 @@ RANKING = ("prompts", "tokens", "prevalence", "AUC", "AUC of score = C", "gain")
 
 def verifier_markdown(report: VerifierReport) -> str:
     """A report of `train_verifier` as Markdown."""
-    grid = {f"λ = {name}" + (" (this verifier)" if report.label == "ratio" and float(name) == report.ratio else ""): found
-            for name, found in report.lambda_grid.items() if found}
-    parts = [f"# Verifier\n\n{summary(report)}\n",
-             "## By λ\n\nThe same features and penalty, fitted to each label; test prompts, 95 % intervals over prompts.\n\n"
-             + ranking_table("label", grid)]
+    grid = {
+        f"λ = {name}"
+        + (
+            " (this verifier)" if report.label == "ratio" and float(name) == report.ratio else ""
+        ): found
+        for name, found in report.lambda_grid.items()
+        if found
+    }
+    parts = [
+        f"# Verifier\n\n{summary(report)}\n",
+        (
+            "## By λ\n\nThe same features and penalty, fitted to each label; test prompts, 95 "
+            "% intervals over prompts.\n\n"
+        )
+        + ranking_table("label", grid),
+    ]
     if report.metrics.kinds:
         parts.append("## By prefix kind\n\n" + ranking_table("prefix", report.metrics.kinds))
-    parts.append("## Features tried\n\n" + markdown(
-        ("features", "AUC by cross-validation"), [[name, f"{auc:.3f}"] for name, auc in report.candidates.items()]))
+    parts.append(
+        "## Features tried\n\n"
+        + markdown(
+            ("features", "AUC by cross-validation"),
+            [[name, f"{auc:.3f}"] for name, auc in report.candidates.items()],
+        )
+    )
     if report.transfer:
         parts.append(transfer_markdown(report.transfer))
     return "\n".join(parts)
@@ -31,23 +47,42 @@ def summary(report: VerifierReport) -> str:
     found = report.metrics
     label = f"λ = {report.ratio:g}" if report.label == "ratio" else f"label {report.label}"
     heat = "" if report.temperature is None else f", traces at temperature {report.temperature:g}"
-    text = (f"Reads {' + '.join(report.features)}; {label}{heat}. Trained on {len(report.prompts['train'])} prompts "
-            f"({report.rows['train']} draft tokens), tested on {found.test_prompts} others ({found.test_rows}). AUC "
-            f"{with_interval(found, 'auc')}, score = C {with_interval(found, 'baseline_auc')}, prevalence "
-            f"{with_interval(found, 'prevalence')}. η_FP {number(found.eta_fp, '.3f')} and η_TP {number(found.eta_tp, '.3f')} at τ = "
-            f"{report.threshold:.3f}; Brier {found.brier:.3f}, calibration error {found.calibration_error:.3f}.")
+    text = (
+        f"Reads {' + '.join(report.features)}; {label}{heat}. Trained on "
+        f"{len(report.prompts['train'])} prompts "
+        f"({report.rows['train']} draft tokens), tested on {found.test_prompts} others "
+        f"({found.test_rows}). AUC "
+        f"{with_interval(found, 'auc')}, score = C {with_interval(found, 'baseline_auc')}, "
+        "prevalence "
+        f"{with_interval(found, 'prevalence')}. η_FP {number(found.eta_fp, '.3f')} and "
+        f"η_TP {number(found.eta_tp, '.3f')} at τ = "
+        f"{report.threshold:.3f}; Brier {found.brier:.3f}, calibration error "
+        f"{found.calibration_error:.3f}."
+    )
     if report.cost is None:
         return text
-    return text + (f" A score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a draft forward pass "
-                   f"({report.cost.draft_us:.0f} µs).")
+    return text + (
+        f" A score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of "
+        "a draft forward pass "
+        f"({report.cost.draft_us:.0f} µs)."
+    )
 
 
 def ranking_table(first: str, rankings: Mapping[str, Ranking]) -> str:
     """A row for each ranking."""
-    return markdown((first, *RANKING), [
-        [name, str(found.test_prompts), str(found.test_rows),
-         *(with_interval(found, column) for column in ("prevalence", "auc", "baseline_auc")), with_interval(found, "gain", "+.3f")]
-        for name, found in rankings.items()])
+    return markdown(
+        (first, *RANKING),
+        [
+            [
+                name,
+                str(found.test_prompts),
+                str(found.test_rows),
+                *(with_interval(found, column) for column in ("prevalence", "auc", "baseline_auc")),
+                with_interval(found, "gain", "+.3f"),
+            ]
+            for name, found in rankings.items()
+        ],
+    )
 
 
 def with_interval(found: Ranking, name: str, form: str = ".3f") -> str:
@@ -60,16 +95,32 @@ def with_interval(found: Ranking, name: str, form: str = ".3f") -> str:
 
 
 def transfer_markdown(transfer: Transfer) -> str:
-    """A row for each task that a verifier was trained on, a column for each task that it is tested on."""
+    """A row for each task that a verifier was trained on, a column for each task that it is tested
+    on."""
     tasks = transfer.tasks
 
     def cells(aucs: Mapping[str, float], own: str | None = None) -> list[str]:
         return [f"**{aucs[task]:.3f}**" if task == own else f"{aucs[task]:.3f}" for task in tasks]
 
-    rows = [*([f"{task} ({row.prompts})", *cells(row.auc, task)] for task, row in transfer.trained.items()),
-            ["all of them", *cells(transfer.all)], ["score = C", *cells(transfer.baseline)]]
+    rows = [
+        *(
+            [f"{task} ({row.prompts})", *cells(row.auc, task)]
+            for task, row in transfer.trained.items()
+        ),
+        ["all of them", *cells(transfer.all)],
+        ["score = C", *cells(transfer.baseline)],
+    ]
     left = "".join(f"; left out: {task}, {why}" for task, why in transfer.left_out.items())
-    own, other, baseline = (number(transfer.means[name], ".3f") for name in ("own", "other", "baseline"))
-    return ("## Transfer between tasks\n\nAUC on test prompts (prompts in brackets; a task's own in bold), in the layout of SPRINTER's "
-            f"Table 4, which reports latency and win rates. Means: own task {own}, other tasks {other}, score = C {baseline}"
-            f"{left}.\n\n" + markdown(("trained on", *(f"{task} ({transfer.test_prompts[task]})" for task in tasks)), rows))
+    own, other, baseline = (
+        number(transfer.means[name], ".3f") for name in ("own", "other", "baseline")
+    )
+    return (
+        "## Transfer between tasks\n\nAUC on test prompts (prompts in brackets; a task's "
+        "own in bold), in the layout of SPRINTER's "
+        f"Table 4, which reports latency and win rates. Means: own task {own}, other tasks "
+        f"{other}, score = C {baseline}"
+        f"{left}.\n\n"
+        + markdown(
+            ("trained on", *(f"{task} ({transfer.test_prompts[task]})" for task in tasks)), rows
+        )
+    )

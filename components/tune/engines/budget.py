@@ -1,4 +1,5 @@
-"""Time that a tuning may take: a measurement begins only where there is time for it and for what has to follow it."""
+"""Time that a tuning may take: a measurement begins only where there is time for it and for what
+has to follow it."""
 
 from __future__ import annotations
 
@@ -41,10 +42,12 @@ class Budget:
         self._groups[at_once].append((self._clock() - begun) / groups)
 
     def cost(self, measurements: Sequence[tuple[int, int]]) -> float:
-        """Seconds that one engine will take to start and to measure all of these, by the mean of those before; 0 before the first.
+        """Seconds that one engine will take to start and to measure all of these, by the mean of
+        those before; 0 before the first.
 
         Args:
-            measurements: (requests at once, groups). A load that was not measured yet counts as the highest one below it that was.
+            measurements: (requests at once, groups). A load that was not measured yet counts as the
+                highest one below it that was.
         """
         seconds = fmean(self._starts) if self._starts else 0.0
         for at_once, groups in measurements:
@@ -53,5 +56,6 @@ class Budget:
         return seconds
 
     def allows(self, *engines: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is time for all of these engines, one after the other, each with its measurements."""
+        """Whether there is time for all of these engines, one after the other, each with its
+        measurements."""
         return self._clock() + sum(self.cost(one) for one in engines) <= self._end

@@ -12,7 +12,9 @@ NEEDS_PACKAGE = {"suffix": "arctic-inference"}
 """Method → distribution that the engine's environment must have for it."""
 
 
-def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[str], bool]) -> dict[str, str]:
+def left_out(
+    settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[str], bool]
+) -> dict[str, str]:
     """Method → why it cannot be tried here."""
     found = {}
     for name in settings.methods:
@@ -26,33 +28,51 @@ def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[st
 
 def lengths_of(name: str, settings: EngineTuneSettings) -> Sequence[int]:
     """Draft lengths that are tried."""
-    return {"ngram": settings.ngram_k, "suffix": settings.suffix_k, CASCADE: settings.cascade_k,
-            "draft_model": settings.draft_k, "eagle3": settings.head_k}[name]
+    return {
+        "ngram": settings.ngram_k,
+        "suffix": settings.suffix_k,
+        CASCADE: settings.cascade_k,
+        "draft_model": settings.draft_k,
+        "eagle3": settings.head_k,
+    }[name]
 
 
 def first_ngram(settings: EngineTuneSettings) -> Method:
     """The n-gram way that is measured first, whose plain texts tell which n-grams to look up."""
-    return Method("ngram", settings.ngram_k[len(settings.ngram_k) // 2], settings.ngram_n[len(settings.ngram_n) // 2])
+    return Method(
+        "ngram",
+        settings.ngram_k[len(settings.ngram_k) // 2],
+        settings.ngram_n[len(settings.ngram_n) // 2],
+    )
 
 
-def candidates(names: Sequence[str], settings: EngineTuneSettings, texts: Sequence[Text] | None) -> list[Method]:
-    """All ways of these methods, a method's middle length first; of n-grams one for each draft length, with the n that `texts` decide.
+def candidates(
+    names: Sequence[str], settings: EngineTuneSettings, texts: Sequence[Text] | None
+) -> list[Method]:
+    """All ways of these methods, a method's middle length first; of n-grams one for each draft
+    length, with the n that `texts` decide.
 
     Args:
-        texts: greedy texts of the target; None (sampled ones predict nothing) takes the middle one of the n.
+        texts: greedy texts of the target; None (sampled ones predict nothing) takes the middle one
+            of the n.
     """
     found = []
     for name in names:
         for k in middle_first(lengths_of(name, settings)) if name != OFF else ():
             n = 0
             if name == "ngram":
-                n = best_n(texts, k, settings.ngram_n) if texts else settings.ngram_n[len(settings.ngram_n) // 2]
+                n = (
+                    best_n(texts, k, settings.ngram_n)
+                    if texts
+                    else settings.ngram_n[len(settings.ngram_n) // 2]
+                )
             found.append(Method(name, k, n))
     return found
 
 
 def middle_first(lengths: Sequence[int]) -> list[int]:
-    """The same lengths, those in the middle before those at the ends: where time is short, the ends are left out.
+    """The same lengths, those in the middle before those at the ends: where time is short, the ends
+    are left out.
 
     >>> middle_first((1, 2, 3, 5)), middle_first((8,))
     ([3, 2, 5, 1], [8])

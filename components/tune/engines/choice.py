@@ -20,7 +20,10 @@ class Final(Message):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.winner} is {self.ratio:.2f} times as fast as {self.loser} beside it ({self.low:.2f} to {self.high:.2f})"
+        return (
+            f"{self.winner} is {self.ratio:.2f} times as fast as {self.loser} beside it "
+            f"({self.low:.2f} to {self.high:.2f})"
+        )
 
 
 class EngineChoice(Message):
@@ -31,12 +34,20 @@ class EngineChoice(Message):
     n: int
     schedule: tuple[tuple[int, int, int], ...] = Field((), strict=False)
     reason: str
-    levels: tuple[Level, ...] = Field((), strict=False, description="lengths by load, where several loads were measured")
+    levels: tuple[Level, ...] = Field(
+        (), strict=False, description="lengths by load, where several loads were measured"
+    )
     explored: tuple[Figure, ...] = Field((), strict=False)
     confirmed: tuple[Figure, ...] = Field((), strict=False)
-    finals: tuple[Final, ...] = Field((), strict=False, description="between confirmed ones whose intervals overlap")
-    loads: tuple[Figure, ...] = Field((), strict=False, description="of each length that was tried at each load above 1")
-    scheduled: tuple[Figure, ...] = Field((), strict=False, description="of the lengths by load, at each load")
+    finals: tuple[Final, ...] = Field(
+        (), strict=False, description="between confirmed ones whose intervals overlap"
+    )
+    loads: tuple[Figure, ...] = Field(
+        (), strict=False, description="of each length that was tried at each load above 1"
+    )
+    scheduled: tuple[Figure, ...] = Field(
+        (), strict=False, description="of the lengths by load, at each load"
+    )
     left_out: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -52,4 +63,6 @@ class EngineChoice(Message):
 
     def off(self, reason: str) -> EngineChoice:
         """Plain decoding instead, with all that was measured."""
-        return self.model_copy(update={"method": OFF, "k": 0, "n": 0, "levels": (), "schedule": (), "reason": reason})
+        return self.model_copy(
+            update={"method": OFF, "k": 0, "n": 0, "levels": (), "schedule": (), "reason": reason}
+        )

@@ -1,7 +1,8 @@
 """Which of two settings is faster, beside each other.
 
-A figure beside plain decoding carries the noise of plain decoding, and of the minutes in which it was measured. Two settings that such
-figures do not distinguish are therefore measured once more, group by group in turn, and only this measurement decides between them.
+A figure beside plain decoding carries the noise of plain decoding, and of the minutes in which it
+was measured. Two settings that such figures do not distinguish are therefore measured once more,
+group by group in turn, and only this measurement decides between them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from components.tune.engines.settings import EngineTuneSettings
 from serving.errors import DraftwellError
 
 
-def play_finals(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Finalist], confirmed: Mapping[Method, Figure],
-                out: dict[str, str]) -> tuple[list[Finalist], list[Final]]:
-    """Let the fastest defend its place against each of the others whose interval reaches its own; the winner of each meets the next.
+def play_finals(
+    lab: Lab,
+    settings: EngineTuneSettings,
+    finalists: Sequence[Finalist],
+    confirmed: Mapping[Method, Figure],
+    out: dict[str, str],
+) -> tuple[list[Finalist], list[Final]]:
+    """Let the fastest defend its place against each of the others whose interval reaches its own;
+    the winner of each meets the next.
 
-    Only the times are new, not the prompts. The faster one wins however little it leads: where neither surely does, either will do.
+    Only the times are new, not the prompts. The faster one wins however little it leads: where
+    neither surely does, either will do.
 
     Args:
         finalists: all surely faster than plain decoding, the fastest first.
@@ -40,7 +48,9 @@ def play_finals(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Fina
         if confirmed[method].high < confirmed[own].low:
             continue
         name = f"{method.label} beside {own.label}"
-        if not lab.has_between(own, method, "final") and not lab.budget.allows([(1, 2 * len(lab.prompts))], [], [], *loads):
+        if not lab.has_between(own, method, "final") and not lab.budget.allows(
+            [(1, 2 * len(lab.prompts))], [], [], *loads
+        ):
             out[name] = NO_TIME
             continue
         with left_out_if_there_is_no_room(out, name), left_out_if_it_fails(out, name):
@@ -54,7 +64,8 @@ def play_finals(lab: Lab, settings: EngineTuneSettings, finalists: Sequence[Fina
 
 @contextmanager
 def left_out_if_there_is_no_room(out: dict[str, str], name: str) -> Iterator[None]:
-    """A final is the only time that two ways to speculate are up at once: where memory does not suffice for both, there is none."""
+    """A final is the only time that two ways to speculate are up at once: where memory does not
+    suffice for both, there is none."""
     try:
         yield
     except DraftwellError as error:
@@ -71,5 +82,13 @@ def final_of(lab: Lab, one: Method, two: Method, stage: str) -> Final:
     """
     figure = figure_of(two.label, lab.between(one, two, stage))
     if figure.ratio > 1:
-        return Final(winner=two.label, loser=one.label, ratio=figure.ratio, low=figure.low, high=figure.high)
-    return Final(winner=one.label, loser=two.label, ratio=1 / figure.ratio, low=1 / figure.high, high=1 / figure.low)
+        return Final(
+            winner=two.label, loser=one.label, ratio=figure.ratio, low=figure.low, high=figure.high
+        )
+    return Final(
+        winner=one.label,
+        loser=two.label,
+        ratio=1 / figure.ratio,
+        low=1 / figure.high,
+        high=1 / figure.low,
+    )

@@ -1,5 +1,6 @@
-"""Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for each way and ended after it. For two ways
-beside each other plain decoding ends: no more than two engines are up at once."""
+"""Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for
+each way and ended after it. For two ways beside each other plain decoding ends: no more than two
+engines are up at once."""
 
 from __future__ import annotations
 
@@ -16,12 +17,21 @@ from components.tune.engines.budget import Budget
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
 
-FATAL = frozenset({"engine_killed", "engine_out_of_memory", "engine_version", "engine_device", "peer_not_installed"})
+FATAL = frozenset(
+    {
+        "engine_killed",
+        "engine_out_of_memory",
+        "engine_version",
+        "engine_device",
+        "peer_not_installed",
+    }
+)
 """Codes of failures that are of the machine or the engine, not of one way to speculate."""
 
 
 class MethodFails(DraftwellError):
-    """The engine fails with one way to speculate, for another reason than `FATAL` ones: it says nothing of the others."""
+    """The engine fails with one way to speculate, for another reason than `FATAL` ones: it says
+    nothing of the others."""
 
     when = "the engine fails with it"
 
@@ -40,7 +50,8 @@ class DoesNotDecode(MethodFails):
 
 @contextmanager
 def failing_as(kind: type[MethodFails]) -> Iterator[None]:
-    """Failures of the engine in the block, but for `FATAL` ones, are those of its way to speculate."""
+    """Failures of the engine in the block, but for `FATAL` ones, are those of its way to
+    speculate."""
     try:
         yield
     except DraftwellError as error:
@@ -59,7 +70,8 @@ def left_out_if_it_fails(out: dict[str, str], name: str) -> Iterator[None]:
 
 
 class Tried:
-    """An `Engine` that is measured beside plain decoding: what it raises says whether its way to speculate is to blame.
+    """An `Engine` that is measured beside plain decoding: what it raises says whether its way to
+    speculate is to blame.
 
     Raises:
         DoesNotStart: (of `start`) it fails for another reason than `FATAL` ones.
@@ -115,19 +127,28 @@ class Lab:
         finally:
             self.end_plain()
 
-    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None,
-                tail: float = TAIL) -> list[Figure]:
+    def measure(
+        self,
+        method: Method,
+        stage: str,
+        levels: Sequence[int] = (1,),
+        prompts: int | None = None,
+        tail: float = TAIL,
+    ) -> list[Figure]:
         """A way beside plain decoding at each level; what is in the store is not measured again.
 
         Args:
             stage: part of the names in the store.
             prompts: how many of the prompts, the first; None takes all.
-            tail: left out at each end of an interval; whoever chooses among several divides `TAIL` by their number.
+            tail: left out at each end of an interval; whoever chooses among several divides `TAIL`
+                by their number.
         Raises:
             MethodFails: the engine fails with this way, for another reason than `FATAL` ones.
             DraftwellError: it fails otherwise, or plain decoding does.
         """
-        missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
+        missing = [
+            level for level in levels if self.name(method, stage, level) not in self.store.found
+        ]
         if missing:
             other = Tried(self.make(method.label))
             try:
@@ -137,14 +158,17 @@ class Lab:
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
                     with self.budget.decoding(level, len(groups)):
-                        made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
+                        made = measure_beside(
+                            plain, other, groups, self.sampling, progress=self.progress
+                        )
                     self.store.put(self.name(method, stage, level), made)
             finally:
                 other.stop()
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
     def between(self, one: Method, two: Method, stage: str) -> Beside:
-        """Two ways beside each other, one request at a time, every prompt twice; plain decoding ends before.
+        """Two ways beside each other, one request at a time, every prompt twice; plain decoding
+        ends before.
 
         Returns:
             `plain` is `one`, `other` is `two`.
@@ -155,16 +179,25 @@ class Lab:
         if not self.has_between(one, two, stage):
             self.end_plain()
             made = [self.make(method.label) for method in (one, two)]
-            engines = [engine if method.name == OFF else Tried(engine) for engine, method in zip(made, (one, two), strict=True)]
+            engines = [
+                engine if method.name == OFF else Tried(engine)
+                for engine, method in zip(made, (one, two), strict=True)
+            ]
             try:
                 for engine, method in zip(engines, (one, two), strict=True):
                     with self.budget.starting():
                         engine.start(self.settings(method))
                 groups = groups_of(self.prompts, 1, self.groups)
-                # one place further the second time, so that the other engine is the first to be asked for each of an even number
+                # one place further the second time, so that the other engine is the first to be
+                # asked for each of an even number
                 groups += groups if len(groups) % 2 else [*groups[1:], groups[0]]
                 with self.budget.decoding(1, len(groups)):
-                    self.store.put(name, measure_beside(engines[0], engines[1], groups, self.sampling, progress=self.progress))
+                    self.store.put(
+                        name,
+                        measure_beside(
+                            engines[0], engines[1], groups, self.sampling, progress=self.progress
+                        ),
+                    )
             finally:
                 for engine in engines:
                     engine.stop()
@@ -212,7 +245,11 @@ class Lab:
 
     def settings(self, method: Method) -> EngineSettings:
         """What an engine is started with."""
-        return EngineSettings(speculation=method.speculative_config(self.files), slots=self.slots, context=self.context)
+        return EngineSettings(
+            speculation=method.speculative_config(self.files),
+            slots=self.slots,
+            context=self.context,
+        )
 
     @staticmethod
     def name(method: Method, stage: str, level: int) -> str:

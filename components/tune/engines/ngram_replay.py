@@ -1,7 +1,8 @@
-"""vLLM's n-gram speculation, replayed on texts: exact for greedy requests, because their text is the target's own whatever is drafted.
+"""vLLM's n-gram speculation, replayed on texts: exact for greedy requests, because their text is
+the target's own whatever is drafted.
 
-The rule is that of `vllm/v1/spec_decode/ngram_proposer.py` (0.32): of the longest n-gram that ends the text and occurs before, the earliest
-occurrence; the draft is what followed it.
+The rule is that of `vllm/v1/spec_decode/ngram_proposer.py` (0.32): of the longest n-gram that ends
+the text and occurs before, the earliest occurrence; the draft is what followed it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def passes(text: Text, k: int, n: int) -> int:
     while done < len(answer):
         draft = propose(ids[: len(prompt) + done], k, n)
         rest = answer[done:]
-        accepted = next((i for i, token in enumerate(draft) if i >= len(rest) or token != rest[i]), len(draft))
+        accepted = next(
+            (i for i, token in enumerate(draft) if i >= len(rest) or token != rest[i]), len(draft)
+        )
         done += accepted + 1
         count += 1
     return count
 
 
 def best_n(texts: Sequence[Text], k: int, choices: Sequence[int]) -> int:
-    """The longest n-gram with the fewest passes at this draft length: a pass costs the same whichever it is. Of equals the smallest."""
+    """The longest n-gram with the fewest passes at this draft length: a pass costs the same
+    whichever it is. Of equals the smallest."""
     return min(sorted(choices), key=lambda n: sum(passes(text, k, n) for text in texts))

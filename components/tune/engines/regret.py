@@ -1,8 +1,10 @@
-"""The regret of a choice for another engine: by how much the best of what was measured is faster than what was chosen.
+"""The regret of a choice for another engine: by how much the best of what was measured is faster
+than what was chosen.
 
-By the tuning's own figures it is too low, because they made the choice: what was lucky in them was chosen. The choice owes nothing to
-a grid that is measured again, the choice included (`components.tune.engines.tune.grid_of`). The best of that grid is partly the best by
-luck, so the estimate and the upper end are rather too high.
+By the tuning's own figures it is too low, because they made the choice: what was lucky in them was
+chosen. The choice owes nothing to a grid that is measured again, the choice included
+(`components.tune.engines.tune.grid_of`). The best of that grid is partly the best by luck, so the
+estimate and the upper end are rather too high.
 """
 
 from __future__ import annotations
@@ -23,29 +25,44 @@ from components.tune.engines.choice import EngineChoice
 class Regret(Message):
     """How far a choice is behind the best of a grid, one request at a time."""
 
-    best: str = Field(description="label of the fastest setting; the choice itself where nothing was faster")
+    best: str = Field(
+        description="label of the fastest setting; the choice itself where nothing was faster"
+    )
     regret: float = Field(ge=0, description="speed of the best over that of the choice, minus 1")
-    low: float | None = Field(None, description="of an interval over prompts; None where it was not computed")
-    high: float | None = Field(None, description="also above 0 where the choice leads: another one may be faster all the same")
+    low: float | None = Field(
+        None, description="of an interval over prompts; None where it was not computed"
+    )
+    high: float | None = Field(
+        None,
+        description="also above 0 where the choice leads: another one may be faster all the same",
+    )
     settings: int = Field(description="that were measured, besides plain decoding")
 
 
 def regret_of(choice: EngineChoice) -> Regret:
-    """By the tuning's own figures: settings that were confirmed are compared on all prompts, others on those that all were explored on.
+    """By the tuning's own figures: settings that were confirmed are compared on all prompts, others
+    on those that all were explored on.
 
-    Above 0 where something faster was passed over, because it was not surely faster than plain decoding, did not pay at other loads, or was
-    not confirmed. Where the choice was measured beside another one, only that counts. It is no estimate of the regret on other prompts: of
-    what is equally fast, the luckiest was chosen.
+    Above 0 where something faster was passed over, because it was not surely faster than plain
+    decoding, did not pay at other loads, or was not confirmed. Where the choice was measured beside
+    another one, only that counts. It is no estimate of the regret on other prompts: of what is
+    equally fast, the luckiest was chosen.
     """
     own = choice.alone.label
     best, most = own, 0.0
-    beside = {final.winner if final.loser == own else final.loser: final for final in choice.finals if own in (final.winner, final.loser)}
+    beside = {
+        final.winner if final.loser == own else final.loser: final
+        for final in choice.finals
+        if own in (final.winner, final.loser)
+    }
     for label, final in beside.items():
         if final.winner == label and final.ratio - 1 > most:
             best, most = label, final.ratio - 1
     for figures in (choice.confirmed, choice.explored):
         ratios = {OFF: 1.0, **{figure.label: figure.ratio for figure in figures}}
-        confirmed = {figure.label for figure in choice.confirmed} if figures is choice.explored else set()
+        confirmed = (
+            {figure.label for figure in choice.confirmed} if figures is choice.explored else set()
+        )
         for label, ratio in ratios.items():
             if label in beside:
                 continue
@@ -55,11 +72,13 @@ def regret_of(choice: EngineChoice) -> Regret:
 
 
 def grid_regret(choice: EngineChoice, grid: Mapping[str, Beside]) -> Regret | None:
-    """By a grid that was measured on all prompts after the choice was made, with an interval over these.
+    """By a grid that was measured on all prompts after the choice was made, with an interval over
+    these.
 
-    A setting's speed is that of `figure_of`: plain decoding's seconds a token over its own, both summed over prompts. In each resample of
-    prompts the fastest setting is compared with the choice, which gives the upper end; the lower end is the highest of all settings' own
-    lower ends, which share what is left out.
+    A setting's speed is that of `figure_of`: plain decoding's seconds a token over its own, both
+    summed over prompts. In each resample of prompts the fastest setting is compared with the
+    choice, which gives the upper end; the lower end is the highest of all settings' own lower ends,
+    which share what is left out.
 
     Args:
         grid: label → measurement at one request at a time, all of the same prompts.
@@ -77,10 +96,18 @@ def grid_regret(choice: EngineChoice, grid: Mapping[str, Beside]) -> Regret | No
     over = over_choice(speeds(sums.sum(-1, keepdims=True)), labels.index(own))[:, 0]
     resampled = over_choice(speeds(sums @ drawn), labels.index(own))
     best = int(over.argmax()) if over.max() > 1 else labels.index(own)
-    low, high = percentile_ends(resampled.T, shared)[0].max(), percentile_ends(resampled.max(0), tail)[1]
+    low, high = (
+        percentile_ends(resampled.T, shared)[0].max(),
+        percentile_ends(resampled.max(0), tail)[1],
+    )
     regret = float(over[best]) - 1
-    return Regret(best=labels[best], regret=regret, low=min(regret, max(0.0, float(low) - 1)), high=max(regret, float(high) - 1),
-                  settings=len(grid))
+    return Regret(
+        best=labels[best],
+        regret=regret,
+        low=min(regret, max(0.0, float(low) - 1)),
+        high=max(regret, float(high) - 1),
+        settings=len(grid),
+    )
 
 
 def sums_of(beside: Beside) -> tuple[list[float], list[int], list[float], list[int]]:

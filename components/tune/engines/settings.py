@@ -15,21 +15,38 @@ class EngineTuneSettings(Settings):
     """What is tried, and how much is measured.
 
     Raises:
-        DraftwellError: as all settings; a name that is no method (`bad_method`), or levels that do not ascend from 1 (`bad_tune_setting`).
+        DraftwellError: as all settings; a name that is no method (`bad_method`), or levels that do
+            not ascend from 1 (`bad_tune_setting`).
     """
 
     called, error_code = "tuning setting", "bad_tune_setting"
 
-    methods: tuple[str, ...] = Field(METHODS[1:], description="names to choose among, besides plain decoding")
-    ngram_n: Lengths = Field((2, 3, 4), min_length=1, description="longest n-grams; texts decide which one is measured")
+    methods: tuple[str, ...] = Field(
+        METHODS[1:], description="names to choose among, besides plain decoding"
+    )
+    ngram_n: Lengths = Field(
+        (2, 3, 4), min_length=1, description="longest n-grams; texts decide which one is measured"
+    )
     ngram_k: Lengths = Field((3, 5, 8), min_length=1, description="draft tokens from n-grams")
     suffix_k: Lengths = Field((8,), min_length=1, description="draft tokens from suffixes, at most")
-    cascade_k: Lengths = Field((8,), min_length=1, description="draft tokens of the plug-in's n-grams, at most")
-    draft_k: Lengths = Field((1, 2, 3, 5), min_length=1, description="draft tokens of a draft model")
-    head_k: Lengths = Field((1, 2, 3, 5), min_length=1, description="draft tokens of an EAGLE-3 head")
+    cascade_k: Lengths = Field(
+        (8,), min_length=1, description="draft tokens of the plug-in's n-grams, at most"
+    )
+    draft_k: Lengths = Field(
+        (1, 2, 3, 5), min_length=1, description="draft tokens of a draft model"
+    )
+    head_k: Lengths = Field(
+        (1, 2, 3, 5), min_length=1, description="draft tokens of an EAGLE-3 head"
+    )
     explore: int = Field(6, ge=2, description="prompts on which every way is measured")
-    confirm: int = Field(3, ge=1, description="of those the best, which are measured on all prompts")
-    levels: Lengths = Field((1,), min_length=1, description="requests at once, ascending from 1; several give lengths by load")
+    confirm: int = Field(
+        3, ge=1, description="of those the best, which are measured on all prompts"
+    )
+    levels: Lengths = Field(
+        (1,),
+        min_length=1,
+        description="requests at once, ascending from 1; several give lengths by load",
+    )
     groups: int = Field(8, ge=2, description="groups of requests at each level above 1")
     max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
     temperature: float = Field(0.0, ge=0, le=2)
@@ -41,7 +58,10 @@ class EngineTuneSettings(Settings):
         """Only methods of the engine."""
         for name in names:
             if name not in METHODS:
-                raise DraftwellError(f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method")
+                raise DraftwellError(
+                    f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}",
+                    code="bad_method",
+                )
         return names
 
     @field_validator("levels")
@@ -49,8 +69,11 @@ class EngineTuneSettings(Settings):
     def ascending(cls, levels: Lengths) -> Lengths:
         """From one request on."""
         if levels[0] != 1 or list(levels) != sorted(set(levels)):
-            raise DraftwellError("levels are numbers of requests at once, ascending from 1, such as 1,4,16, not "
-                                 f"{','.join(map(str, levels))}", code="bad_tune_setting")
+            raise DraftwellError(
+                "levels are numbers of requests at once, ascending from 1, such as 1,4,16, not "
+                f"{','.join(map(str, levels))}",
+                code="bad_tune_setting",
+            )
         return levels
 
 

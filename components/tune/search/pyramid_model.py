@@ -1,11 +1,14 @@
-"""PyramidSD's throughput model, which orders configurations before any is measured (PyramidSD, section 3.3).
+"""PyramidSD's throughput model, which orders configurations before any is measured (PyramidSD,
+section 3.3).
 
-A stage whose judge reads l proposed tokens and adds one makes β·(l + 1) tokens a round, β = tokens per round / (l + 1), so
-V = β(l + 1) / (l/V_proposer + 1/V_judge). In PyramidSD the proposer of the target's stage is itself such a stage.
+A stage whose judge reads l proposed tokens and adds one makes β·(l + 1) tokens a round, β = tokens
+per round / (l + 1), so V = β(l + 1) / (l/V_proposer + 1/V_judge). In PyramidSD the proposer of the
+target's stage is itself such a stage.
 
-The paper leaves β to measurement. Here it comes from the models' agreement on a few texts of the target, with acceptance
-taken as independent of the place in a round, a(tau) = share of positions with Div <= tau: a round then makes
-(1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward pass over l + 1 tokens, not over one token as in the paper.
+The paper leaves β to measurement. Here it comes from the models' agreement on a few texts of the
+target, with acceptance taken as independent of the place in a round, a(tau) = share of positions
+with Div <= tau: a round then makes (1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward
+pass over l + 1 tokens, not over one token as in the paper.
 """
 
 from __future__ import annotations
@@ -44,9 +47,17 @@ def stage_throughput(beta: float, length: int, proposer: float, judge: float) ->
     return beta * (length + 1) / (length / proposer + 1 / judge)
 
 
-def pyramid_throughput(beta_qualifier: float, beta_target: float, num_draft: int, num_ready: int, draft: float, qualifier: float,
-                       target: float) -> float:
-    """Tokens per second of PyramidSD: the target's stage with the qualifier's stage for its proposer.
+def pyramid_throughput(
+    beta_qualifier: float,
+    beta_target: float,
+    num_draft: int,
+    num_ready: int,
+    draft: float,
+    qualifier: float,
+    target: float,
+) -> float:
+    """Tokens per second of PyramidSD: the target's stage with the qualifier's stage for its
+    proposer.
 
     Args:
         num_draft, num_ready: l_D and l_Q.
@@ -55,7 +66,12 @@ def pyramid_throughput(beta_qualifier: float, beta_target: float, num_draft: int
     >>> round(pyramid_throughput(0.8, 0.7, 4, 9, 100.0, 50.0, 10.0), 2)
     29.79
     """
-    return stage_throughput(beta_target, num_ready, stage_throughput(beta_qualifier, num_draft, draft, qualifier), target)
+    return stage_throughput(
+        beta_target,
+        num_ready,
+        stage_throughput(beta_qualifier, num_draft, draft, qualifier),
+        target,
+    )
 
 
 def beta_of(acceptance: float, length: int) -> float:
@@ -87,7 +103,9 @@ class ModelAgreement:
         return sum(value <= tau for value in divergences) / len(divergences)
 
 
-def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str = "js", max_tokens: int = 32) -> ModelAgreement:
+def measure_agreement(
+    pair: LoadedPair, prompts: Sequence[Prompt], *, name: str = "js", max_tokens: int = 32
+) -> ModelAgreement:
     """One greedy text of the target for each prompt, read by all three models.
 
     Args:
@@ -98,9 +116,12 @@ def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str 
     matches = 0
     for prompt in prompts:
         ids = ids_of(pair, prompt)
-        job = pair.engine().generate(ids, pair.sampling(max_tokens=max_tokens), build_strategy("autoregressive"))
+        job = pair.engine().generate(
+            ids, pair.sampling(max_tokens=max_tokens), build_strategy("autoregressive")
+        )
         target, qualifier, draft = (
-            last_rows(pair, role, [*ids, *job.output], len(job.output)) for role in ("target", "qualifier", "draft")
+            last_rows(pair, role, [*ids, *job.output], len(job.output))
+            for role in ("target", "qualifier", "draft")
         )
         for i, token in enumerate(job.output):
             to_target.append(divergence(name, target.raw(i), qualifier.raw(i), token))  # type: ignore[arg-type]
@@ -127,31 +148,56 @@ def time_qualifier(pair: LoadedPair, *, repeats: int = 5, context: int = 64) -> 
     slot = model.open()
     try:
         model.forward([Forward("qualifier", slot, filler(pair, context), prefill=True)])
-        return {k: median([timed(pair, "qualifier", slot, k, context) for _ in range(repeats + 1)][1:]) for k in sizes}
+        return {
+            k: median([timed(pair, "qualifier", slot, k, context) for _ in range(repeats + 1)][1:])
+            for k in sizes
+        }
     finally:
         model.close(slot)
 
 
-def estimate(choice: StrategyChoice, agreement: ModelAgreement, profile: HardwareProfile, qualifier: Mapping[int, float]) -> Trial:
-    """What the model predicts for one configuration, decoded greedily; an estimate, so `exact` is False.
+def estimate(
+    choice: StrategyChoice,
+    agreement: ModelAgreement,
+    profile: HardwareProfile,
+    qualifier: Mapping[int, float],
+) -> Trial:
+    """What the model predicts for one configuration, decoded greedily; an estimate, so `exact` is
+    False.
 
     Args:
         qualifier: of `time_qualifier`.
     """
     parameters = choice.parameters
     ready, drafted = int(parameters["num_speculative_tokens"]), int(parameters["num_draft_tokens"])
-    inner = agreement.share(agreement.qualifier, parameters["tau_qualifier"]) if "tau_qualifier" in parameters else agreement.matches
+    inner = (
+        agreement.share(agreement.qualifier, parameters["tau_qualifier"])
+        if "tau_qualifier" in parameters
+        else agreement.matches
+    )
     outer = agreement.share(agreement.target, parameters["tau_target"])
-    speed = pyramid_throughput(beta_of(inner, drafted), beta_of(outer, ready), drafted, ready, 1 / profile.draft_seconds,
-                               1 / seconds_at(qualifier, drafted + 1), 1 / profile.verify_seconds(ready + 1))
+    speed = pyramid_throughput(
+        beta_of(inner, drafted),
+        beta_of(outer, ready),
+        drafted,
+        ready,
+        1 / profile.draft_seconds,
+        1 / seconds_at(qualifier, drafted + 1),
+        1 / profile.verify_seconds(ready + 1),
+    )
     return Trial.of(choice, predicted_seconds_per_token=1 / speed, exact=False, source="estimated")
 
 
-def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: HardwareProfile,
-                      qualifier: Mapping[int, float]) -> list[Trial]:
+def shortlist_pyramid(
+    strategy: str,
+    agreement: ModelAgreement,
+    profile: HardwareProfile,
+    qualifier: Mapping[int, float],
+) -> list[Trial]:
     """For each tau_T the lengths (and tau_Q) with the best prediction, fastest first.
 
-    One for each threshold, because the model knows speed only: the loosest would always win, and quality might refuse it.
+    One for each threshold, because the model knows speed only: the loosest would always win, and
+    quality might refuse it.
     """
     trials = [estimate(choice, agreement, profile, qualifier) for choice in combinations(strategy)]
     best: dict[float, Trial] = {}
@@ -160,10 +206,17 @@ def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: Hardwar
     return list(best.values())
 
 
-def predict_pyramids(pair: LoadedPair, names: Sequence[str], prompts: Sequence[Prompt], profile: HardwareProfile) -> list[Trial]:
-    """The shortlist of every pyramid strategy among `names`; nothing is measured where there is none."""
+def predict_pyramids(
+    pair: LoadedPair, names: Sequence[str], prompts: Sequence[Prompt], profile: HardwareProfile
+) -> list[Trial]:
+    """The shortlist of every pyramid strategy among `names`; nothing is measured where there is
+    none."""
     pyramids = [name for name in names if issubclass(find_strategy(name), Pyramid)]
     if not pyramids:
         return []
     agreement, qualifier = measure_agreement(pair, prompts[:4]), time_qualifier(pair)
-    return [trial for name in pyramids for trial in shortlist_pyramid(name, agreement, profile, qualifier)]
+    return [
+        trial
+        for name in pyramids
+        for trial in shortlist_pyramid(name, agreement, profile, qualifier)
+    ]

@@ -1,9 +1,11 @@
-"""Searching: every configuration of the replayed strategies is replayed, the others are tried on a few prompts.
+"""Searching: every configuration of the replayed strategies is replayed, the others are tried on a
+few prompts.
 
-Of each configuration three values are to be small: seconds per emitted token, target calls per emitted token, and divergence: the
-share of emitted tokens that are not the target's argmax after the same prefix, relative to plain decoding, which at temperature 0 is
-the mean total variation between what was written and what the target would have written there. It is 0 where a strategy is lossless:
-that is proved, not measured.
+Of each configuration three values are to be small: seconds per emitted token, target calls per
+emitted token, and divergence: the share of emitted tokens that are not the target's argmax after
+the same prefix, relative to plain decoding, which at temperature 0 is the mean total variation
+between what was written and what the target would have written there. It is 0 where a strategy is
+lossless: that is proved, not measured.
 """
 
 from __future__ import annotations
@@ -50,16 +52,32 @@ class Search:
     trace_digest: str
     seed: int = 0
 
-    def run(self, names: Sequence[str], limit: int | None, *, spread: Spread | None = None, log: Log | None = None,
-            progress: Progress | None = None) -> list[Trial]:
-        """Replays of these strategies' configurations: all of them, or at most `limit`. What is on disk is not replayed again.
+    def run(
+        self,
+        names: Sequence[str],
+        limit: int | None,
+        *,
+        spread: Spread | None = None,
+        log: Log | None = None,
+        progress: Progress | None = None,
+    ) -> list[Trial]:
+        """Replays of these strategies' configurations: all of them, or at most `limit`. What is on
+        disk is not replayed again.
 
         Args:
             spread: has replays made by workers; what they leave is replayed here.
         """
-        wanted = [choice for name, count in self.counts(names, limit).items() for choice in self.choices(name, count)]
+        wanted = [
+            choice
+            for name, count in self.counts(names, limit).items()
+            for choice in self.choices(name, count)
+        ]
         descriptions = {name: self.describe(name) for name in names}
-        found = {choice: trial for name in names for choice, trial in self.trials.known(name, descriptions[name]).items()}
+        found = {
+            choice: trial
+            for name in names
+            for choice, trial in self.trials.known(name, descriptions[name]).items()
+        }
         missing = [choice for choice in wanted if choice not in found]
         before = len(wanted) - len(missing)
 
@@ -67,7 +85,9 @@ class Search:
             self.trials.add(descriptions[trial.strategy], trial)
             found[trial.choice] = trial
             if progress:
-                progress(before + sum(choice in found for choice in missing), len(wanted), trial.strategy)
+                progress(
+                    before + sum(choice in found for choice in missing), len(wanted), trial.strategy
+                )
 
         if spread is not None and missing:
             spread(self, missing, keep)
@@ -76,12 +96,16 @@ class Search:
                 keep(self.predict(choice))
         for number, choice in enumerate(wanted, 1):
             if log:
-                log(f"predicted_seconds_per_token/{choice.name}", found[choice].predicted_seconds_per_token, number)
+                log(
+                    f"predicted_seconds_per_token/{choice.name}",
+                    found[choice].predicted_seconds_per_token,
+                    number,
+                )
         return [found[choice] for choice in wanted]
 
     def counts(self, names: Sequence[str], limit: int | None) -> dict[str, int]:
-        """Strategy → how many configurations it may try. With a limit small spaces come first: what they leave over goes to the others,
-        and each strategy has at least one."""
+        """Strategy → how many configurations it may try. With a limit small spaces come first: what
+        they leave over goes to the others, and each strategy has at least one."""
         sizes = {name: len(self.configs(name)) for name in names}
         if limit is None:
             return sizes
@@ -93,14 +117,24 @@ class Search:
 
     def space(self, name: str) -> Space:
         """The values that a strategy's parameters may have."""
-        return MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
+        return (
+            MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
+        )
 
     def configs(self, name: str) -> list[StrategyChoice]:
-        """Every configuration of a strategy that may be tried; replayed ones are bounded by the trace's rollouts."""
-        return combinations(name) if name in MEASURED else replayable(name, self.texts.rollout, self.profile)
+        """Every configuration of a strategy that may be tried; replayed ones are bounded by the
+        trace's rollouts."""
+        return (
+            combinations(name)
+            if name in MEASURED
+            else replayable(name, self.texts.rollout, self.profile)
+        )
 
-    def choices(self, name: str, count: int, first: Sequence[StrategyChoice] = ()) -> list[StrategyChoice]:
-        """The complete space where `count` suffices for it, else the first ones and others that cover every parameter's values evenly.
+    def choices(
+        self, name: str, count: int, first: Sequence[StrategyChoice] = ()
+    ) -> list[StrategyChoice]:
+        """The complete space where `count` suffices for it, else the first ones and others that
+        cover every parameter's values evenly.
 
         Args:
             first: choices to begin with; none takes the defaults.
@@ -108,18 +142,40 @@ class Search:
         allowed = self.configs(name)
         if len(allowed) <= count:
             return list(dict.fromkeys([*first, *allowed]))
-        begin = list(first) or [choice for choice in [start(name, self.space(name))] if choice in allowed]
+        begin = list(first) or [
+            choice for choice in [start(name, self.space(name))] if choice in allowed
+        ]
         return evenly(begin, allowed, self.seed)[: max(count, len(first))]
 
     def predict(self, choice: StrategyChoice) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
-        result = replay_strategy(self.texts, choice.name, dict(choice.parameters), self.resources, self.profile,
-                                 max_tokens=self.max_tokens, overlap=self.overlap, extend=True)
-        return Trial.of(choice, predicted_seconds_per_token=result.predicted_seconds_per_token, exact=result.exact,
-                        target_calls_per_token=result.stats.calls_per_token, divergence=0.0, source="replayed")
+        result = replay_strategy(
+            self.texts,
+            choice.name,
+            dict(choice.parameters),
+            self.resources,
+            self.profile,
+            max_tokens=self.max_tokens,
+            overlap=self.overlap,
+            extend=True,
+        )
+        return Trial.of(
+            choice,
+            predicted_seconds_per_token=result.predicted_seconds_per_token,
+            exact=result.exact,
+            target_calls_per_token=result.stats.calls_per_token,
+            divergence=0.0,
+            source="replayed",
+        )
 
-    def explore(self, name: str, count: int, measure: Callable[[StrategyChoice], Trial], first: Sequence[StrategyChoice],
-                subject: Mapping[str, Any]) -> list[Trial]:
+    def explore(
+        self,
+        name: str,
+        count: int,
+        measure: Callable[[StrategyChoice], Trial],
+        first: Sequence[StrategyChoice],
+        subject: Mapping[str, Any],
+    ) -> list[Trial]:
         """`count` configurations of a strategy that no replay can predict, each measured.
 
         Args:
@@ -137,31 +193,47 @@ class Search:
         return trials
 
     def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All that a trial's values depend on besides its choice: trials of another description are not used."""
+        """All that a trial's values depend on besides its choice: trials of another description are
+        not used."""
         kinds = [kind for kind in find_strategy(name).reads() if kind in self.resources.artifacts]
         artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
-        return {"trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
-                "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
-                "deterministic": self.resources.deterministic, **(subject or {})}
+        return {
+            "trace": self.trace_digest,
+            "budget": self.max_tokens,
+            "overlap": self.overlap,
+            "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
+            "deterministic": self.resources.deterministic,
+            **(subject or {}),
+        }
 
 
 Spread = Callable[[Search, Sequence[StrategyChoice], Callable[[Trial], None]], None]
-"""Has configurations replayed elsewhere and hands over each trial; what it leaves out is replayed here."""
+"""Has configurations replayed elsewhere and hands over each trial; what it leaves out is replayed
+here."""
 
 
-def evenly(first: Sequence[StrategyChoice], allowed: Sequence[StrategyChoice], seed: int) -> list[StrategyChoice]:
-    """The first choices, then the others, so that any number of them has every parameter's values about equally often.
+def evenly(
+    first: Sequence[StrategyChoice], allowed: Sequence[StrategyChoice], seed: int
+) -> list[StrategyChoice]:
+    """The first choices, then the others, so that any number of them has every parameter's values
+    about equally often.
 
     Each next one shares the fewest values with those before it; ties are broken at random.
 
     >>> from serving.runtime.strategies import StrategyChoice
-    >>> points = [StrategyChoice("csd", {"min_count": count, "tau": tau}) for count in (1, 2) for tau in (0.1, 0.2)]
+    >>> points = [
+    ...     StrategyChoice("csd", {"min_count": count, "tau": tau})
+    ...     for count in (1, 2)
+    ...     for tau in (0.1, 0.2)
+    ... ]
     >>> [str(choice) for choice in evenly(points[:1], points, 0)][:2]
     ['csd(min_count=1, tau=0.1)', 'csd(min_count=2, tau=0.2)']
     """
     rest = [choice for choice in allowed if choice not in first]
     random.Random(seed).shuffle(rest)
-    used: Counter[tuple[str, Any]] = Counter(pair for choice in first for pair in choice.parameters.items())
+    used: Counter[tuple[str, Any]] = Counter(
+        pair for choice in first for pair in choice.parameters.items()
+    )
     ordered = list(dict.fromkeys(first))
     while rest:
         best = min(rest, key=lambda choice: sum(used[pair] for pair in choice.parameters.items()))
@@ -172,7 +244,8 @@ def evenly(first: Sequence[StrategyChoice], allowed: Sequence[StrategyChoice], s
 
 
 def artifact_digest(artifact: Artifact) -> str:
-    """Digest of an artifact's kind, schema and files, as `base.digest_of` makes it of a folder; the provenance is left out."""
+    """Digest of an artifact's kind, schema and files, as `base.digest_of` makes it of a folder; the
+    provenance is left out."""
     known = getattr(artifact, "digest", None)
     if known is not None:
         return str(known)
@@ -183,16 +256,21 @@ def artifact_digest(artifact: Artifact) -> str:
 
 
 def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
-    """Vanilla SD at its fastest gamma by replay, which every cost ratio is relative to (docs/methods.md)."""
+    """Vanilla SD at its fastest gamma by replay, which every cost ratio is relative to
+    (docs/methods.md)."""
     tried = {trial.choice: trial for trial in trials}
-    return min((tried.get(choice) or search.predict(choice) for choice in search.configs("vanilla_sd")),
-               key=lambda trial: trial.predicted_seconds_per_token)
+    return min(
+        (tried.get(choice) or search.predict(choice) for choice in search.configs("vanilla_sd")),
+        key=lambda trial: trial.predicted_seconds_per_token,
+    )
 
 
 def shortlist(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """The best of every strategy (serial and parallel are two), fastest first; then the next best of any."""
+    """The best of every strategy (serial and parallel are two), fastest first; then the next best
+    of any."""
     ranked = sorted(trials, key=lambda trial: trial.predicted_seconds_per_token)
-    best: dict[tuple[str, Any], Trial] = {}  # by strategy, and by whether draft and target run at once
+    # by strategy, and by whether draft and target run at once
+    best: dict[tuple[str, Any], Trial] = {}
     for trial in ranked:
         best.setdefault((trial.strategy, trial.parameters.get("parallel")), trial)
     rest = [trial for trial in ranked if trial not in best.values()]

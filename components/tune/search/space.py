@@ -1,7 +1,9 @@
-"""The search space: which configurations of the strategies a tuner may try. Each strategy class declares its own values.
+"""The search space: which configurations of the strategies a tuner may try. Each strategy class
+declares its own values.
 
-Only parameters whose effect a trace or a short measurement can show are there; bounds lie within those of the strategies' own
-configs, which a test checks. Ablations (without memory, without gate …) are for benches, not for tuning.
+Only parameters whose effect a trace or a short measurement can show are there; bounds lie within
+those of the strategies' own configs, which a test checks. Ablations (without memory, without gate
+…) are for benches, not for tuning.
 """
 
 from __future__ import annotations
@@ -11,32 +13,55 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import (
+    STRATEGIES,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+)
 from serving.runtime.strategies.search_space import Space, Span
 
 if TYPE_CHECKING:
     from serving.artifacts.hardware_profile import HardwareProfile
 
-REPLAYED: dict[str, Space] = {name: cls.search_space for name, cls in STRATEGIES.items() if cls.search_space and cls.replayable}
+REPLAYED: dict[str, Space] = {
+    name: cls.search_space
+    for name, cls in STRATEGIES.items()
+    if cls.search_space and cls.replayable
+}
 """Strategies that a trace predicts exactly."""
-MEASURED: dict[str, Space] = {name: cls.search_space for name, cls in STRATEGIES.items() if cls.search_space and not cls.replayable}
+MEASURED: dict[str, Space] = {
+    name: cls.search_space
+    for name, cls in STRATEGIES.items()
+    if cls.search_space and not cls.replayable
+}
 """Strategies that are measured, because what a trace holds does not predict them."""
 
 
 def replayable(strategy: str, rollout: int, profile: HardwareProfile) -> list[StrategyChoice]:
-    """Every choice of a replayed strategy whose drafts of fixed length lie within a trace's rollouts of this length."""
-    return [choice for choice in combinations(strategy) if rollout_needed(choice, profile) <= rollout]
+    """Every choice of a replayed strategy whose drafts of fixed length lie within a trace's
+    rollouts of this length."""
+    return [
+        choice for choice in combinations(strategy) if rollout_needed(choice, profile) <= rollout
+    ]
 
 
 def rollout_needed(choice: StrategyChoice, profile: HardwareProfile) -> int:
-    """Length of rollout within which a draft of fixed length always lies (see `Strategy.rollout_needed`)."""
-    return build_strategy(choice.name, dict(choice.parameters), StrategyResources({profile.kind: profile})).rollout_needed()
+    """Length of rollout within which a draft of fixed length always lies (see
+    `Strategy.rollout_needed`)."""
+    return build_strategy(
+        choice.name, dict(choice.parameters), StrategyResources({profile.kind: profile})
+    ).rollout_needed()
 
 
 def space_of(strategy: str, rollout: int, profile: HardwareProfile) -> Space:
     """The values of a replayed strategy that some `replayable` choice has."""
     choices = replayable(strategy, rollout, profile)
-    return {name: bounded(values, {choice.parameters[name] for choice in choices}) for name, values in REPLAYED[strategy].items()}
+    return {
+        name: bounded(values, {choice.parameters[name] for choice in choices})
+        for name, values in REPLAYED[strategy].items()
+    }
 
 
 def bounded(values: Span | tuple[Any, ...], allowed: set[Any]) -> Span | tuple[Any, ...]:
@@ -61,11 +86,15 @@ def grid(space: Space) -> list[dict[str, Any]]:
     >>> grid({"a": Span(1, 2), "b": (True,)})
     [{'a': 1, 'b': True}, {'a': 2, 'b': True}]
     """
-    return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*map(values_of, space.values()))]
+    return [
+        dict(zip(space, combination, strict=True))
+        for combination in itertools.product(*map(values_of, space.values()))
+    ]
 
 
 def combinations(strategy: str, space: Space | None = None) -> list[StrategyChoice]:
-    """Every choice in a strategy's space that its own rules allow, once, with what follows filled in (see `completed`).
+    """Every choice in a strategy's space that its own rules allow, once, with what follows filled
+    in (see `completed`).
 
     Args:
         space: a part of it; None takes all.
@@ -83,12 +112,14 @@ def combinations(strategy: str, space: Space | None = None) -> list[StrategyChoi
 
 
 def completed(strategy: str, parameters: Mapping[str, Any]) -> StrategyChoice:
-    """The choice of a point in the space, with the parameters that follow from it (`Strategy.completed`)."""
+    """The choice of a point in the space, with the parameters that follow from it
+    (`Strategy.completed`)."""
     return StrategyChoice(strategy, find_strategy(strategy).completed(parameters))
 
 
 def defaults(strategy: str, space: Space) -> dict[str, Any]:
-    """The strategy's own values of the parameters in a space, each moved to the nearest that the space has."""
+    """The strategy's own values of the parameters in a space, each moved to the nearest that the
+    space has."""
     chosen = {}
     for name, values in space.items():
         own, known = find_strategy(strategy).Config.model_fields[name].default, values_of(values)

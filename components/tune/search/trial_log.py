@@ -1,9 +1,11 @@
-"""The file of trials: what a tuning has tried, one JSON object a line, so that a tuning that was killed resumes.
+"""The file of trials: what a tuning has tried, one JSON object a line, so that a tuning that was
+killed resumes.
 
-A trial is appended as soon as it is known. It belongs to a *description*: everything that its values depend on, as plain JSON. So
-trials of another trace, table or profile are never mixed with these, and a larger search space reuses those it shares. A file that
-the user named must hold no other description of the same strategy; the default file may, because there they are older tunings only.
-A line that a killed process left unfinished is not read.
+A trial is appended as soon as it is known. It belongs to a *description*: everything that its
+values depend on, as plain JSON. So trials of another trace, table or profile are never mixed with
+these, and a larger search space reuses those it shares. A file that the user named must hold no
+other description of the same strategy; the default file may, because there they are older tunings
+only. A line that a killed process left unfinished is not read.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ class TrialLog:
 
     def __init__(self, file: Path | None, *, named: bool = False):
         self.file, self.named = file, named
-        self._descriptions: dict[str, dict[str, Description]] = {}  # strategy → digest → description
+        # strategy → digest → description
+        self._descriptions: dict[str, dict[str, Description]] = {}
         self._trials: dict[str, dict[StrategyChoice, Trial]] = {}  # digest → choice → trial
         self._read()
 
     def check(self, descriptions: Mapping[str, Description]) -> None:
-        """Refuse a file that the user named and that holds another search of the same strategy; nothing is written.
+        """Refuse a file that the user named and that holds another search of the same strategy;
+        nothing is written.
 
         Args:
             descriptions: strategy → what its trials depend on.
@@ -52,8 +56,11 @@ class TrialLog:
             for digest, recorded in self._descriptions.get(strategy, {}).items():
                 if digest != digest_of(strategy, wanted):
                     raise DraftwellError(
-                        f"the study {self.file} is of another search, the {difference(recorded, wanted)} of {strategy} "
-                        "differ: name another file with --study, or leave --study out", code="study_of_another_search")
+                        f"the study {self.file} is of another search, the "
+                        f"{difference(recorded, wanted)} of {strategy} "
+                        "differ: name another file with --study, or leave --study out",
+                        code="study_of_another_search",
+                    )
 
     def known(self, strategy: str, description: Description) -> dict[StrategyChoice, Trial]:
         """The trials of a strategy under a description, in the order in which they were added."""
@@ -61,7 +68,10 @@ class TrialLog:
 
     def add(self, description: Description, trial: Trial) -> None:
         """Keep a trial, on disk before this returns."""
-        digest, known = digest_of(trial.strategy, description), self._descriptions.setdefault(trial.strategy, {})
+        digest, known = (
+            digest_of(trial.strategy, description),
+            self._descriptions.setdefault(trial.strategy, {}),
+        )
         rows: list[dict[str, Any]] = []
         if digest not in known:
             known[digest] = description
@@ -79,7 +89,8 @@ class TrialLog:
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
         with self.file.open("ab+") as file:
             file.seek(-1, 2)
-            file.write(text if file.read(1) == b"\n" else b"\n" + text)  # after a line that was cut short
+            # after a line that was cut short
+            file.write(text if file.read(1) == b"\n" else b"\n" + text)
 
     def _read(self) -> None:
         """Read the file, if there is one.
@@ -94,11 +105,17 @@ class TrialLog:
         if not any(lines):
             return
         if row_of(lines[0]) != HEAD:
-            raise DraftwellError(f"{self.file} is no file of trials that this version reads (up to 0.6 they were SQLite databases): name "
-                                 "another with --study, or move it away", code="not_a_study")
+            raise DraftwellError(
+                f"{self.file} is no file of trials that this version reads (up to 0.6 they "
+                "were SQLite databases): name "
+                "another with --study, or move it away",
+                code="not_a_study",
+            )
         for row in map(row_of, lines[1:]):
             if row.get("description") and row.get("strategy") and row.get("search"):
-                self._descriptions.setdefault(row["strategy"], {})[row["search"]] = row["description"]
+                self._descriptions.setdefault(row["strategy"], {})[row["search"]] = row[
+                    "description"
+                ]
             elif row.get("trial") and row.get("search"):
                 try:
                     trial = Trial.model_validate(row["trial"])

@@ -1,4 +1,5 @@
-"""`draftwell distill`: a draft for a target that has no small sibling. The command has one parameter for each flag."""
+"""`draftwell distill`: a draft for a target that has no small sibling. The command has one
+parameter for each flag."""
 
 from __future__ import annotations
 
@@ -9,7 +10,17 @@ from typing import Annotated
 import typer
 
 from flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Threads, check_folder, pick_device, say, set_threads
+from flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    Threads,
+    check_folder,
+    pick_device,
+    say,
+    set_threads,
+)
 from serving.errors import DraftwellError
 
 
@@ -25,31 +36,92 @@ class Loss(StrEnum):
     TV = "tv"
 
 
-def distill(target: Annotated[str, typer.Option(
-                "--target", help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.")],
-            prompts: Annotated[str | None, typer.Option(
-                "--prompts", help=f"{SOURCES} (default: the target invents its prompts).")] = None,
-            limit: Limit = None, split: Split = "train", column: Column = None,
-            layers: Annotated[str | None, typer.Option(
-                "--layers", help="Layers of the target to keep, such as 0,1,28,29 (default: the first two and the last two).")] = None,
-            head_tokens: Annotated[int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")] = 8192,
-            loss: Annotated[Loss, typer.Option(
-                "--loss", help="KL divergence (kl) or total variation (tv), which is one minus the chance of acceptance.")] = Loss.KL,
-            minutes: Annotated[float, typer.Option(
-                "--minutes", min=0.01, help="Training time; writing the training text before it takes further time.")] = 60,
-            tokens: Annotated[int | None, typer.Option(
-                "--tokens", min=1, help="Train on this many tokens instead of for --minutes.")] = None,
-            max_tokens: MaxTokens = 128,
-            invent: Annotated[int, typer.Option(
-                "--invent", min=8, help="Number of instructions that the target invents without --prompts.")] = 2000,
-            name: Annotated[str | None, typer.Option(
-                "--name", help="Name of the new pair (default: the target's with -distilled).")] = None,
-            work: Annotated[Path | None, typer.Option(
-                "--work", help="Folder of unfinished work, which a second run resumes (default: in $DRAFTWELL_HOME/distill).")] = None,
-            out: Annotated[Path | None, typer.Option(
-                "--out", help="Folder of the draft (default: in the pair's workspace).")] = None,
-            dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None, publish: Publish = True) -> None:
-    """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair of both.
+def distill(
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.",
+        ),
+    ],
+    prompts: Annotated[
+        str | None,
+        typer.Option("--prompts", help=f"{SOURCES} (default: the target invents its prompts)."),
+    ] = None,
+    limit: Limit = None,
+    split: Split = "train",
+    column: Column = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            help=(
+                "Layers of the target to keep, such as 0,1,28,29 (default: the first two and "
+                "the last two)."
+            ),
+        ),
+    ] = None,
+    head_tokens: Annotated[
+        int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")
+    ] = 8192,
+    loss: Annotated[
+        Loss,
+        typer.Option(
+            "--loss",
+            help=(
+                "KL divergence (kl) or total variation (tv), which is one minus the chance of "
+                "acceptance."
+            ),
+        ),
+    ] = Loss.KL,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            "--minutes",
+            min=0.01,
+            help="Training time; writing the training text before it takes further time.",
+        ),
+    ] = 60,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", min=1, help="Train on this many tokens instead of for --minutes."),
+    ] = None,
+    max_tokens: MaxTokens = 128,
+    invent: Annotated[
+        int,
+        typer.Option(
+            "--invent",
+            min=8,
+            help="Number of instructions that the target invents without --prompts.",
+        ),
+    ] = 2000,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", help="Name of the new pair (default: the target's with -distilled)."
+        ),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            "--work",
+            help=(
+                "Folder of unfinished work, which a second run resumes (default: in "
+                "$DRAFTWELL_HOME/distill)."
+            ),
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the draft (default: in the pair's workspace)."),
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: Threads = None,
+    publish: Publish = True,
+) -> None:
+    """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair
+    of both.
 
     A run that was stopped resumes where it was.
 
@@ -64,9 +136,22 @@ def distill(target: Annotated[str, typer.Option(
 
     set_threads(threads)
     wanted = distil_step.DistilRequest(
-        target, layers=kept, prompts=rows, invented=invent, head_tokens=head_tokens, loss=loss.value, minutes=minutes, tokens=tokens,
-        max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out,
-        threads=threads)
+        target,
+        layers=kept,
+        prompts=rows,
+        invented=invent,
+        head_tokens=head_tokens,
+        loss=loss.value,
+        minutes=minutes,
+        tokens=tokens,
+        max_tokens=max_tokens,
+        name=name,
+        dtype=dtype.value if dtype else "bfloat16",
+        device=pick_device(device),
+        work=work,
+        out=out,
+        threads=threads,
+    )
     made = distil_step.run_distil(wanted, say=say)
     reports = distil_step.keep_report(made)
     if publish:
@@ -76,7 +161,10 @@ def distill(target: Annotated[str, typer.Option(
         say(f"registered {version.name} version {version.version}")
     found = made.report.get("agreement")
     if found:
-        typer.echo(f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the target wrote after untouched prompts")
+        typer.echo(
+            f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the "
+            "target wrote after untouched prompts"
+        )
     typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
 
 
@@ -85,5 +173,7 @@ def numbers(layers: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in layers.split(","))
     except ValueError as error:
-        raise DraftwellError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29",
-                             code="bad_layers") from error
+        raise DraftwellError(
+            f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29",
+            code="bad_layers",
+        ) from error

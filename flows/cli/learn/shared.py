@@ -17,43 +17,76 @@ if TYPE_CHECKING:
     from flows.context import StepContext
     from flows.workers.task_runners import WorkerPool
 
-SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as a server records them; .parquet; .csv; a saved data "
-           "set; ORG/NAME on the Hugging Face hub")
-Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")]
+SOURCES = (
+    "JSONL with `prompt`, `turns` or `messages`; a folder of such files, as a server "
+    "records them; .parquet; .csv; a saved data "
+    "set; ORG/NAME on the Hugging Face hub"
+)
+Source = Annotated[
+    str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")
+]
 Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
-Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
-Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")]
-Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
+Column = Annotated[
+    str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")
+]
+Traces = Annotated[
+    Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")
+]
+Publish = Annotated[
+    bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")
+]
 
 
 COLLECTED = 64
-"""Shipped prompts that `collect` takes without --limit: the others are left to calibrate, tune and gate on."""
+"""Shipped prompts that `collect` takes without --limit: the others are left to calibrate, tune and
+gate on."""
 
 
 @contextmanager
-def open_with_progress(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None,
-                       **load: Any) -> Iterator[StepContext]:
+def open_with_progress(
+    title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, **load: Any
+) -> Iterator[StepContext]:
     """A loaded pair with a progress bar; the keyword arguments are those of `open_pair`."""
     from flows.loading import open_pair
 
     set_threads(threads)
-    opened = open_pair(pair, dtype, device=pick_device(device), say=say, **{"any_strategy": False, **load})
+    opened = open_pair(
+        pair, dtype, device=pick_device(device), say=say, **{"any_strategy": False, **load}
+    )
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 
 
-def load(source: str | None, limit: int | None, *, split: str = "train", column: str | None = None) -> list[Prompt]:
+def load(
+    source: str | None, limit: int | None, *, split: str = "train", column: str | None = None
+) -> list[Prompt]:
     """Prompts of any source, or the shipped ones."""
     from components.prompts.prompt import demo_prompts
     from components.prompts.sources import load_prompts
 
-    return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
+    return (
+        load_prompts(source, limit=limit, split=split, column=column)
+        if source
+        else demo_prompts(limit)
+    )
 
 
-def load_more(source: str | None, limit: int | None, used: TrainingPrompts, *, split: str = "train",
-              column: str | None = None) -> list[Prompt]:
-    """Prompts of which `limit` remain when those that something was made from are left out, as far as the source has so many."""
-    return load(source, None if source is None or limit is None else limit + len(used.hashes), split=split, column=column)
+def load_more(
+    source: str | None,
+    limit: int | None,
+    used: TrainingPrompts,
+    *,
+    split: str = "train",
+    column: str | None = None,
+) -> list[Prompt]:
+    """Prompts of which `limit` remain when those that something was made from are left out, as far
+    as the source has so many."""
+    return load(
+        source,
+        None if source is None or limit is None else limit + len(used.hashes),
+        split=split,
+        column=column,
+    )
 
 
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
@@ -63,16 +96,23 @@ def publish_kinds(opened: StepContext, *kinds: str) -> None:
 
     store, space = Store(), opened.workspace
     for kind in kinds:
-        made = store.publish(space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind))
+        made = store.publish(
+            space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind)
+        )
         say(f"registered {made.name} version {made.version}")
 
 
-def worker_pool(runner: Runner, workers: int, threads: int | None, device: str | None) -> WorkerPool | None:
-    """How shards and replays are spread over workers, None where this process does all; Prefect, which runs them, logs errors only."""
+def worker_pool(
+    runner: Runner, workers: int, threads: int | None, device: str | None
+) -> WorkerPool | None:
+    """How shards and replays are spread over workers, None where this process does all; Prefect,
+    which runs them, logs errors only."""
     from flows.progress import settle_prefect
 
     settle_prefect()
     from flows.workers.task_runners import worker_pool_for
     from serving.device import default_device
 
-    return worker_pool_for(runner.value, workers, threads=threads, device=device or default_device())
+    return worker_pool_for(
+        runner.value, workers, threads=threads, device=device or default_device()
+    )

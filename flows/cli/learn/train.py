@@ -1,4 +1,5 @@
-"""Commands that learn from traces: train, calibrate. A command's function has one parameter for each flag."""
+"""Commands that learn from traces: train, calibrate. A command's function has one parameter for
+each flag."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ import typer
 
 from components.calibrate.settings import MemorySettings
 from components.train.settings import LabelKind, VerifierSettings
-from flows.cli.learn.shared import SOURCES, Column, Publish, Source, Split, Traces, load, load_more, open_with_progress, publish_kinds
+from flows.cli.learn.shared import (
+    SOURCES,
+    Column,
+    Publish,
+    Source,
+    Split,
+    Traces,
+    load,
+    load_more,
+    open_with_progress,
+    publish_kinds,
+)
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Threads, say, set_threads
 from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
@@ -39,62 +51,169 @@ class Trained(StrEnum):
     MEDUSA_HEADS = "medusa_heads"
 
 
-def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
-          kind: Annotated[Trained, typer.Option("--kind", help="What to make: the verifier of sprinter, the acceptance head of "
-                                                                 "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
-                                                                 "or the head of eagle3, which is trained on prompts, not on "
-                                                                 "traces.")] = Trained.VERIFIER,
-          test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
-                                                                     "prompts is held out.")] = None,
-          label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
-                                                                           "lambda, SPRINTER's), argmax (the target's choice; traces at "
-                                                                           "temperature 0) or soft (min(1, p/q)); default: "
-                                                                           f"{DEFAULTS.label.value}.")] = None,
-          ratio: Annotated[float | None, typer.Option("--ratio", help="Verifier: lambda, the largest q/p of an acceptable token; "
-                                                                        f"default: {DEFAULTS.ratio:g}.")] = None,
-          eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: false-positive rate that sets its threshold: share of "
-                                                                          "the tokens to be rejected (q/p > 1, or by the label) that it "
-                                                                          f"may accept; default: {DEFAULTS.eta_fp:g}.")] = None,
-          features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
-                                                                            "scalars; default: the best set by cross-validation.")] = None,
-          prompts: Annotated[str | None, typer.Option("--prompts", help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
-                                                                          "the target invents its prompts).")] = None,
-          limit: Limit = None,
-          minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Head of eagle3: training time; writing the training "
-                                                                                      "text before it takes further time; default: "
-                                                                                      "60.")] = None,
-          tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="Head of eagle3: train on this many tokens instead of for "
-                                                                               "--minutes.")] = None,
-          work: Annotated[Path | None, typer.Option("--work", help="Head of eagle3: folder of unfinished work, which a second run resumes "
-                                                                     "(default: in the pair's workspace).")] = None,
-          seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")] = None,
-          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces, or keep the target's texts in a
-    datastore; or train an EAGLE-3 head on what the target writes, which takes an hour or more and resumes where it was stopped.
+def train(
+    pair: Pair = "default",
+    traces: Traces = None,
+    publish: Publish = True,
+    kind: Annotated[
+        Trained,
+        typer.Option(
+            "--kind",
+            help="What to make: the verifier of sprinter, the acceptance head of "
+            "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
+            "or the head of eagle3, which is trained on prompts, not on "
+            "traces.",
+        ),
+    ] = Trained.VERIFIER,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            "--test",
+            help="Trace folder of other prompts to test on; default: a fifth of the "
+            "prompts is held out.",
+        ),
+    ] = None,
+    label: Annotated[
+        LabelKind | None,
+        typer.Option(
+            "--label",
+            help="Verifier: what it predicts of a draft token: ratio (q/p at most "
+            "lambda, SPRINTER's), argmax (the target's choice; traces at "
+            "temperature 0) or soft (min(1, p/q)); default: "
+            f"{DEFAULTS.label.value}.",
+        ),
+    ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio",
+            help="Verifier: lambda, the largest q/p of an acceptable token; "
+            f"default: {DEFAULTS.ratio:g}.",
+        ),
+    ] = None,
+    eta_fp: Annotated[
+        float | None,
+        typer.Option(
+            "--eta-fp",
+            help="Verifier: false-positive rate that sets its threshold: share of "
+            "the tokens to be rejected (q/p > 1, or by the label) that it "
+            f"may accept; default: {DEFAULTS.eta_fp:g}.",
+        ),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            "--features",
+            help="Verifier: comma-separated names out of before, after and "
+            "scalars; default: the best set by cross-validation.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
+            "the target invents its prompts).",
+        ),
+    ] = None,
+    limit: Limit = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0.01,
+            help="Head of eagle3: training time; writing the training "
+            "text before it takes further time; default: "
+            "60.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            min=1,
+            help="Head of eagle3: train on this many tokens instead of for --minutes.",
+        ),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            "--work",
+            help="Head of eagle3: folder of unfinished work, which a second run resumes "
+            "(default: in the pair's workspace).",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: Threads = None,
+) -> None:
+    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces,
+    or keep the target's texts in a datastore; or train an EAGLE-3 head on what the target writes,
+    which takes an hour or more and resumes where it was stopped.
 
     Example: draftwell train --pair default
     """
     verifier_only = {"--label": label, "--ratio": ratio, "--eta-fp": eta_fp, "--features": features}
     if kind is Trained.EAGLE3_HEAD:
         elsewhere = None if device == "cpu" else device
-        refuse({"--traces": traces, "--test": test, **verifier_only, "--device": elsewhere},
-               "not for the head of eagle3, which is trained on the CPU, on what the target writes: remove this, or choose another --kind",
-               "eagle3_options")
-        train_eagle3(pair, dtype, threads, publish, prompts=prompts, limit=limit, minutes=minutes, tokens=tokens, work=work, seed=seed)
+        refuse(
+            {"--traces": traces, "--test": test, **verifier_only, "--device": elsewhere},
+            (
+                "not for the head of eagle3, which is trained on the CPU, on what the target "
+                "writes: remove this, or choose another --kind"
+            ),
+            "eagle3_options",
+        )
+        train_eagle3(
+            pair,
+            dtype,
+            threads,
+            publish,
+            prompts=prompts,
+            limit=limit,
+            minutes=minutes,
+            tokens=tokens,
+            work=work,
+            seed=seed,
+        )
         return
-    refuse({"--prompts": prompts, "--limit": limit, "--minutes": minutes, "--tokens": tokens, "--work": work},
-           "only for the head of eagle3: remove this, or add --kind eagle3_head", "eagle3_options")
+    refuse(
+        {
+            "--prompts": prompts,
+            "--limit": limit,
+            "--minutes": minutes,
+            "--tokens": tokens,
+            "--work": work,
+        },
+        "only for the head of eagle3: remove this, or add --kind eagle3_head",
+        "eagle3_options",
+    )
     if kind is not Trained.VERIFIER:
-        refuse(verifier_only, f"only for the verifier: remove this for {kind.value}", "verifier_options")
+        refuse(
+            verifier_only,
+            f"only for the verifier: remove this for {kind.value}",
+            "verifier_options",
+        )
     if kind is Trained.DATASTORE:
-        refuse({"--test": test, "--seed": seed}, "only for what is trained: a datastore holds out a fifth of its own prompts, and draws "
-               "nothing: remove this", "datastore_options")
+        refuse(
+            {"--test": test, "--seed": seed},
+            "only for what is trained: a datastore holds out a fifth of its own prompts, and draws "
+            "nothing: remove this",
+            "datastore_options",
+        )
     from components.train.datastore import DatastoreReport
     from flows import context
     from flows.steps import train as train_step
 
-    options = {"label": label, "ratio": ratio, "eta_fp": eta_fp,
-               "features": features and tuple(name.strip() for name in features.split(","))}
+    options = {
+        "label": label,
+        "ratio": ratio,
+        "eta_fp": eta_fp,
+        "features": features and tuple(name.strip() for name in features.split(",")),
+    }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
@@ -103,13 +222,18 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
         if kind is Trained.DATASTORE:
             report = train_step.run_train_datastore(opened, found)
         elif kind is Trained.VERIFIER:
-            report = train_step.run_train(opened, found, VerifierSettings(seed=seed or 0, **given), test=untouched)
+            report = train_step.run_train(
+                opened, found, VerifierSettings(seed=seed or 0, **given), test=untouched
+            )
         elif kind is Trained.ACCEPTANCE_HEAD:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed or 0)
         else:
             report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed or 0)
     if report.left_out and not isinstance(report, DatastoreReport):
-        say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
+        say(
+            f"{len(report.left_out)} prompts of {test} are in the training trace too and "
+            "were not tested on"
+        )
     if publish:
         publish_kinds(opened, kind.value)
     if isinstance(report, DatastoreReport):
@@ -124,8 +248,19 @@ def refuse(options: Mapping[str, object], why: str, code: str) -> None:
         raise DraftwellError(f"{', '.join(given)}: {why}", code=code)
 
 
-def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: bool, *, prompts: str | None, limit: int | None,
-                 minutes: float | None, tokens: int | None, work: Path | None, seed: int | None) -> None:
+def train_eagle3(
+    pair: str,
+    dtype: str | None,
+    threads: int | None,
+    publish: bool,
+    *,
+    prompts: str | None,
+    limit: int | None,
+    minutes: float | None,
+    tokens: int | None,
+    work: Path | None,
+    seed: int | None,
+) -> None:
     """`train --kind eagle3_head`."""
     from flows.context import pictures_of
     from flows.steps.eagle3 import HeadRequest, run_train_eagle3
@@ -142,12 +277,21 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
     if publish:
         from registry.store import Store
 
-        made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
+        made = Store().publish(
+            space.folder(head.kind),
+            pair=space.spec.name,
+            metrics=report["curves"],
+            plots=pictures_of(space, head.kind),
+        )
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
-    then = "; then draftwell tune" if space.spec.draft else ""  # tuning reads traces, which a draft is collected with
-    typer.echo(f"acceptance on held-out texts, by depth: {shares}; {report['accepted_length']:.2f} tokens of a draft are kept\n"
-               f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}")
+    # tuning reads traces, which a draft is collected with
+    then = "; then draftwell tune" if space.spec.draft else ""
+    typer.echo(
+        f"acceptance on held-out texts, by depth: {shares}; "
+        f"{report['accepted_length']:.2f} tokens of a draft are kept\n"
+        f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}"
+    )
 
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
@@ -156,15 +300,30 @@ def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path
     from components.train.reports import VerifierReport
 
     if isinstance(report, MedusaReport):
-        right = ", ".join(f"{100 * one:.1f} % ({100 * three:.1f} %)" for one, three in zip(report.top1, report.top3, strict=True))
-        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they "
-                   f"propose {report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
+        right = ", ".join(
+            f"{100 * one:.1f} % ({100 * three:.1f} %)"
+            for one, three in zip(report.top1, report.top3, strict=True)
+        )
+        typer.echo(
+            f"heads right on {report.rows['test']} unseen places, with their likeliest "
+            f"token (three likeliest): {right}; they "
+            f"propose {report.tokens} tokens; report: {folder / 'medusa_heads.json'}"
+        )
         return
     intervals = report.metrics.intervals or {}
-    typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
-                         for name, value in report.to_json().items() if isinstance(value, int | float)))
+    typer.echo(
+        "  ".join(
+            f"{name} {format_metric(value)}"
+            + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
+            for name, value in report.to_json().items()
+            if isinstance(value, int | float)
+        )
+    )
     assert report.cost is not None
-    taken = f"a score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a draft forward pass"
+    taken = (
+        f"a score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a "
+        "draft forward pass"
+    )
     if isinstance(report, VerifierReport):
         taken = f"features {'+'.join(report.features)}; {taken}; report: {folder / 'verifier.md'}"
     typer.echo(taken)
@@ -175,24 +334,54 @@ def format_metric(value: float) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 24, split: Split = "train",
-              column: Column = None,
-              temperature: Annotated[float, typer.Option(
-                  "--temperature", min=0.0, max=2.0,
-                  help="Above 0: add counts for sampled requests to the acceptance table, from traces of this temperature, and make "
-                       "nothing else. 0: all, from greedy texts.")] = 0.0,
-              max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")] = (
-                  MEMORY.max_tokens),
-              batch: Annotated[int, typer.Option("--batch", min=1, help="Correction memory: prompts decoded at once. More are faster and "
-                                                                          "take more memory.")] = MEMORY.batch,
-              smallest_count: Annotated[int, typer.Option("--smallest-count", min=1, help="Correction memory: leave out pairs that were "
-                                                                                            "seen less often.")] = MEMORY.smallest_count,
-              publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
-              threads: Threads = None) -> None:
+def calibrate(
+    pair: Pair = "default",
+    traces: Traces = None,
+    prompts: Source = None,
+    limit: Limit = 24,
+    split: Split = "train",
+    column: Column = None,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature",
+            min=0.0,
+            max=2.0,
+            help="Above 0: add counts for sampled requests to the acceptance table, from traces "
+            "of this temperature, and make "
+            "nothing else. 0: all, from greedy texts.",
+        ),
+    ] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")
+    ] = (MEMORY.max_tokens),
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            min=1,
+            help="Correction memory: prompts decoded at once. More are faster and "
+            "take more memory.",
+        ),
+    ] = MEMORY.batch,
+    smallest_count: Annotated[
+        int,
+        typer.Option(
+            "--smallest-count",
+            min=1,
+            help="Correction memory: leave out pairs that were seen less often.",
+        ),
+    ] = MEMORY.smallest_count,
+    publish: Publish = True,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: Threads = None,
+) -> None:
     """Make the acceptance table, the correction memory and the hardware profile of a pair.
 
-    Prompts that the traces were collected on are left out. The memory is counted while the prompts are decoded: CSD's paper takes 2,000 or
-    more. A run that was stopped resumes where it was. Of a pair without a draft model the hardware profile alone is made, for hybrid.
+    Prompts that the traces were collected on are left out. The memory is counted while the prompts
+    are decoded: CSD's paper takes 2,000 or more. A run that was stopped resumes where it was. Of a
+    pair without a draft model the hardware profile alone is made, for hybrid.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
@@ -201,38 +390,75 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     from flows.workspace import Workspace
 
     if Workspace(pair, dtype).spec.draft is None:
-        refuse({"--traces": traces, "--prompts": prompts, "--temperature": temperature or None},
-               "only for pairs with a draft model: without one the hardware profile alone is made, remove this", "calibrate_without_draft")
-        with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
+        refuse(
+            {"--traces": traces, "--prompts": prompts, "--temperature": temperature or None},
+            (
+                "only for pairs with a draft model: without one the hardware profile alone is "
+                "made, remove this"
+            ),
+            "calibrate_without_draft",
+        )
+        with open_with_progress(
+            "calibrate", pair, dtype, device, threads, any_strategy=True
+        ) as opened:
             found = train_step.run_profile(opened)
         if publish:
             publish_kinds(opened, "hardware_profile")
         head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
-        typer.echo(f"no draft model: the hardware profile alone  {head}target forward pass {found['t_verify_ms']['1']:.1f} ms")
+        typer.echo(
+            f"no draft model: the hardware profile alone  {head}target forward pass "
+            f"{found['t_verify_ms']['1']:.1f} ms"
+        )
         return
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return
-    rows = load_more(prompts, limit, context.training_prompts(Workspace(pair, dtype), traces), split=split, column=column)
+    rows = load_more(
+        prompts,
+        limit,
+        context.training_prompts(Workspace(pair, dtype), traces),
+        split=split,
+        column=column,
+    )
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
-    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch) as opened:
-        report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows, memory, limit=limit)
+    with open_with_progress(
+        "calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch
+    ) as opened:
+        report = train_step.run_calibrate(
+            opened, context.open_trace(opened, traces), rows, memory, limit=limit
+        )
     if publish:
         publish_kinds(opened, *made_by("draftwell calibrate"))
-    typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted, prior weight {report['prior_weight']}  "
-               f"memory: {report['memory_pairs']} pairs  draft forward pass {report['t_draft_ms']:.1f} ms  "
-               f"target forward pass {report['t_verify_ms']['1']:.1f} ms")
+    typer.echo(
+        f"table: {report['accepted']} of {report['judged']} judged tokens accepted, prior "
+        f"weight {report['prior_weight']}  "
+        f"memory: {report['memory_pairs']} pairs  draft forward pass "
+        f"{report['t_draft_ms']:.1f} ms  "
+        f"target forward pass {report['t_verify_ms']['1']:.1f} ms"
+    )
 
 
-def calibrate_sampled(pair: str, traces: Path | None, temperature: float, publish: bool, dtype: str | None, device: str | None,
-                      threads: int | None) -> None:
+def calibrate_sampled(
+    pair: str,
+    traces: Path | None,
+    temperature: float,
+    publish: bool,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+) -> None:
     """`calibrate --temperature`: count sampled texts into the acceptance table."""
     from flows import context
     from flows.steps import train as train_step
 
     with open_with_progress("calibrate", pair, dtype, device, threads) as opened:
-        report = train_step.run_calibrate_sampled(opened, context.open_trace(opened, traces, temperature), temperature)
+        report = train_step.run_calibrate_sampled(
+            opened, context.open_trace(opened, traces, temperature), temperature
+        )
     if publish:
         publish_kinds(opened, "acceptance_table")
-    typer.echo(f"table, at temperature {report['temperature']:g}: {100 * report['acceptance_rate']:.1f} % of {report['judged']:.0f} judged "
-               f"tokens accepted in expectation, prior weight {report['prior_weight']:.0f}")
+    typer.echo(
+        f"table, at temperature {report['temperature']:g}: "
+        f"{100 * report['acceptance_rate']:.1f} % of {report['judged']:.0f} judged "
+        f"tokens accepted in expectation, prior weight {report['prior_weight']:.0f}"
+    )

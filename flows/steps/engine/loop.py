@@ -1,7 +1,9 @@
-"""The whole loop on another engine: collect, train, tune, gate, deploy, serve, monitor, one after the other, in a given time.
+"""The whole loop on another engine: collect, train, tune, gate, deploy, serve, monitor, one after
+the other, in a given time.
 
-Every step keeps what it has finished where the single commands keep it, and begins with what is there: a run that was killed is started
-again in the same way and continues. What is left of the time after collecting and training, less what the last steps take, is the tuning's.
+Every step keeps what it has finished where the single commands keep it, and begins with what is
+there: a run that was killed is started again in the same way and continues. What is left of the
+time after collecting and training, less what the last steps take, is the tuning's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ from flows.steps.engine.gate import gate_on_engine, judged_digest
 from flows.steps.engine.serve import serve_and_ask
 from flows.steps.engine.served import Deployment
 from flows.steps.engine.space import CHOICE, EngineSpace, about, untouched
-from flows.steps.engine.tune import lab_of, refuse_if_nothing_is_left, tune_on_engine, tuning_subject
+from flows.steps.engine.tune import (
+    lab_of,
+    refuse_if_nothing_is_left,
+    tune_on_engine,
+    tuning_subject,
+)
 from registry.bundles.vllm.build import activate_vllm_bundle
 from registry.bundles.vllm.edits import keep_edits
 from registry.bundles.vllm.render import MANIFEST
@@ -42,7 +49,8 @@ if TYPE_CHECKING:
 STEPS = ("collect", "train", "tune", "gate", "deploy", "serve", "monitor")
 TEXTS, REPORT = "loop-texts.jsonl", "loop.json"
 LAST_STEPS = 0.3
-"""Share of the time that is kept for gate, deployment, serving and monitoring: four starts of the engine and some minutes."""
+"""Share of the time that is kept for gate, deployment, serving and monitoring: four starts of the
+engine and some minutes."""
 LEAST_SECONDS = 60.0
 """Below which a tuning is not begun."""
 NO_HEAD = ("unsupported_architecture", "too_shallow")
@@ -58,14 +66,19 @@ class LoopSettings:
         collected, tuned, judged: prompts of these steps; those of one are none of another.
         max_tokens: of an answer.
         methods: to choose among; None: all that are possible.
-        levels: requests at once, ascending from 1; the highest that there is time to measure is what the bundle serves at once.
-        train_minutes: training time of a head; None trains one only where the pair has none, in a fifth of the time.
-        serve_seconds: how long what is deployed is asked, by as many clients as were measured at once.
+        levels: requests at once, ascending from 1; the highest that there is time to measure is
+            what the bundle serves at once.
+        train_minutes: training time of a head; None trains one only where the pair has none, in a
+            fifth of the time.
+        serve_seconds: how long what is deployed is asked, by as many clients as were measured at
+            once.
         port: that it is served on meanwhile; None takes a free one.
         out: folder of bundles.
         fresh: begin again instead of with what an earlier run has finished.
-        grid: at last measure every setting again on all prompts of the tuning, for its regret; this takes further time.
-        deployment: what a person decided about the bundle, such as its port, and at which temperature it is tuned and judged.
+        grid: at last measure every setting again on all prompts of the tuning, for its regret; this
+            takes further time.
+        deployment: what a person decided about the bundle, such as its port, and at which
+            temperature it is tuned and judged.
     """
 
     minutes: float = 45.0
@@ -86,7 +99,12 @@ class LoopSettings:
     def tuning(self) -> EngineTuneSettings:
         """Settings of the tuning."""
         named: dict[str, Any] = {} if self.methods is None else {"methods": self.methods}
-        return EngineTuneSettings(levels=self.levels, max_tokens=self.max_tokens, temperature=self.deployment.temperature, **named)
+        return EngineTuneSettings(
+            levels=self.levels,
+            max_tokens=self.max_tokens,
+            temperature=self.deployment.temperature,
+            **named,
+        )
 
 
 @dataclass
@@ -114,13 +132,16 @@ class EngineLoop:
         """Run all steps; where the gate does not pass, nothing after it.
 
         Returns:
-            plain JSON, which is also written into the engine's folder of the workspace: `seconds` of each step, `collected`, `head`,
-            `choice`, `regret`, `record` (the gate's), where it passed `bundle`, `served` and `drift`, and `grid` where it was asked for.
+            plain JSON, which is also written into the engine's folder of the workspace: `seconds`
+            of each step, `collected`, `head`, `choice`, `regret`, `record` (the gate's), where it
+            passed `bundle`, `served` and `drift`, and `grid` where it was asked for.
         Raises:
-            DraftwellError: what steps raise; there are too few prompts (`few_prompts`), or there is no time left to tune (`no_time`).
+            DraftwellError: what steps raise; there are too few prompts (`few_prompts`), or there is
+                no time left to tune (`no_time`).
         """
         self.begun = self.clock()
-        (self.space.folder / REPORT).unlink(missing_ok=True)  # a run that is stopped leaves no report of an earlier one
+        # a run that is stopped leaves no report of an earlier one
+        (self.space.folder / REPORT).unlink(missing_ok=True)
         self.report = {**about(self.space), "minutes": self.wanted.minutes, "seconds": {}}
         with self.step("collect"):
             texts = self.collect()
@@ -131,7 +152,11 @@ class EngineLoop:
         with self.step("gate"):
             record = self.gate(choice)
         if record.passed:
-            at_once = max((level.at_once for level in choice.levels), default=1) if choice.method != OFF else max(self.wanted.levels)
+            at_once = (
+                max((level.at_once for level in choice.levels), default=1)
+                if choice.method != OFF
+                else max(self.wanted.levels)
+            )
             with self.step("deploy"):
                 bundle = self.deploy(at_once)
             with self.step("serve"):
@@ -156,7 +181,10 @@ class EngineLoop:
         """A step of the loop, which is told and timed."""
         begun = self.clock()
         steps = [*STEPS, *(["grid"] if self.wanted.grid else [])]
-        self.say(f"{steps.index(name) + 1}/{len(steps)} {name}, after {clock_time(begun - self.begun)} of {self.wanted.minutes:g} minutes")
+        self.say(
+            f"{steps.index(name) + 1}/{len(steps)} {name}, after "
+            f"{clock_time(begun - self.begun)} of {self.wanted.minutes:g} minutes"
+        )
         yield
         self.report["seconds"][name] = round(self.clock() - begun, 1)
 
@@ -169,8 +197,12 @@ class EngineLoop:
         wanted = self.wanted
         least = wanted.collected + wanted.tuned + wanted.judged
         if len(self.prompts) < least:
-            raise DraftwellError(f"there are {len(self.prompts)} prompts, and {least} are needed: {wanted.collected} to collect, "
-                                 f"{wanted.tuned} to tune and {wanted.judged} to judge: name a file that holds more", code="few_prompts")
+            raise DraftwellError(
+                f"there are {len(self.prompts)} prompts, and {least} are needed: "
+                f"{wanted.collected} to collect, "
+                f"{wanted.tuned} to tune and {wanted.judged} to judge: name a file that holds more",
+                code="few_prompts",
+            )
         return list(self.prompts[: wanted.collected])
 
     def collect(self) -> list[Text]:
@@ -181,16 +213,28 @@ class EngineLoop:
         wanted, file = self.wanted, self.space.folder / TEXTS
         sampling = self.space.pair.sampling(max_tokens=wanted.max_tokens)
         try:
-            made = collect_on_engine(self.space, self.learnt(), Method(), sampling, file, fresh=wanted.fresh)
+            made = collect_on_engine(
+                self.space, self.learnt(), Method(), sampling, file, fresh=wanted.fresh
+            )
         except DraftwellError as error:
             if error.code != "other_texts":
                 raise
-            self.say("    the texts of an earlier run are of other prompts or settings: collected again")
-            made = collect_on_engine(self.space, self.learnt(), Method(), sampling, file, fresh=True)
+            self.say(
+                "    the texts of an earlier run are of other prompts or settings: collected again"
+            )
+            made = collect_on_engine(
+                self.space, self.learnt(), Method(), sampling, file, fresh=True
+            )
         speed = made["tokens_per_second"]
-        self.report["collected"] = {"rows": made["rows"], "tokens": made["tokens"], "tokens_per_second": speed}
-        self.say(f"    {made['rows']} texts, {made['tokens']} tokens"
-                 + (", of an earlier run" if speed is None else f", {speed:.0f} tokens/s, eight at once"))
+        self.report["collected"] = {
+            "rows": made["rows"],
+            "tokens": made["tokens"],
+            "tokens_per_second": speed,
+        }
+        self.say(
+            f"    {made['rows']} texts, {made['tokens']} tokens"
+            + (", of an earlier run" if speed is None else f", {speed:.0f} tokens/s, eight at once")
+        )
         return [(row["prompt_ids"], row["tokens"]) for row in rows_of(file)]
 
     def train(self) -> None:
@@ -205,7 +249,8 @@ class EngineLoop:
             self.space = replace(self.space)  # another head, or none, is known of the one before
 
     def train_head(self, minutes: float) -> str:
-        """Train one on the prompts that texts were collected for, and say how it fares; the head that they made already is kept."""
+        """Train one on the prompts that texts were collected for, and say how it fares; the head
+        that they made already is kept."""
         from components.prompts.overlap import hashes_of
         from flows.context import pictures_of
         from flows.steps.eagle3 import HeadRequest, run_train_eagle3
@@ -215,25 +260,42 @@ class EngineLoop:
         if not self.wanted.fresh and self.head_hashes() == set(hashes_of(prompts)):
             return "the head of an earlier run, trained on the same prompts"
         try:
-            head, report = run_train_eagle3(space, HeadRequest(prompts=prompts, minutes=minutes), say=self.say)
+            head, report = run_train_eagle3(
+                space, HeadRequest(prompts=prompts, minutes=minutes), say=self.say
+            )
         except DraftwellError as error:
             if error.code not in NO_HEAD:
                 raise
             return f"none is trained: {error}"
-        made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
-        return f"trained for {minutes:g} minutes, {report['accepted_length']:.2f} tokens of a draft are kept; {made.name} {made.version}"
+        made = Store().publish(
+            space.folder(head.kind),
+            pair=space.spec.name,
+            metrics=report["curves"],
+            plots=pictures_of(space, head.kind),
+        )
+        return (
+            f"trained for {minutes:g} minutes, {report['accepted_length']:.2f} tokens of a "
+            f"draft are kept; {made.name} {made.version}"
+        )
 
     def head_hashes(self) -> set[str]:
-        """Hashes of the prompts that the workspace's head was trained on; empty where there is none."""
+        """Hashes of the prompts that the workspace's head was trained on; empty where there is
+        none."""
         from serving.artifacts.base import ArtifactError, read_manifest
 
         try:
-            return set(read_manifest(self.space.workspace.folder("eagle3_head"))["provenance"].get("training_prompts") or ())
+            return set(
+                read_manifest(self.space.workspace.folder("eagle3_head"))["provenance"].get(
+                    "training_prompts"
+                )
+                or ()
+            )
         except ArtifactError:
             return set()
 
     def tune(self, texts: Sequence[Text]) -> EngineChoice:
-        """The choice, with its regret; that of an earlier run stays where nothing that it depends on has changed."""
+        """The choice, with its regret; that of an earlier run stays where nothing that it depends
+        on has changed."""
         from components.tune.engines.budget import NO_TIME, Budget
         from components.tune.engines.regret import regret_of
 
@@ -242,17 +304,32 @@ class EngineLoop:
             refuse_if_nothing_is_left(self.space, settings)
         prompts = self.prompts_to_tune()
         _, store = lab_of(self.space, prompts, settings, fresh=False)
-        same = self.space.tuned(settings.temperature).get("subject") == tuning_subject(store, settings, texts)
+        same = self.space.tuned(settings.temperature).get("subject") == tuning_subject(
+            store, settings, texts
+        )
         before = self.space.choice(settings.temperature) if same else None
         left = 60 * wanted.minutes * (1 - LAST_STEPS) - (self.clock() - self.begun)
-        unfinished = before is not None and NO_TIME in before.left_out.values() and left >= LEAST_SECONDS
+        unfinished = (
+            before is not None and NO_TIME in before.left_out.values() and left >= LEAST_SECONDS
+        )
         if wanted.fresh or before is None or unfinished:
             if left < LEAST_SECONDS:
-                raise DraftwellError(f"collecting and training left no time to tune: name more than {wanted.minutes:g} --minutes; what was "
-                                     "collected is kept", code="no_time")
+                raise DraftwellError(
+                    "collecting and training left no time to tune: name more than "
+                    f"{wanted.minutes:g} --minutes; what was "
+                    "collected is kept",
+                    code="no_time",
+                )
             if unfinished:
                 self.say("    an earlier run had no time for all of it: tuned on")
-            tune_on_engine(self.space, prompts, settings, fresh=wanted.fresh, texts=texts, budget=Budget(left, self.clock))
+            tune_on_engine(
+                self.space,
+                prompts,
+                settings,
+                fresh=wanted.fresh,
+                texts=texts,
+                budget=Budget(left, self.clock),
+            )
         else:
             self.say("    the choice of an earlier run: --fresh tunes again")
         choice = self.bounded()
@@ -264,16 +341,24 @@ class EngineLoop:
         return choice
 
     def bounded(self) -> EngineChoice:
-        """The choice. Where more requests are served at once than it was measured with, it becomes one with lengths by load, which the gate
-        judges: the bundle drafts nothing beyond them then. Methods of one length draft there, and `deploy` says so."""
+        """The choice. Where more requests are served at once than it was measured with, it becomes
+        one with lengths by load, which the gate judges: the bundle drafts nothing beyond them then.
+        Methods of one length draft there, and `deploy` says so."""
         temperature = self.wanted.deployment.temperature
         choice = self.space.choice(temperature)
         assert choice is not None
         top = max((level.at_once for level in choice.levels), default=1)
-        if choice.schedule or choice.method in (OFF, *ONE_LENGTH) or self.wanted.deployment.at_once(top) == top:
+        if (
+            choice.schedule
+            or choice.method in (OFF, *ONE_LENGTH)
+            or self.wanted.deployment.at_once(top) == top
+        ):
             return choice
         choice = choice.model_copy(update={"schedule": ((1, top, choice.k),)})
-        write_json(self.space.file_of(CHOICE, temperature), {**self.space.tuned(temperature), "choice": choice.model_dump(mode="json")})
+        write_json(
+            self.space.file_of(CHOICE, temperature),
+            {**self.space.tuned(temperature), "choice": choice.model_dump(mode="json")},
+        )
         return choice
 
     def prompts_to_tune(self) -> list[Prompt]:
@@ -282,7 +367,9 @@ class EngineLoop:
 
         wanted = self.wanted
         rows = self.prompts[wanted.collected : len(self.prompts) - wanted.judged]
-        prompts, lines = training_prompts(self.space.workspace, kinds=("eagle3_head",)).untouched(rows, wanted.tuned)
+        prompts, lines = training_prompts(self.space.workspace, kinds=("eagle3_head",)).untouched(
+            rows, wanted.tuned
+        )
         for line in lines:
             self.say(line)
         return prompts
@@ -292,27 +379,49 @@ class EngineLoop:
         temperature = self.wanted.deployment.temperature
         record = None if self.wanted.fresh else read_record(self.space, temperature)
         rows = untouched(self.space, self.prompts[::-1], self.wanted.judged, temperature)
-        expected = {**{name: about(self.space)[name] for name in JUDGED}, "judged": judged_digest(rows, self.wanted.max_tokens),
-                    "settings": choice.chosen.speculative_config(self.space.files)}
-        unchanged = record is not None and record.passed and record.threads in (None, self.space.threads)
-        if record is not None and unchanged and all(getattr(record, name) == value for name, value in expected.items()):
+        expected = {
+            **{name: about(self.space)[name] for name in JUDGED},
+            "judged": judged_digest(rows, self.wanted.max_tokens),
+            "settings": choice.chosen.speculative_config(self.space.files),
+        }
+        unchanged = (
+            record is not None and record.passed and record.threads in (None, self.space.threads)
+        )
+        if (
+            record is not None
+            and unchanged
+            and all(getattr(record, name) == value for name, value in expected.items())
+        ):
             self.say("    passed in an earlier run")
         else:
-            verdict, record = gate_on_engine(self.space, rows, self.thresholds, self.wanted.max_tokens, temperature=temperature)
+            verdict, record = gate_on_engine(
+                self.space, rows, self.thresholds, self.wanted.max_tokens, temperature=temperature
+            )
             self.say(f"    {verdict.result}")
         self.report["record"] = record.model_dump(mode="json")
         return record
 
     def deploy(self, at_once: int) -> Path:
-        """The bundle, for as many requests at once as were measured; of plain decoding, for all that were named. `current` stays.
+        """The bundle, for as many requests at once as were measured; of plain decoding, for all
+        that were named. `current` stays.
 
-        What it follows is served for no fewer, and what a person decided about that stays: its options, and the files that are theirs.
+        What it follows is served for no fewer, and what a person decided about that stays: its
+        options, and the files that are theirs.
         """
         kept = self.wanted.deployment
         if at_once < max(self.wanted.levels):
-            self.say(f"    measured for {at_once} at once: there was no time to measure more; name more --minutes and run it again")
-        bundle = deploy_on_engine(self.space, self.wanted.out, options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
-                                  temperature=kept.temperature, with_weights=kept.with_weights, activate=False)
+            self.say(
+                f"    measured for {at_once} at once: there was no time to measure more; "
+                "name more --minutes and run it again"
+            )
+        bundle = deploy_on_engine(
+            self.space,
+            self.wanted.out,
+            options={**kept.options, "max_num_seqs": str(kept.at_once(at_once))},
+            temperature=kept.temperature,
+            with_weights=kept.with_weights,
+            activate=False,
+        )
         before = kept.follows
         if before is not None and before != bundle.resolve():
             self.keep_edits(before, bundle)
@@ -329,19 +438,34 @@ class EngineLoop:
         if kept.names:
             self.say(f"    kept of {before.name}: {', '.join(kept.names)}")
         if kept.unknown:
-            self.say(f"    made again: {', '.join(kept.unknown)}; an earlier version made {before.name}, and what you changed there is not "
-                     "known: change it again here")
+            self.say(
+                f"    made again: {', '.join(kept.unknown)}; an earlier version made "
+                f"{before.name}, and what you changed there is not "
+                "known: change it again here"
+            )
 
     def serve(self, bundle: Path, at_once: int) -> None:
-        """Requests to what was deployed; what is counted of them stays apart from what users' requests leave for monitoring."""
+        """Requests to what was deployed; what is counted of them stays apart from what users'
+        requests leave for monitoring."""
         rmtree(self.trial_spool, ignore_errors=True)
         wanted = self.wanted
         ids, _ = self.space.encoded(self.prompts[wanted.collected :], wanted.max_tokens)
-        served = serve_and_ask(bundle, self.space.workspace.spec.name, ids, max_tokens=wanted.max_tokens, seconds=wanted.serve_seconds,
-                               clients=at_once, port=wanted.port, spool=self.trial_spool)
+        served = serve_and_ask(
+            bundle,
+            self.space.workspace.spec.name,
+            ids,
+            max_tokens=wanted.max_tokens,
+            seconds=wanted.serve_seconds,
+            clients=at_once,
+            port=wanted.port,
+            spool=self.trial_spool,
+        )
         self.report["served"] = served.to_json()
-        self.say(f"    {served.requests} requests of {served.clients} clients, {served.tokens} tokens in "
-                 f"{served.seconds:.0f} s")
+        self.say(
+            f"    {served.requests} requests of {served.clients} clients, {served.tokens} "
+            "tokens in "
+            f"{served.seconds:.0f} s"
+        )
 
     def monitor(self) -> None:
         """Whether drafts fared as they did when they were tuned."""
@@ -349,14 +473,23 @@ class EngineLoop:
         self.say(f"    {self.report['drift']['verdict']}: {self.report['drift']['why']}")
 
     def since_tuning(self) -> dict[str, str]:
-        """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled ones."""
+        """`verdict` and `why`; the trial's requests are greedy, and say nothing about sampled
+        ones."""
         from components.drift.schema import NOT_ENOUGH
         from flows.steps.engine.monitor import check_engine
 
         if temperature := self.wanted.deployment.temperature:
-            return {"verdict": NOT_ENOUGH, "why": f"it is tuned for temperature {temperature:g}, and the trial's requests were greedy"}
+            return {
+                "verdict": NOT_ENOUGH,
+                "why": (
+                    f"it is tuned for temperature {temperature:g}, and the trial's requests "
+                    "were greedy"
+                ),
+            }
         try:
-            found = check_engine(self.space, spool=self.trial_spool, out=self.wanted.out, limits=self.limits)
+            found = check_engine(
+                self.space, spool=self.trial_spool, out=self.wanted.out, limits=self.limits
+            )
             return {"verdict": found.verdict, "why": found.why}
         except DraftwellError as error:
             if error.code != "spool_empty":
@@ -364,7 +497,8 @@ class EngineLoop:
             return {"verdict": NOT_ENOUGH, "why": str(error)}
 
     def grid(self, choice: EngineChoice, texts: Sequence[Text]) -> None:
-        """The regret of the choice, by all settings measured again on all prompts that it was tuned on."""
+        """The regret of the choice, by all settings measured again on all prompts that it was tuned
+        on."""
         from components.tune.engines.regret import grid_regret
         from components.tune.engines.tune import grid_of
 
@@ -372,9 +506,14 @@ class EngineLoop:
         lab, _ = lab_of(self.space, self.prompts_to_tune(), settings, fresh=False)
         found, final, failed = grid_of(lab, settings, choice, texts)
         regret = grid_regret(choice, found)
-        self.report["grid"] = {"figures": [figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()],
-                               "regret": regret and regret.model_dump(mode="json"),
-                               "final": final and final.model_dump(mode="json"), "left_out": failed}
+        self.report["grid"] = {
+            "figures": [
+                figure_of(label, beside).model_dump(mode="json") for label, beside in found.items()
+            ],
+            "regret": regret and regret.model_dump(mode="json"),
+            "final": final and final.model_dump(mode="json"),
+            "left_out": failed,
+        }
 
     def told(self, name: str, line: str) -> None:
         """Keep a line in the report, and say it."""

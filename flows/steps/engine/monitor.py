@@ -1,4 +1,5 @@
-"""Monitoring of another engine: do drafts fare as they did when they were tuned? By counts that our plug-in records, without any text."""
+"""Monitoring of another engine: do drafts fare as they did when they were tuned? By counts that our
+plug-in records, without any text."""
 
 from __future__ import annotations
 
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
 REPORT = "drift.json"
 
 
-def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, now: datetime | None = None) -> AcceptanceReport:
-    """Compare the newest counts with the tuning of what is served; the report is written into the engine's folder of the workspace.
+def check_engine(
+    space: EngineSpace, *, spool: Path, out: Path, limits: DriftLimits, now: datetime | None = None
+) -> AcceptanceReport:
+    """Compare the newest counts with the tuning of what is served; the report is written into the
+    engine's folder of the workspace.
 
     Args:
         spool: folder that the plug-in writes to.
         out: folder of bundles, for what `current` serves.
         now: None takes the clock.
     Raises:
-        DraftwellError: nothing is deployed (`no_bundle`), or by an earlier version, which did not write how drafts fared when they were
-            tuned (`old_bundle`); or the spool is empty (`spool_empty`).
+        DraftwellError: nothing is deployed (`no_bundle`), or by an earlier version, which did not
+            write how drafts fared when they were tuned (`old_bundle`); or the spool is empty
+            (`spool_empty`).
     """
     from components.drift.acceptance import compare_acceptance, read_lines
 
@@ -37,8 +42,16 @@ def check_engine(space: EngineSpace, *, spool: Path, out: Path, limits: DriftLim
     settings = served_settings(out, pair)
     tuned = tuned_acceptance(settings)
     bundle = f"{pair}/{settings['release']}-{settings['gate']['device']}"
-    report = compare_acceptance(read_lines(spool), tuned, settings.get("speculative"), limits, pair=pair, engine=NAME, bundle=bundle,
-                                now=now or datetime.now(UTC))
+    report = compare_acceptance(
+        read_lines(spool),
+        tuned,
+        settings.get("speculative"),
+        limits,
+        pair=pair,
+        engine=NAME,
+        bundle=bundle,
+        now=now or datetime.now(UTC),
+    )
     write_json(space.folder / REPORT, report.model_dump(mode="json"))
     return report
 
@@ -58,11 +71,15 @@ def served_settings(out: Path, pair: str) -> dict[str, Any]:
         _ = found["speculative"], found["release"], found["gate"]["device"]
         return found
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DraftwellError(f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`", code="no_bundle") from error
+        raise DraftwellError(
+            f"no bundle at {current}: build one with `draftwell deploy --engine {NAME}`",
+            code="no_bundle",
+        ) from error
 
 
 def tuned_acceptance(settings: dict[str, Any]) -> Acceptance:
-    """How first tokens of drafts fared when what is served was tuned; nothing counted where it decodes plainly.
+    """How first tokens of drafts fared when what is served was tuned; nothing counted where it
+    decodes plainly.
 
     Raises:
         DraftwellError: the bundle does not say (`old_bundle`).
@@ -74,5 +91,9 @@ def tuned_acceptance(settings: dict[str, Any]) -> Acceptance:
         each = tuple((kept, drafts) for kept, drafts in tuned.get("by_prompt", ()))
         return Acceptance(rounds=tuned["drafts"], accepted_at=(tuned["first_kept"],), each=each)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DraftwellError(f"the bundle that is served does not say how drafts fared when they were tuned: deploy again with `draftwell "
-                             f"deploy --engine {NAME}`", code="old_bundle") from error
+        raise DraftwellError(
+            "the bundle that is served does not say how drafts fared when they were "
+            "tuned: deploy again with `draftwell "
+            f"deploy --engine {NAME}`",
+            code="old_bundle",
+        ) from error

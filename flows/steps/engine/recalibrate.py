@@ -1,9 +1,11 @@
-"""The answer to drift of what another engine serves: tuned again on recorded prompts, gated, deployed after a trial, and restarted.
+"""The answer to drift of what another engine serves: tuned again on recorded prompts, gated,
+deployed after a trial, and restarted.
 
-Counts that our plug-in has recorded say whether there is drift; they hold no text, so the prompts are requests that somebody recorded
-before the engine, such as a gateway. All steps are those of `EngineLoop`, which keeps what it has finished. Beside them one file
-(`recalibration.json`) says what was begun on which prompts, so that a run that was killed resumes: prompts are fixed when it begins,
-because their folder grows, and a restart that is due is made up for.
+Counts that our plug-in has recorded say whether there is drift; they hold no text, so the prompts
+are requests that somebody recorded before the engine, such as a gateway. All steps are those of
+`EngineLoop`, which keeps what it has finished. Beside them one file (`recalibration.json`) says
+what was begun on which prompts, so that a run that was killed resumes: prompts are fixed when it
+begins, because their folder grows, and a restart that is due is made up for.
 """
 
 from __future__ import annotations
@@ -37,43 +39,91 @@ if TYPE_CHECKING:
 
 STATE, PROMPTS = "recalibration.json", "recalibration-prompts.jsonl"
 RESUMED = timedelta(hours=24)
-"""Age of a recalibration that was begun and not finished, up to which it is resumed: later its prompts are old."""
-DEPLOYED, REFUSED, UNDECIDED_STATE, BUSY, ANSWERED = "deployed", "refused", "undecided", "busy", "answered"
+"""Age of a recalibration that was begun and not finished, up to which it is resumed: later its
+prompts are old."""
+DEPLOYED, REFUSED, UNDECIDED_STATE, BUSY, ANSWERED = (
+    "deployed",
+    "refused",
+    "undecided",
+    "busy",
+    "answered",
+)
 STATES = {PASSED: DEPLOYED, FAILED: REFUSED, UNDECIDED: UNDECIDED_STATE}
 
 
 class EngineDriftSettings(BaseModel):
-    """What the check and the recalibration of another engine work on; defaults of the loop are those of `draftwell demo --engine vllm`."""
+    """What the check and the recalibration of another engine work on; defaults of the loop are
+    those of `draftwell demo --engine vllm`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    OWN: ClassVar[frozenset[str]] = frozenset({"prompts", "collect_prompts", "tune_prompts", "bench_prompts"})
-    """Settings of the other flows have these names, too, and mean other prompts: `draftwell schedule --set` leaves them out here."""
+    OWN: ClassVar[frozenset[str]] = frozenset(
+        {"prompts", "collect_prompts", "tune_prompts", "bench_prompts"}
+    )
+    """Settings of the other flows have these names, too, and mean other prompts: `draftwell
+    schedule --set` leaves them out here."""
 
     pair: str = Field("default", description="name, alias or YAML file of a pair")
-    dtype: str | None = Field(None, pattern="^(float32|bfloat16)$", description="None takes the pair's own")
-    device: str | None = Field(None, pattern="^(cpu|cuda)$", description="None takes the device that the installed engine is built for")
-    threads: int | None = Field(None, ge=1, description="compute threads of the engine; None takes all cores")
-    spool: Path | None = Field(None, description="folder of counts; None takes $DRAFTWELL_HOME/spool/<pair>")
-    prompts: Path | None = Field(None, description="file or folder of recorded requests (JSONL); None takes those in the spool's folder")
-    restart: str | None = Field(None, description="command of a shell that restarts the servers; None follows what this user serves on "
-                                "this machine by processes of the new bundle, one after the other")
+    dtype: str | None = Field(
+        None, pattern="^(float32|bfloat16)$", description="None takes the pair's own"
+    )
+    device: str | None = Field(
+        None,
+        pattern="^(cpu|cuda)$",
+        description="None takes the device that the installed engine is built for",
+    )
+    threads: int | None = Field(
+        None, ge=1, description="compute threads of the engine; None takes all cores"
+    )
+    spool: Path | None = Field(
+        None, description="folder of counts; None takes $DRAFTWELL_HOME/spool/<pair>"
+    )
+    prompts: Path | None = Field(
+        None,
+        description=(
+            "file or folder of recorded requests (JSONL); None takes those in the spool's folder"
+        ),
+    )
+    restart: str | None = Field(
+        None,
+        description="command of a shell that restarts the servers; None follows what this user "
+        "serves "
+        "on "
+        "this machine by processes of the new bundle, one after the other",
+    )
     out: Path = Field(Path("dist"), description="folder of bundles")
     minutes: float = Field(45.0, gt=0, description="for the whole recalibration")
-    methods: tuple[str, ...] | None = Field(None, description="ways to speculate to choose among; None: all that are possible")
-    levels: tuple[int, ...] = Field((1, 8), description="requests at once that are measured, ascending from 1")
+    methods: tuple[str, ...] | None = Field(
+        None, description="ways to speculate to choose among; None: all that are possible"
+    )
+    levels: tuple[int, ...] = Field(
+        (1, 8), description="requests at once that are measured, ascending from 1"
+    )
     collect_prompts: int = Field(24, ge=1, description="prompts that texts are collected for")
     tune_prompts: int = Field(12, ge=2, description="prompts of the tuning")
     bench_prompts: int = Field(16, ge=2, description="prompts of the gate")
     max_tokens: int = Field(64, ge=1, description="of an answer")
     serve_seconds: float = Field(90.0, gt=0, description="of the trial of the new bundle's server")
-    fresh: bool = Field(False, description="tune and judge again, also on prompts of an earlier recalibration")
+    fresh: bool = Field(
+        False, description="tune and judge again, also on prompts of an earlier recalibration"
+    )
 
     def loop(self, deployment: Deployment) -> LoopSettings:
-        """Settings of the loop, which keeps what a person decided about the bundle that is served."""
-        return LoopSettings(minutes=self.minutes, collected=self.collect_prompts, tuned=self.tune_prompts, judged=self.bench_prompts,
-                            max_tokens=self.max_tokens, methods=self.methods, levels=self.levels, serve_seconds=self.serve_seconds,
-                            out=self.out, fresh=self.fresh, deployment=deployment)
+        """Settings of the loop, which keeps what a person decided about the bundle that is
+        served."""
+        return LoopSettings(
+            minutes=self.minutes,
+            collected=self.collect_prompts,
+            tuned=self.tune_prompts,
+            judged=self.bench_prompts,
+            max_tokens=self.max_tokens,
+            methods=self.methods,
+            levels=self.levels,
+            serve_seconds=self.serve_seconds,
+            out=self.out,
+            fresh=self.fresh,
+            deployment=deployment,
+        )
 
 
 class Begun(BaseModel):
@@ -99,10 +149,11 @@ class EngineRecalibration:
         space: the pair on the engine.
         place: file or folder of recorded requests.
         spool: folder of counts.
-        restart: restarts what serves, after `current` has moved, and says whether there was anything; called again where it failed or
-            was stopped.
+        restart: restarts what serves, after `current` has moved, and says whether there was
+            anything; called again where it failed or was stopped.
         spool_named: a person named the folder of counts, so that one without any is a mistake.
-        place_named: a person named the place of the requests, so that it has to be there also while nothing has drifted.
+        place_named: a person named the place of the requests, so that it has to be there also while
+            nothing has drifted.
         clock: seconds, ascending.
     """
 
@@ -122,11 +173,14 @@ class EngineRecalibration:
         """Check, and recalibrate where there is drift.
 
         Returns:
-            plain JSON: `state` (steady, not enough yet; deployed; refused or undecided by the gate, then what is served stays; answered:
-            there is nothing to do about the drift yet; busy: another run is at it), `why`, and where there was a loop its `report`.
+            plain JSON: `state` (steady, not enough yet; deployed; refused or undecided by the gate,
+                then what is served stays; answered:
+            there is nothing to do about the drift yet; busy: another run is at it), `why`, and
+            where there was a loop its `report`.
         Raises:
-            DraftwellError: what the check, the loop and the restart raise, or nothing was restarted (`nothing_restarted`); the next run
-                resumes. Or a place of requests that was named is not there (`no_prompts`).
+            DraftwellError: what the check, the loop and the restart raise, or nothing was restarted
+                (`nothing_restarted`); the next run resumes. Or a place of requests that was named
+                is not there (`no_prompts`).
         """
         from components.drift.prompts import refuse_missing
 
@@ -135,12 +189,16 @@ class EngineRecalibration:
                 return {"state": BUSY, "why": "another recalibration of this pair is running"}
             last = self.last()
             if last is not None and last.state == "deploying" and last.made == str(self.current()):
-                self.say(f"{last.made} was deployed by an earlier run, which did not restart what serves")
+                self.say(
+                    f"{last.made} was deployed by an earlier run, which did not restart what serves"
+                )
                 return self.deployed(last)
             if self.place_named:  # a restart that is due needs no prompts
                 refuse_missing(self.place)
             found = self.check()
-            why = "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
+            why = (
+                "nothing was counted yet" if found is None else "; ".join((found.why, *found.notes))
+            )
             if found is not None and found.drifted:
                 self.say(f"{found.verdict}: {why}")
                 return self.answer(why, last)
@@ -159,30 +217,51 @@ class EngineRecalibration:
     def check(self) -> AcceptanceReport | None:
         """What the counts say; None where there are none in the folder that nobody named."""
         try:
-            return check_engine(self.space, spool=self.spool, out=self.wanted.out, limits=self.limits)
+            return check_engine(
+                self.space, spool=self.spool, out=self.wanted.out, limits=self.limits
+            )
         except DraftwellError as error:
             if error.code != "spool_empty" or self.spool_named:
                 raise
             return None
 
     def answer_plain(self, last: Begun | None) -> dict[str, Any]:
-        """Tune again where plain decoding has been served for a while: newer prompts are reason enough, because no count can be one."""
+        """Tune again where plain decoding has been served for a while: newer prompts are reason
+        enough, because no count can be one."""
         manifest = self.current() / MANIFEST
         again = datetime.fromtimestamp(manifest.stat().st_mtime, UTC) + self.pause
         if datetime.now(UTC) < again and not self.wanted.fresh:
-            return {"state": NOT_ENOUGH, "why": "plain decoding is served, of which no drafts are counted: tuned again on newer prompts "
-                                                f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"}
-        if last is not None and last.failed is not None and last.served == str(self.current()) and not self.wanted.fresh:
+            return {
+                "state": NOT_ENOUGH,
+                "why": "plain decoding is served, of which no drafts are counted: tuned again on "
+                "newer prompts "
+                f"after {again:%Y-%m-%d %H:%M} UTC, or with --fresh",
+            }
+        if (
+            last is not None
+            and last.failed is not None
+            and last.served == str(self.current())
+            and not self.wanted.fresh
+        ):
             again = last.failed + self.pause
             if datetime.now(UTC) < again:
-                return {"state": ANSWERED, "why": "plain decoding is served, and an error ended its last recalibration: tried again after "
-                                                  f"{again:%Y-%m-%d %H:%M} UTC, or with --fresh"}
+                return {
+                    "state": ANSWERED,
+                    "why": "plain decoding is served, and an error ended its last recalibration: "
+                    "tried again after "
+                    f"{again:%Y-%m-%d %H:%M} UTC, or with --fresh",
+                }
         try:
-            return self.answer("plain decoding is served, and other prompts may be worth drafts", last)
+            return self.answer(
+                "plain decoding is served, and other prompts may be worth drafts", last
+            )
         except DraftwellError as error:
             if error.code not in ("no_prompts", "too_few_prompts"):
                 raise
-            return {"state": NOT_ENOUGH, "why": f"plain decoding is served, and there is nothing to tune it on: {error}"}
+            return {
+                "state": NOT_ENOUGH,
+                "why": f"plain decoding is served, and there is nothing to tune it on: {error}",
+            }
 
     @property
     def pause(self) -> timedelta:
@@ -196,8 +275,12 @@ class EngineRecalibration:
             return {"state": ANSWERED, "why": why, "drift": reason}
         job, prompts = self.begin(last)
         if former is not None and self.same_prompts(job, former):
-            return {"state": ANSWERED, "drift": reason, "why": f"{self.place} has no other prompts than those that were tuned on already: "
-                                                               "record newer ones, or name --fresh"}
+            return {
+                "state": ANSWERED,
+                "drift": reason,
+                "why": f"{self.place} has no other prompts than those that were tuned on already: "
+                "record newer ones, or name --fresh",
+            }
         self.note(job)
         try:
             report = self.loop(job, prompts).run()
@@ -211,29 +294,58 @@ class EngineRecalibration:
             assert made is not None
             return {**self.deployed(made), "drift": reason, "report": report}
         self.note(job.model_copy(update={"state": state, "at": datetime.now(UTC)}))
-        return {"state": state, "why": f"{sentence(record)}; what is served stays", "drift": reason, "report": report}
+        return {
+            "state": state,
+            "why": f"{sentence(record)}; what is served stays",
+            "drift": reason,
+            "report": report,
+        }
 
     def begin(self, last: Begun | None) -> tuple[Begun, list[Prompt]]:
-        """The recalibration that was begun for what is served, or a new one with the prompts of today."""
+        """The recalibration that was begun for what is served, or a new one with the prompts of
+        today."""
         from components.drift.prompts import recorded_prompts, write_prompts
         from components.prompts.overlap import hashes_of
         from components.prompts.prompt import read_prompts
 
         file, served, wanted = self.space.folder / PROMPTS, str(self.current()), self.wanted
-        if (last is not None and last.state in ("begun", "deploying") and (last.served, last.place) == (served, str(self.place))
-                and datetime.now(UTC) - last.at < RESUMED and file.is_file() and not wanted.fresh):
+        if (
+            last is not None
+            and last.state in ("begun", "deploying")
+            and (last.served, last.place) == (served, str(self.place))
+            and datetime.now(UTC) - last.at < RESUMED
+            and file.is_file()
+            and not wanted.fresh
+        ):
             self.say("resuming the recalibration that was begun")
             return last.model_copy(update={"state": "begun", "failed": None}), read_prompts(file)
-        prompts = recorded_prompts(self.place, window=self.limits.window, fewest=wanted.collected + wanted.tuned + wanted.judged)
+        prompts = recorded_prompts(
+            self.place,
+            window=self.limits.window,
+            fewest=wanted.collected + wanted.tuned + wanted.judged,
+        )
         write_prompts(file, prompts)
-        return Begun(state="begun", at=datetime.now(UTC), served=served, place=str(self.place),
-                     prompts=json_digest(sorted(hashes_of(prompts)))), prompts
+        return Begun(
+            state="begun",
+            at=datetime.now(UTC),
+            served=served,
+            place=str(self.place),
+            prompts=json_digest(sorted(hashes_of(prompts))),
+        ), prompts
 
     def waits(self, last: Begun) -> str | None:
-        """Why a drift is left for now at what came of the last recalibration, whatever was recorded since; None where it is not."""
+        """Why a drift is left for now at what came of the last recalibration, whatever was recorded
+        since; None where it is not."""
         served, again = str(self.current()), last.at + self.pause
-        if (last.state == DEPLOYED or last.active) and last.made != served and last.served == served:
-            return f"{named(last.made)} was taken back by hand, and {named(served)} is served again: --fresh tunes again"
+        if (
+            (last.state == DEPLOYED or last.active)
+            and last.made != served
+            and last.served == served
+        ):
+            return (
+                f"{named(last.made)} was taken back by hand, and {named(served)} is served "
+                "again: --fresh tunes again"
+            )
         later = f"tried again after {again:%Y-%m-%d %H:%M} UTC, or with --fresh"
         if datetime.now(UTC) >= again:
             return None
@@ -245,51 +357,85 @@ class EngineRecalibration:
 
     @staticmethod
     def same_prompts(job: Begun, last: Begun) -> bool:
-        """Whether the last recalibration came to its end with the same prompts, and what is served came of it."""
+        """Whether the last recalibration came to its end with the same prompts, and what is served
+        came of it."""
         if last.state not in (DEPLOYED, REFUSED) or last.prompts != job.prompts:
             return False
         return job.served == (last.made if last.state == DEPLOYED else last.served)
 
     def loop(self, job: Begun, prompts: list[Prompt]) -> EngineLoop:
         """The loop on the prompts; before `current` moves it is noted that a restart is due."""
+
         def activate(bundle: Path) -> None:
-            due = job.model_copy(update={"state": "deploying", "at": datetime.now(UTC), "made": str(bundle.resolve())})
+            due = job.model_copy(
+                update={
+                    "state": "deploying",
+                    "at": datetime.now(UTC),
+                    "made": str(bundle.resolve()),
+                }
+            )
             self.note(due)
             activate_vllm_bundle(bundle)
-            self.note(due.model_copy(update={"active": True}))  # from now on a person who moves `current` back has decided so
+            # from now on a person who moves `current` back has decided so
+            self.note(due.model_copy(update={"active": True}))
 
-        return EngineLoop(self.space, prompts, self.wanted, self.thresholds, self.limits, self.say, self.clock, activate=activate)
+        return EngineLoop(
+            self.space,
+            prompts,
+            self.wanted,
+            self.thresholds,
+            self.limits,
+            self.say,
+            self.clock,
+            activate=activate,
+        )
 
     def deployed(self, job: Begun) -> dict[str, Any]:
-        """Restart what serves; afterwards the bundle that was made is what the next check compares with.
+        """Restart what serves; afterwards the bundle that was made is what the next check compares
+        with.
 
         Raises:
-            DraftwellError: what the restart raises, or it found nothing while the bundle before is served somewhere (`nothing_restarted`).
+            DraftwellError: what the restart raises, or it found nothing while the bundle before is
+                served somewhere (`nothing_restarted`).
         """
         if job.made != job.served and not self.restart() and self.still_counted(job):
             raise DraftwellError(
-                f"{named(job.made)} is ready, but no process of this user here serves {self.space.workspace.spec.name}, and counts of "
-                f"{named(job.served)} are less than {self.limits.stale_after_hours:g} hours old: name what restarts its servers, as in "
-                "--restart \"systemctl restart my-vllm\", or --restart true where none is running any more", code="nothing_restarted")
+                f"{named(job.made)} is ready, but no process of this user here serves "
+                f"{self.space.workspace.spec.name}, and counts of "
+                f"{named(job.served)} are less than {self.limits.stale_after_hours:g} "
+                "hours old: name what restarts its servers, as in "
+                '--restart "systemctl restart my-vllm", or --restart true where none is '
+                "running any more",
+                code="nothing_restarted",
+            )
         self.note(job.model_copy(update={"state": DEPLOYED, "at": datetime.now(UTC)}))
         return {"state": DEPLOYED, "why": f"{job.made} is deployed", "bundle": job.made}
 
     def still_counted(self, job: Begun) -> bool:
-        """Whether the bundle before was served a short while ago, as far as the counts know, and the one that was made not since."""
+        """Whether the bundle before was served a short while ago, as far as the counts know, and
+        the one that was made not since."""
         from components.drift.acceptance import read_lines
 
-        pair, least = self.space.workspace.spec.name, time.time() - 3600 * self.limits.stale_after_hours
+        pair, least = (
+            self.space.workspace.spec.name,
+            time.time() - 3600 * self.limits.stale_after_hours,
+        )
         try:
-            newest = {line.bundle: line.begun for line in read_lines(self.spool)}  # the oldest first
+            # the oldest first
+            newest = {line.bundle: line.begun for line in read_lines(self.spool)}
         except DraftwellError:  # no counts at all
             return False
-        before, since = (newest.get(f"{pair}/{named(bundle)}", 0.0) for bundle in (job.served, job.made))
+        before, since = (
+            newest.get(f"{pair}/{named(bundle)}", 0.0) for bundle in (job.served, job.made)
+        )
         return before >= max(least, since)
 
     def last(self) -> Begun | None:
         """The last recalibration; None where there is none, or nothing that can be read."""
         try:
-            return Begun.model_validate_json((self.space.folder / STATE).read_text(encoding="utf-8"))
+            return Begun.model_validate_json(
+                (self.space.folder / STATE).read_text(encoding="utf-8")
+            )
         except (OSError, ValidationError):
             return None
 
@@ -298,8 +444,12 @@ class EngineRecalibration:
         write_json(self.space.folder / STATE, job.model_dump(mode="json"))
 
 
-def recalibrate_engine(space: EngineSpace, settings: EngineDriftSettings, say: Callable[[str], None],
-                       limits: DriftLimits | None = None) -> dict[str, Any]:
+def recalibrate_engine(
+    space: EngineSpace,
+    settings: EngineDriftSettings,
+    say: Callable[[str], None],
+    limits: DriftLimits | None = None,
+) -> dict[str, Any]:
     """Check what is served for drift, and answer it; see `EngineRecalibration.run`.
 
     Args:
@@ -319,23 +469,39 @@ def recalibrate_engine(space: EngineSpace, settings: EngineDriftSettings, say: C
     if settings.threads is None and deployment.threads is not None:
         space = replace(space, threads=min(deployment.threads, space.threads))
     return EngineRecalibration(
-        space, wanted, Thresholds.of(load_gates().model_dump()), limits, say, place=(settings.prompts or spool).absolute(), spool=spool,
-        restart=restart_hook(settings.restart, settings.out, pair, say), spool_named=settings.spool is not None,
-        place_named=settings.prompts is not None).run()
+        space,
+        wanted,
+        Thresholds.of(load_gates().model_dump()),
+        limits,
+        say,
+        place=(settings.prompts or spool).absolute(),
+        spool=spool,
+        restart=restart_hook(settings.restart, settings.out, pair, say),
+        spool_named=settings.spool is not None,
+        place_named=settings.prompts is not None,
+    ).run()
 
 
 def refuse_mistakes(settings: EngineDriftSettings, limits: DriftLimits) -> None:
     """Refuse now what would be noticed only when traffic has drifted.
 
     Raises:
-        DraftwellError: more prompts are asked for than are looked at, or the command of a restart is empty (`bad_setting`).
+        DraftwellError: more prompts are asked for than are looked at, or the command of a restart
+            is empty (`bad_setting`).
     """
     needed = settings.collect_prompts + settings.tune_prompts + settings.bench_prompts
     if needed > limits.window:
-        raise DraftwellError(f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only the newest {limits.window} "
-                             "prompts are looked at: ask for fewer, or for a larger window in the limits of drift", code="bad_setting")
+        raise DraftwellError(
+            f"collect_prompts, tune_prompts and bench_prompts add up to {needed}, and only "
+            f"the newest {limits.window} "
+            "prompts are looked at: ask for fewer, or for a larger window in the limits of drift",
+            code="bad_setting",
+        )
     if settings.restart is not None and not settings.restart.strip():
-        raise DraftwellError("the command of --restart is empty: name one, or leave --restart out", code="bad_setting")
+        raise DraftwellError(
+            "the command of --restart is empty: name one, or leave --restart out",
+            code="bad_setting",
+        )
 
 
 def named(bundle: str | None) -> str:
@@ -354,5 +520,3 @@ def said_of(outcome: dict[str, Any]) -> str:
     'steady: 0.71 of drafts keep their first token'
     """
     return f"{outcome['state']}: {outcome['why']}"
-
-

@@ -1,6 +1,8 @@
-"""The process of a vLLM bundle that a restart has asked to end and that nothing has followed yet, in a file beside the bundles.
+"""The process of a vLLM bundle that a restart has asked to end and that nothing has followed yet,
+in a file beside the bundles.
 
-Once it has ended, Linux does not list it any more: without the file, a restart that failed or was killed then would leave one replica less.
+Once it has ended, Linux does not list it any more: without the file, a restart that failed or was
+killed then would leave one replica less.
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def write_record(file: Path, old: Replica) -> None:
-    """Note a process before it is asked to end. Its variables may hold secrets: nobody else may read the file."""
-    fields = {**asdict(old), "bundle": str(old.bundle), "cores": sorted(old.cores), "environment": dict(old.environment)}
+    """Note a process before it is asked to end. Its variables may hold secrets: nobody else may
+    read the file."""
+    fields = {
+        **asdict(old),
+        "bundle": str(old.bundle),
+        "cores": sorted(old.cores),
+        "environment": dict(old.environment),
+    }
     write_atomically(file, json.dumps({"boot": boot(), "replica": fields}).encode(), mode=0o600)
 
 
@@ -27,7 +35,11 @@ def read_record(file: Path) -> Replica | None:
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
         fields = found["replica"]
-        fields |= {"bundle": Path(fields["bundle"]), "options": tuple(fields["options"]), "cores": frozenset(fields["cores"])}
+        fields |= {
+            "bundle": Path(fields["bundle"]),
+            "options": tuple(fields["options"]),
+            "cores": frozenset(fields["cores"]),
+        }
         return Replica(**fields) if found["boot"] == boot() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

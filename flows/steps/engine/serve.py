@@ -1,4 +1,5 @@
-"""Serving another engine's bundle for a while and asking it, so that monitoring has something to look at."""
+"""Serving another engine's bundle for a while and asking it, so that monitoring has something to
+look at."""
 
 from __future__ import annotations
 
@@ -43,29 +44,53 @@ class Served:
 
     def to_json(self) -> dict[str, Any]:
         """For a report, with `tokens_per_second`."""
-        return {**asdict(self), "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
+        return {
+            **asdict(self),
+            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
+        }
 
 
 def server_environment(pair: str) -> dict[str, str]:
-    """Variables that a bundle's `serve.sh` is started with: vLLM's Python, and the folder that `draftwell monitor` reads counts from.
+    """Variables that a bundle's `serve.sh` is started with: vLLM's Python, and the folder that
+    `draftwell monitor` reads counts from.
 
-    `DRAFTWELL_SPOOL` names another one, or none where it is empty. `LD_PRELOAD` stays: `serve.sh` names one itself where a user has not.
+    `DRAFTWELL_SPOOL` names another one, or none where it is empty. `LD_PRELOAD` stays: `serve.sh`
+    names one itself where a user has not.
     """
-    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN or name == "LD_PRELOAD"}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in FOREIGN or name == "LD_PRELOAD"
+    }
     variables.setdefault("DRAFTWELL_SPOOL", str(draftwell_home() / "spool" / pair))
     return {**variables, "PYTHON": str(interpreter(NAME))}
 
 
 def trial_environment(pair: str, spool: Path | None) -> dict[str, str]:
-    """Variables of a server that is tried: it asks for no key, since only this process asks it, and no restart takes it for users'."""
-    variables = {"DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS), **server_environment(pair), TRIAL: "1"}
+    """Variables of a server that is tried: it asks for no key, since only this process asks it, and
+    no restart takes it for users'."""
+    variables = {
+        "DRAFTWELL_SPOOL_SECONDS": str(LINE_SECONDS),
+        **server_environment(pair),
+        TRIAL: "1",
+    }
     variables.pop("VLLM_API_KEY", None)
     return variables if spool is None else {**variables, "DRAFTWELL_SPOOL": str(spool)}
 
 
-def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, max_tokens: int, seconds: float, clients: int = 4,
-                  port: int | None = None, spool: Path | None = None) -> Served:
-    """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those of the engines.
+def serve_and_ask(
+    bundle: Path,
+    pair: str,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    seconds: float,
+    clients: int = 4,
+    port: int | None = None,
+    spool: Path | None = None,
+) -> Served:
+    """Start a bundle's server, let clients ask it for a while, and end it; its log is beside those
+    of the engines.
 
     Args:
         bundle: folder with `serve.sh`.
@@ -74,14 +99,21 @@ def serve_and_ask(bundle: Path, pair: str, prompts: Sequence[Sequence[int]], *, 
         port: None takes a free one.
         spool: folder of the server's counts; None: that of users' requests.
     Raises:
-        DraftwellError: the port is taken (`engine_port_taken`), the server does not start or ends (as `Server` says), or it did not answer
-            all requests (`server_failed`): the line names the first failure.
+        DraftwellError: the port is taken (`engine_port_taken`), the server does not start or ends
+            (as `Server` says), or it did not answer all requests (`server_failed`): the line names
+            the first failure.
     """
     log = peers_root() / "logs" / f"{file_name(f'{NAME}/serve-{pair}')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    server = Server(f"{NAME} of {bundle}", [str(bundle / "serve.sh")], log, port=port, end_seconds=END_SECONDS,
-                    env=trial_environment(pair, spool))
+    server = Server(
+        f"{NAME} of {bundle}",
+        [str(bundle / "serve.sh")],
+        log,
+        port=port,
+        end_seconds=END_SECONDS,
+        env=trial_environment(pair, spool),
+    )
     try:
         started = time.monotonic()
         with server.running():
@@ -98,18 +130,27 @@ def refuse_failed(server: Server, answers: Sequence[int | Exception]) -> None:
     """Refuse a trial in which a request failed.
 
     Raises:
-        DraftwellError: the server ended (as `Server.refuse_ended` says), a request failed, or none was sent (`server_failed`).
+        DraftwellError: the server ended (as `Server.refuse_ended` says), a request failed, or none
+            was sent (`server_failed`).
     """
     failed = [answer for answer in answers if isinstance(answer, Exception)]
     server.refuse_ended(LAST_WORDS_SECONDS if failed else 0.0)
     if failed or not answers:
         why = one_line(f"the first: {failed[0]}") if failed else "none was sent"
-        raise DraftwellError(f"{server.label} failed {len(failed)} of {len(answers)} requests ({why}): see {server.log}",
-                             code="server_failed")
+        raise DraftwellError(
+            (
+                f"{server.label} failed {len(failed)} of {len(answers)} requests ({why}): see "
+                f"{server.log}"
+            ),
+            code="server_failed",
+        )
 
 
-def asked(server: Server, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float, clients: int) -> list[int | Exception]:
-    """Of every request the tokens of its answer, or why there is none; after a failure no client asks for more."""
+def asked(
+    server: Server, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float, clients: int
+) -> list[int | Exception]:
+    """Of every request the tokens of its answer, or why there is none; after a failure no client
+    asks for more."""
     end, turns, lock = time.monotonic() + seconds, cycle(prompts), threading.Lock()
     found: list[int | Exception] = []
     failed = threading.Event()
@@ -138,11 +179,23 @@ def answer_tokens(server: Server, prompt: Sequence[int], max_tokens: int) -> int
     Raises:
         DraftwellError: the server refused the request (`server_failed`).
     """
-    body = {"model": server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
-    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    body = {
+        "model": server.model,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
     try:
         with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
             return int(json.load(answer)["usage"]["completion_tokens"])
     except urllib.error.HTTPError as refusal:
         with refusal:
-            raise DraftwellError(f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}", code="server_failed") from None
+            raise DraftwellError(
+                f"HTTP {refusal.code}: {refusal.read(300).decode(errors='replace')}",
+                code="server_failed",
+            ) from None

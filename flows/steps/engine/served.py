@@ -1,6 +1,8 @@
-"""What a person decided about the bundle that another engine serves, so that the bundle that follows it keeps that.
+"""What a person decided about the bundle that another engine serves, so that the bundle that
+follows it keeps that.
 
-A recalibration chooses how to speculate and nothing else: name and port of the API, image, replicas and memory are the user's.
+A recalibration chooses how to speculate and nothing else: name and port of the API, image, replicas
+and memory are the user's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from flows.steps.engine.monitor import served_settings
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a bundle is deployed with, besides what was judged; the defaults are those of `draftwell deploy`.
+    """What a bundle is deployed with, besides what was judged; the defaults are those of `draftwell
+    deploy`.
 
     Args:
         options: of `OPTIONS`, as a person writes them.
@@ -33,7 +36,8 @@ class Deployment:
     follows: Path | None = None
 
     def at_once(self, measured: int) -> int:
-        """Requests that a replica decodes at once: as many as were measured, and no fewer than are served.
+        """Requests that a replica decodes at once: as many as were measured, and no fewer than are
+        served.
 
         >>> Deployment({"max_num_seqs": "64"}).at_once(8), Deployment().at_once(8)
         (64, 8)
@@ -53,7 +57,10 @@ def served_deployment(out: Path, pair: str) -> Deployment:
     from registry.bundles.vllm.settings import BUNDLED
 
     settings: Mapping[str, Any] = served_settings(out, pair)
-    return Deployment(options={name: str(settings[name]) for name in OPTIONS if settings.get(name) is not None},
-                      temperature=float((settings.get("tuned") or {}).get("temperature") or 0.0),
-                      with_weights=str(settings.get("model")).startswith(BUNDLED), threads=settings["gate"].get("threads"),
-                      follows=(bundles_of(out, pair) / "current").resolve())
+    return Deployment(
+        options={name: str(settings[name]) for name in OPTIONS if settings.get(name) is not None},
+        temperature=float((settings.get("tuned") or {}).get("temperature") or 0.0),
+        with_weights=str(settings.get("model")).startswith(BUNDLED),
+        threads=settings["gate"].get("threads"),
+        follows=(bundles_of(out, pair) / "current").resolve(),
+    )

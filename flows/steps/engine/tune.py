@@ -21,15 +21,24 @@ if TYPE_CHECKING:
     from components.tune.engines.settings import EngineTuneSettings
 
 SEARCH = 3
-"""Version of the search in `tune_engine`: a choice that an earlier version made is made again, from the measurements that are kept."""
+"""Version of the search in `tune_engine`: a choice that an earlier version made is made again, from
+the measurements that are kept."""
 
 
-def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False,
-                   texts: Sequence[Text] | None = None, budget: Budget | None = None) -> dict[str, Any]:
+def tune_on_engine(
+    space: EngineSpace,
+    prompts: Sequence[Prompt],
+    settings: EngineTuneSettings,
+    *,
+    fresh: bool = False,
+    texts: Sequence[Text] | None = None,
+    budget: Budget | None = None,
+) -> dict[str, Any]:
     """Choose how the engine speculates; the document is written into the workspace and returned.
 
     Args:
-        texts: greedy texts of the target that were collected, which decide which n-grams are looked up.
+        texts: greedy texts of the target that were collected, which decide which n-grams are looked
+            up.
         budget: of time; None takes as long as it takes.
     """
     from components.prompts.overlap import hashes_of
@@ -39,17 +48,25 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     lab.budget = budget or lab.budget
     space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
     if store.read:
-        space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
+        space.workspace.say(
+            f"{store.read} measurements of an earlier run are reused: --fresh measures again"
+        )
     choice = tune_engine(lab, settings, lacks, texts)
-    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts),
-                "subject": tuning_subject(store, settings, texts), "choice": choice.model_dump(mode="json"),
-                "exports": exports(choice, space.files)}
+    document = {
+        **about(space),
+        "temperature": settings.temperature,
+        "prompt_hashes": hashes_of(prompts),
+        "subject": tuning_subject(store, settings, texts),
+        "choice": choice.model_dump(mode="json"),
+        "exports": exports(choice, space.files),
+    }
     write_json(space.file_of(CHOICE, settings.temperature), document)
     return document
 
 
 def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) -> None:
-    """Refuse a tuning in which none of the methods that a person named can be tried: plain decoding would be no answer to that.
+    """Refuse a tuning in which none of the methods that a person named can be tried: plain decoding
+    would be no answer to that.
 
     Raises:
         DraftwellError: the line says why for each (`no_method_left`).
@@ -59,26 +76,46 @@ def refuse_if_nothing_is_left(space: EngineSpace, settings: EngineTuneSettings) 
     out = left_out(settings, space.files, lacks)
     if all(name in out for name in settings.methods if name != OFF):
         reasons = "; ".join(f"{name}, {why}" for name, why in out.items())
-        raise DraftwellError(f"none of the methods that were named can be tried ({reasons or 'off alone'}): name others with --methods",
-                             code="no_method_left")
+        raise DraftwellError(
+            (
+                f"none of the methods that were named can be tried ({reasons or 'off alone'}): "
+                "name others with --methods"
+            ),
+            code="no_method_left",
+        )
 
 
-def tuning_subject(store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None) -> str:
+def tuning_subject(
+    store: Measurements, settings: EngineTuneSettings, texts: Sequence[Text] | None
+) -> str:
     """Digest of all that a choice depends on but for the time that there was."""
     return json_digest([SEARCH, store.subject, settings.model_dump(mode="json"), texts])
 
 
-def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Lab, Measurements]:
+def lab_of(
+    space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool
+) -> tuple[Lab, Measurements]:
     """What a tuning measures with, and its store."""
     from components.bench.engines.store import Measurements
     from components.tune.engines.lab import Lab
 
     ids, context = space.encoded(prompts, settings.max_tokens)
-    sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    sampling = space.pair.sampling(
+        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
+    )
     slots = max(settings.levels)
-    subject = space.subject(ids, sampling, slots=slots, context=context, explore=settings.explore, groups=settings.groups)
+    subject = space.subject(
+        ids,
+        sampling,
+        slots=slots,
+        context=context,
+        explore=settings.explore,
+        groups=settings.groups,
+    )
     store = Measurements(space.file_of(MEASUREMENTS, settings.temperature), subject, fresh=fresh)
-    return Lab(space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar), store
+    return Lab(
+        space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar
+    ), store
 
 
 def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
@@ -87,7 +124,11 @@ def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
 
     found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
     if choice.levels and choice.method == "eagle3":
-        found["sglang_adaptive"] = sglang_adaptive([(level.at_once, level.open) for level in choice.levels])
+        found["sglang_adaptive"] = sglang_adaptive(
+            [(level.at_once, level.open) for level in choice.levels]
+        )
     if choice.levels and choice.method not in (OFF, CASCADE):
-        found["tensorrt_llm"] = tensorrt_llm_schedule([(level.at_once, level.k) for level in choice.levels])
+        found["tensorrt_llm"] = tensorrt_llm_schedule(
+            [(level.at_once, level.k) for level in choice.levels]
+        )
     return found

@@ -1,6 +1,8 @@
-"""The measured part of the gate: candidate, champion and plain decoding on the same prompts in one run, for greedy and sampled requests.
+"""The measured part of the gate: candidate, champion and plain decoding on the same prompts in one
+run, for greedy and sampled requests.
 
-What other strategies would bring is measured in that run, too: a table of another one would say something else of the candidate.
+What other strategies would bring is measured in that run, too: a table of another one would say
+something else of the candidate.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 
 RUNS_IN_DOUBT = 3
 SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
-"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an n-gram, a draft model, a head, and the
-best of them by round, each where the pair has it, with its usual parameters. `make demo` waits for it, so other strategies are left to
-`draftwell bench`."""
+"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an
+n-gram, a draft model, a head, and the best of them by round, each where the pair has it, with its
+usual parameters. `make demo` waits for it, so other strategies are left to `draftwell bench`."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,29 @@ class BenchJudge:
 
     def entry(self, entries: dict[str, BenchEntry]) -> BenchEntry:
         """The candidate's row."""
-        return next(e for e in entries.values() if (e.strategy, e.parameters) == (self.strategy, self.parameters))
+        return next(
+            e
+            for e in entries.values()
+            if (e.strategy, e.parameters) == (self.strategy, self.parameters)
+        )
 
     def of(self, report: BenchReport) -> GateVerdict:
-        """The verdict; acceptance is reported with that of a champion of the same strategy and parameters only."""
+        """The verdict; acceptance is reported with that of a champion of the same strategy and
+        parameters only."""
         from components.gate.bench_checks import judge_release
 
         entries = report.strategies
         entry, rival = self.entry(entries), entries.get("champion")
-        same = rival if rival is not None and (rival.strategy, rival.parameters) == (self.strategy, self.parameters) else None
+        same = (
+            rival
+            if rival is not None
+            and (rival.strategy, rival.parameters) == (self.strategy, self.parameters)
+            else None
+        )
         thresholds = self.thresholds
         if entry.dtype is not None and dtype_of(entry.dtype) == "float32":
-            thresholds = replace(thresholds, lossless_identical=False)  # `identity_check` judges it, on longer texts
+            # `identity_check` judges it, on longer texts
+            thresholds = replace(thresholds, lossless_identical=False)
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
 
     def doubts(self, verdict: GateVerdict) -> bool:
@@ -59,9 +72,17 @@ class BenchJudge:
         return leaves_doubt(verdict)
 
 
-def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, resources: StrategyResources, rival: ChampionComparison,
-             settings: GateSettings, temperature: float = 0.0) -> tuple[BenchReport, GateVerdict]:
-    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in the report as `in_doubt`."""
+def measured(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    judging: BenchJudge,
+    resources: StrategyResources,
+    rival: ChampionComparison,
+    settings: GateSettings,
+    temperature: float = 0.0,
+) -> tuple[BenchReport, GateVerdict]:
+    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in
+    the report as `in_doubt`."""
     from components.bench.bench import run_bench
     from components.bench.settings import BenchSettings
     from flows.settings import quality_floor
@@ -70,33 +91,55 @@ def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, 
     judged = StrategyChoice(judging.strategy, judging.parameters)
     both = list(dict.fromkeys((PLAIN, judged)))
     beside = others(step, resources, judged) if settings.others and temperature == 0 else []
-    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor(),
-                         cost_ratios=temperature == 0)  # no verdict on sampled requests asks for it
-    report = run_bench(step.pair, both + beside, prompts, resources, once, extra=rival.contenders, progress=step.bar)
+    once = BenchSettings(
+        max_tokens=settings.max_tokens,
+        temperature=temperature,
+        quality_floor=quality_floor(),
+        cost_ratios=temperature == 0,
+    )  # no verdict on sampled requests asks for it
+    report = run_bench(
+        step.pair,
+        both + beside,
+        prompts,
+        resources,
+        once,
+        extra=rival.contenders,
+        progress=step.bar,
+    )
     verdict = judging.of(report)
     if not judging.doubts(verdict):
         return report, verdict
     step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
     again = once.model_copy(update={"runs": RUNS_IN_DOUBT, "cost_ratios": False})
-    longer = run_bench(step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar)
+    longer = run_bench(
+        step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar
+    )
     return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
 
 
-def others(step: StepContext, resources: StrategyResources, judged: StrategyChoice) -> list[StrategyChoice]:
-    """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice itself."""
+def others(
+    step: StepContext, resources: StrategyResources, judged: StrategyChoice
+) -> list[StrategyChoice]:
+    """What is shown besides a choice: `SHOWN` as far as it is here, and is not the choice
+    itself."""
     from components.tune.candidates import lacking_for
     from serving.runtime.strategies import PLAIN, StrategyChoice
 
-    able = [StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None]
+    able = [
+        StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None
+    ]
     known = {configured(PLAIN), configured(judged)}
     return [choice for choice in able if configured(choice) not in known]
 
 
 def configured(choice: StrategyChoice) -> tuple[str, str]:
-    """A strategy's name and all of its parameters: a choice that names a default is the same as one that leaves it out."""
+    """A strategy's name and all of its parameters: a choice that names a default is the same as one
+    that leaves it out."""
     from serving.runtime.strategies import build_strategy
 
-    return choice.name, build_strategy(choice.name, dict(choice.parameters)).config.model_dump_json()
+    return choice.name, build_strategy(
+        choice.name, dict(choice.parameters)
+    ).config.model_dump_json()
 
 
 @dataclass(frozen=True)
@@ -105,7 +148,8 @@ class SampledVerdict:
 
     Args:
         verdict: on what serves them.
-        low: where nothing was tuned for them: lower end of the greedy choice's speedup over plain decoding for them, if it was measured.
+        low: where nothing was tuned for them: lower end of the greedy choice's speedup over plain
+            decoding for them, if it was measured.
         as_greedy: whether that is enough for the greedy choice to serve them.
     """
 
@@ -114,16 +158,30 @@ class SampledVerdict:
     as_greedy: bool = False
 
 
-def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,
-                    resources: StrategyResources, rival: ChampionComparison, settings: GateSettings) -> SampledVerdict:
-    """The verdict on what serves sampled requests: what was tuned for them, else the greedy choice if it is lossless and measured to be no
-    slower than plain decoding, else plain decoding.
+def sampled_verdict(
+    step: StepContext,
+    prompts: Sequence[Prompt],
+    config: DecodingConfig,
+    thresholds: Thresholds,
+    resources: StrategyResources,
+    rival: ChampionComparison,
+    settings: GateSettings,
+) -> SampledVerdict:
+    """The verdict on what serves sampled requests: what was tuned for them, else the greedy choice
+    if it is lossless and measured to be no slower than plain decoding, else plain decoding.
 
-    It is measured at the temperature of the candidate's choice, else of the champion's, else at the default of requests, and each side
-    decodes what it would serve then. A greedy choice that is too slow there is no reason to refuse a release: plain decoding takes its
-    place. Texts are not compared token by token: the target's own samples differ, too.
+    It is measured at the temperature of the candidate's choice, else of the champion's, else at the
+    default of requests, and each side decodes what it would serve then. A greedy choice that is too
+    slow there is no reason to refuse a release: plain decoding takes its place. Texts are not
+    compared token by token: the target's own samples differ, too.
     """
-    from components.gate.temperatures import greedy_on_trial, judge_sampled, passes_trial, sampled_temperature, untuned
+    from components.gate.temperatures import (
+        greedy_on_trial,
+        judge_sampled,
+        passes_trial,
+        sampled_temperature,
+        untuned,
+    )
     from serving.runtime.strategies import PLAIN, served_choice
     from serving.temperature import SERVED_TEMPERATURE
 
@@ -135,7 +193,9 @@ def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: Decodi
     choice = trial or served_choice(config, temperature)
     relaxed = replace(thresholds, lossless_identical=False)
     judging = BenchJudge(choice.name, dict(choice.parameters), relaxed)
-    report, verdict = measured(step, prompts, judging, resources, rival.at(temperature), settings, temperature)
+    report, verdict = measured(
+        step, prompts, judging, resources, rival.at(temperature), settings, temperature
+    )
     step.report("bench_sampled", report.to_json(), per_device=True)
     entries = report.in_doubt or report.strategies
     low = judging.entry(entries).speedup_low if trial else None
@@ -143,7 +203,13 @@ def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: Decodi
     if trial is not None and not as_greedy:
         choice = PLAIN
         judging = BenchJudge(PLAIN.name, {}, relaxed)
-        verdict = judging.of(report.model_copy(update={"strategies": entries})) if rival.contenders else GateVerdict(())
+        verdict = (
+            judging.of(report.model_copy(update={"strategies": entries}))
+            if rival.contenders
+            else GateVerdict(())
+        )
     noted = GateVerdict((), untuned(config, temperature, choice, low))
-    judged = judge_sampled(verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds)
+    judged = judge_sampled(
+        verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds
+    )
     return SampledVerdict(noted + judged, low, as_greedy)

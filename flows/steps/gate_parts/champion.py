@@ -1,4 +1,5 @@
-"""The champion that a candidate is compared with: found, loaded, and ready to decode what it serves."""
+"""The champion that a candidate is compared with: found, loaded, and ready to decode what it
+serves."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class ChampionComparison:
     @property
     def config(self) -> DecodingConfig | None:
         """What it serves, if it is measured."""
-        found: Any = next((one.resources.artifacts.get("decoding_config") for one in self.contenders), None)
+        found: Any = next(
+            (one.resources.artifacts.get("decoding_config") for one in self.contenders), None
+        )
         return found
 
     def at(self, temperature: float) -> ChampionComparison:
@@ -52,7 +55,11 @@ class ChampionComparison:
         contenders = []
         for one in self.contenders:
             config: Any = one.resources.artifacts["decoding_config"]
-            contenders.append(StrategyContender(one.pair, one.resources, served_choice(config, temperature), one.label))
+            contenders.append(
+                StrategyContender(
+                    one.pair, one.resources, served_choice(config, temperature), one.label
+                )
+            )
         return replace(self, contenders=tuple(contenders))
 
 
@@ -71,7 +78,9 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         if pair is None:
             return ChampionComparison(
                 champion,
-                unmeasured=f"{champion.name}, the champion, has other weights or another dtype than the models here, or "
+                unmeasured=f"{champion.name}, the champion, has other weights or another dtype "
+                "than "
+                "the models here, or "
                 "there is no memory for both: not measured",
             )
         theirs = artifacts_of(store, champion, champion.fingerprint)
@@ -80,25 +89,38 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
     record = gate_record(champion)
     if record is not None and record.serves_greedy_choice(champion.version, champion.pins):
         theirs["decoding_config"] = config = config.with_greedy_for_sampled()
-    contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion")
-    return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {}, prompts=made_of)
+    contender = StrategyContender(
+        pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion"
+    )
+    return ChampionComparison(
+        champion, (contender,), theirs if pair is step.pair else {}, prompts=made_of
+    )
 
 
 def draft_of(step: StepContext, store: Store, champion: ReleaseVersion, place: Path) -> Path | None:
-    """Folder of the draft that a champion runs on: the workspace's own where the models are the same, else a distilled one that it pins."""
+    """Folder of the draft that a champion runs on: the workspace's own where the models are the
+    same, else a distilled one that it pins."""
     if champion.fingerprint == step.pair.fingerprint:
         return step.workspace.files().draft
     version = champion.pins.get("distilled_draft")
-    return None if version is None else store.download(store.resolve("distilled_draft", champion.pair, version), place / "draft")
+    return (
+        None
+        if version is None
+        else store.download(
+            store.resolve("distilled_draft", champion.pair, version), place / "draft"
+        )
+    )
 
 
 def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -> LoadedPair | None:
-    """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
+    """The models that a champion runs on: those that are loaded, or the same target with the
+    distilled draft that it pins.
 
     Args:
         draft: of `draft_of`.
     Returns:
-        None where they are not available here: another target or dtype, a draft that is not in the registry, or no memory for both.
+        None where they are not available here: another target or dtype, a draft that is not in the
+            registry, or no memory for both.
     """
     from components.gate.footprint import room_for_another
     from serving.artifacts.compiled_libraries import wanted_mode
@@ -115,5 +137,14 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
     if fingerprint(files, pair.dtype) != champion.fingerprint:
         return None
     onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
-    return load_pair(files, LoadSettings.model_validate({"dtype": pair.dtype, "chat": space.spec.chat, "onnx_draft": onnx,
-                                                         "compile": wanted_mode("try")}))
+    return load_pair(
+        files,
+        LoadSettings.model_validate(
+            {
+                "dtype": pair.dtype,
+                "chat": space.spec.chat,
+                "onnx_draft": onnx,
+                "compile": wanted_mode("try"),
+            }
+        ),
+    )

@@ -1,4 +1,5 @@
-"""The checks of the gate that need no clock: identity of lossless outputs, predictions of artifacts, size and start-up of the bundle."""
+"""The checks of the gate that need no clock: identity of lossless outputs, predictions of
+artifacts, size and start-up of the bundle."""
 
 from __future__ import annotations
 
@@ -23,35 +24,64 @@ if TYPE_CHECKING:
     from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
-"""Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred. In float32, so many requests
-at once: a batch of four takes hardly longer than one of them."""
+"""Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a
+hundred. In float32, so many requests at once: a batch of four takes hardly longer than one of
+them."""
 START_LIMIT = 120.0
 """Seconds that a start may take where the thresholds name none."""
 PREDICTING = ("acceptance_table", "verifier")
 """Kinds whose predictions are judged on traces."""
 NOT_COLLECTED = ("no_traces", "collection_unfinished")
-SHOWABLE = ("feature_missing", "no_untouched_prompts", "sampled_trace", "no_target_texts", "no_draft_tokens", "too_few_prompts")
-"""Errors whose message says what to do and names no folder, which nobody needs to read in the registry."""
+SHOWABLE = (
+    "feature_missing",
+    "no_untouched_prompts",
+    "sampled_trace",
+    "no_target_texts",
+    "no_draft_tokens",
+    "too_few_prompts",
+)
+"""Errors whose message says what to do and names no folder, which nobody needs to read in the
+registry."""
 
 
 def missing(name: str, why: str, reason: str | None, *, enough: bool = True) -> GateVerdict:
-    """What could not be measured does not pass, unless a person gives a reason, which becomes a note.
+    """What could not be measured does not pass, unless a person gives a reason, which becomes a
+    note.
 
     Args:
-        enough: False calls it not enough evidence instead of failed: something on this machine would supply it.
+        enough: False calls it not enough evidence instead of failed: something on this machine
+            would supply it.
     """
     if reason:
         return GateVerdict((), (f"{why}; let pass: {reason}",))
-    return GateVerdict((Check(name, 0, 1, False, f"{why}; `draftwell gate --unmeasured REASON` lets it pass", transient=True,
-                              enough=enough),))
+    return GateVerdict(
+        (
+            Check(
+                name,
+                0,
+                1,
+                False,
+                f"{why}; `draftwell gate --unmeasured REASON` lets it pass",
+                transient=True,
+                enough=enough,
+            ),
+        )
+    )
 
 
-def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: Thresholds,
-                     unmeasured: str | None = None) -> GateVerdict:
-    """How well table and verifier predict, compared with the champion's; nothing for a release without both.
+def prediction_check(
+    step: StepContext,
+    mine: dict[str, Artifact],
+    theirs: dict[str, Artifact],
+    thresholds: Thresholds,
+    unmeasured: str | None = None,
+) -> GateVerdict:
+    """How well table and verifier predict, compared with the champion's; nothing for a release
+    without both.
 
-    Each is judged on the workspace's traces of its own class of temperatures: what it learnt from says nothing about the other class.
-    A table with counts for both is judged twice, those for sampled requests under a name of their own.
+    Each is judged on the workspace's traces of its own class of temperatures: what it learnt from
+    says nothing about the other class. A table with counts for both is judged twice, those for
+    sampled requests under a name of their own.
     """
     from components.gate.predictions.predictive_loss import judge_predictions, predictions
     from flows.context import open_trace
@@ -62,18 +92,30 @@ def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[
         temperature = temperature_of(part) or 0.0
         rivals = {kind: artifact.at(temperature) for kind, artifact in theirs.items()}
         try:
-            found, notes = predictions({part.kind: part}, rivals, open_trace(step, temperature=temperature))
+            found, notes = predictions(
+                {part.kind: part}, rivals, open_trace(step, temperature=temperature)
+            )
         except DraftwellError as error:
             step.workspace.say(str(error))
-            lacking.append(f"{name} not judged: {why_unusable(error, step.workspace.spec.name, temperature)}")
+            lacking.append(
+                f"{name} not judged: {why_unusable(error, step.workspace.spec.name, temperature)}"
+            )
         else:
             judged = judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
-            verdict += GateVerdict(tuple(replace(check, name=f"{name} predicts") for check in judged.checks), judged.notes)
-    return verdict + missing("predictions measured", "; ".join(lacking), unmeasured, enough=False) if lacking else verdict
+            verdict += GateVerdict(
+                tuple(replace(check, name=f"{name} predicts") for check in judged.checks),
+                judged.notes,
+            )
+    return (
+        verdict + missing("predictions measured", "; ".join(lacking), unmeasured, enough=False)
+        if lacking
+        else verdict
+    )
 
 
 def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Artifact]]:
-    """Name and artifact of all that predicts; of one with a part for sampled requests that one too."""
+    """Name and artifact of all that predicts; of one with a part for sampled requests that one
+    too."""
     for kind in PREDICTING:
         if kind in artifacts:
             greedy, sampled = (artifacts[kind].at(temperature) for temperature in (0.0, 1.0))
@@ -84,47 +126,81 @@ def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Arti
 
 def why_unusable(error: DraftwellError, pair: str, temperature: float) -> str:
     """Why the traces of a temperature cannot be used, with the command that collects others."""
-    command = f"draftwell collect --pair {pair}" + (f" --temperature {temperature:g}" if temperature else "")
+    command = f"draftwell collect --pair {pair}" + (
+        f" --temperature {temperature:g}" if temperature else ""
+    )
     if error.code in NOT_COLLECTED:
-        return f"the workspace has no finished traces at temperature {temperature:g} (`{command}` collects them)"
+        return (
+            f"the workspace has no finished traces at temperature {temperature:g} (`{command}` "
+            "collects them)"
+        )
     if error.code in SHOWABLE:
         return f"{error} (`{command} --fresh` collects others)"
-    return f"the workspace's traces at temperature {temperature:g} cannot be used (`{command} --fresh` collects others)"
+    return (
+        f"the workspace's traces at temperature {temperature:g} cannot be used (`{command} "
+        "--fresh` collects others)"
+    )
 
 
-def footprint_check(step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: Thresholds) -> GateVerdict:
+def footprint_check(
+    step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: Thresholds
+) -> GateVerdict:
     """The size of the release's bundle, and how fast a new process starts from it."""
     from components.gate.footprint import footprint, judge_footprint
     from registry.bundles.build import bundle_bytes
 
     limit = 2 * (thresholds.max_startup_seconds or START_LIMIT)
-    found = footprint(bundle, bundle_bytes(bundle), step.workspace.files(), release.device, limit=limit)
+    found = footprint(
+        bundle, bundle_bytes(bundle), step.workspace.files(), release.device, limit=limit
+    )
     return judge_footprint(found, thresholds)
 
 
-def identity_verdict(step: StepContext, config: DecodingConfig, resources: Any, prompts: Sequence[Prompt]) -> GateVerdict:
-    """Identity at temperature 0 of every choice of a config that claims to be lossless; the sampled one's under a name of its own.
+def identity_verdict(
+    step: StepContext, config: DecodingConfig, resources: Any, prompts: Sequence[Prompt]
+) -> GateVerdict:
+    """Identity at temperature 0 of every choice of a config that claims to be lossless; the sampled
+    one's under a name of its own.
 
-    The models are loaded once for all of them, and a choice that serves both classes of temperatures is decoded once.
+    The models are loaded once for all of them, and a choice that serves both classes of
+    temperatures is decoded once.
     """
     from components.gate.losslessness import OutputReader
     from components.gate.temperatures import tuned_classes
     from serving.runtime.strategies import PLAIN, find_strategy
 
-    classes = [(choice, temperature) for choice, temperature in tuned_classes(config)
-               if find_strategy(choice.name).lossless and choice.name != PLAIN.name]
+    classes = [
+        (choice, temperature)
+        for choice, temperature in tuned_classes(config)
+        if find_strategy(choice.name).lossless and choice.name != PLAIN.name
+    ]
     if not classes:
         return GateVerdict(())
-    reader = OutputReader(float32_pair(step.workspace) if dtype_of(step.pair.dtype) != "float32" else step.pair, IDENTITY_TOKENS)
-    found = {choice: identity_check(reader, choice, resources, prompts[:IDENTITY_PROMPTS])
-             for choice in dict.fromkeys(choice for choice, _ in classes)}
-    return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") if temperature else check
-                             for choice, temperature in classes for check in found[choice]))
+    reader = OutputReader(
+        float32_pair(step.workspace) if dtype_of(step.pair.dtype) != "float32" else step.pair,
+        IDENTITY_TOKENS,
+    )
+    found = {
+        choice: identity_check(reader, choice, resources, prompts[:IDENTITY_PROMPTS])
+        for choice in dict.fromkeys(choice for choice, _ in classes)
+    }
+    return GateVerdict(
+        tuple(
+            replace(check, name=f"sampled {check.name}") if temperature else check
+            for choice, temperature in classes
+            for check in found[choice]
+        )
+    )
 
 
-def identity_check(reader: OutputReader, choice: StrategyChoice, resources: StrategyResources,
-                   prompts: Sequence[Prompt]) -> tuple[Check, ...]:
-    """Whether a choice that claims to be lossless gives autoregressive's tokens; `reader`: of the pair in float32."""
+def identity_check(
+    reader: OutputReader,
+    choice: StrategyChoice,
+    resources: StrategyResources,
+    prompts: Sequence[Prompt],
+) -> tuple[Check, ...]:
+    """Whether a choice that claims to be lossless gives autoregressive's tokens; `reader`: of the
+    pair in float32."""
     from components.gate.bench_checks import judge_release
     from components.gate.losslessness import identity_entry
 
@@ -132,15 +208,20 @@ def identity_check(reader: OutputReader, choice: StrategyChoice, resources: Stra
     return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
 
 
-def weights_check(step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds) -> GateVerdict:
-    """How a target with rounded weights compares with the full ones; nothing for a target that has these."""
+def weights_check(
+    step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds
+) -> GateVerdict:
+    """How a target with rounded weights compares with the full ones; nothing for a target that has
+    these."""
     weights = weights_of(step.pair.dtype)
     if weights is None or thresholds.min_weights_agreement is None:
         return GateVerdict(())
     from components.gate.weights_check import judge_weights, weights_agreement
 
     full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
-    return judge_weights(weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS), weights, thresholds)
+    return judge_weights(
+        weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS), weights, thresholds
+    )
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:

@@ -1,4 +1,5 @@
-"""The part of the gate that needs no clock and no release: this checkout's deterministic counts, compared with the recorded ones."""
+"""The part of the gate that needs no clock and no release: this checkout's deterministic counts,
+compared with the recorded ones."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def baseline_report(pair_name: str, say: Any, bar: Any = None) -> CountsReport:
 
 
 def counted(pair_name: str, say: Any, bar: Any) -> tuple[CountsReport, GateVerdict]:
-    """The counts, and whether every strategy that claims to be lossless gave the target's own tokens."""
+    """The counts, and whether every strategy that claims to be lossless gave the target's own
+    tokens."""
     from components.gate.baseline_counts import deterministic_report
     from components.gate.losslessness import judge_texts
     from components.prompts.prompt import demo_prompts
@@ -30,12 +32,15 @@ def counted(pair_name: str, say: Any, bar: Any) -> tuple[CountsReport, GateVerdi
 
     pair, prompts = Workspace(pair_name, "float32", say).load(), demo_prompts(PROMPTS)
     texts: dict[str, list[list[int]]] = {}
-    report = deterministic_report(pair, [StrategyChoice(name) for name in COUNTED], prompts, TOKENS, progress=bar, texts=texts)
+    report = deterministic_report(
+        pair, [StrategyChoice(name) for name in COUNTED], prompts, TOKENS, progress=bar, texts=texts
+    )
     return report, judge_texts(pair, prompts, texts, TOKENS)
 
 
 def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
-    """Compare this checkout's deterministic counts with the recorded ones, and lossless outputs with the target's own choices."""
+    """Compare this checkout's deterministic counts with the recorded ones, and lossless outputs
+    with the target's own choices."""
     from components.gate.baseline_checks import compare_with_baseline
     from components.gate.baseline_counts import CountsReport
     from components.gate.verdict import Thresholds
@@ -45,8 +50,17 @@ def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
     name, gates = find_pair(pair_name).name, load_gates()
     recorded = load_baseline(name)
     if recorded is None:
-        raise DraftwellError(f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} --record`",
-                             code="no_baseline")
+        raise DraftwellError(
+            (
+                f"pair {name} has no recorded baseline: record one with `draftwell gate --pair "
+                f"{name} --record`"
+            ),
+            code="no_baseline",
+        )
     report, identity = counted(pair_name, say, bar)
-    verdict = compare_with_baseline(report, CountsReport.model_validate(recorded.model_dump()), Thresholds.of(gates.model_dump()))
+    verdict = compare_with_baseline(
+        report,
+        CountsReport.model_validate(recorded.model_dump()),
+        Thresholds.of(gates.model_dump()),
+    )
     return verdict + identity if gates.lossless_identical else verdict

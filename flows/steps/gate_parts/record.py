@@ -1,4 +1,5 @@
-"""What the gate keeps: the verdict and its evidence with the release, and the bundle that was judged."""
+"""What the gate keeps: the verdict and its evidence with the release, and the bundle that was
+judged."""
 
 from __future__ import annotations
 
@@ -19,33 +20,78 @@ if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
     from registry.store import Store
 
-COMPARED = ("tokens_per_second", "speedup", "speedup_low", "acceptance_rate", "mat", "cost_ratio", "ttft_ms", "tpot_ms", "tpot_p95_ms")
+COMPARED = (
+    "tokens_per_second",
+    "speedup",
+    "speedup_low",
+    "acceptance_rate",
+    "mat",
+    "cost_ratio",
+    "ttft_ms",
+    "tpot_ms",
+    "tpot_p95_ms",
+)
 """Metrics of the candidate's bench that MLflow compares releases by."""
 
 
 def serves(step: StepContext, release: ReleaseVersion) -> bool:
-    """Whether a release is the champion and its record is valid: one slow minute of the machine must not withdraw what serves."""
+    """Whether a release is the champion and its record is valid: one slow minute of the machine
+    must not withdraw what serves."""
     from registry.releases import gate_record, objection
 
-    return champion_number(step.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
+    return (
+        champion_number(step.workspace, release.device) == release.version
+        and objection(release, gate_record(release)) is None
+    )
 
 
-def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, bundle_digest: str,
-              sampled: SampledVerdict) -> GateRecord:
+def record_of(
+    release: ReleaseVersion,
+    verdict: GateVerdict,
+    champion: ReleaseVersion | None,
+    bundle_digest: str,
+    sampled: SampledVerdict,
+) -> GateRecord:
     """The verdict as the registry keeps it."""
     from registry.gates import GateCheck, GateRecord
 
-    checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient,
-                             enough=c.enough, prompts_needed=c.prompts_needed)
-                   for c in verdict.checks)
-    return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
-                      checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now(),
-                      sampled_lower_bound=sampled.low, sampled_as_greedy=sampled.as_greedy)
+    checks = tuple(
+        GateCheck(
+            name=c.name,
+            value=c.value,
+            threshold=c.threshold,
+            passed=c.passed,
+            transient=c.transient,
+            enough=c.enough,
+            prompts_needed=c.prompts_needed,
+        )
+        for c in verdict.checks
+    )
+    return GateRecord(
+        pair=release.pair,
+        device=release.device,
+        release_version=release.version,
+        pins=release.pins,
+        passed=verdict.passed,
+        checks=checks,
+        baseline_version=champion.version if champion else None,
+        bundle_digest=bundle_digest,
+        created=now(),
+        sampled_lower_bound=sampled.low,
+        sampled_as_greedy=sampled.as_greedy,
+    )
 
 
-def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, shown: BenchReport, entry: BenchEntry,
-                 written: Sequence[Path]) -> None:
-    """Keep the verdict with its release: record, text, metrics of the candidate to compare, the benches, and plots of one.
+def keep_verdict(
+    store: Store,
+    record: GateRecord,
+    verdict: GateVerdict,
+    shown: BenchReport,
+    entry: BenchEntry,
+    written: Sequence[Path],
+) -> None:
+    """Keep the verdict with its release: record, text, metrics of the candidate to compare, the
+    benches, and plots of one.
 
     Args:
         shown: the bench that is drawn.
@@ -55,17 +101,24 @@ def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, shown: 
     from components.gate.verdict_report import bench_plots, verdict_markdown
     from registry.releases import record_gate
 
-    figures = {name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None}
+    figures = {
+        name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None
+    }
     with tempfile.TemporaryDirectory() as place:
         files = [*written, *bench_plots(shown, Path(place))]
         record_gate(store, record, words=verdict_markdown(verdict), figures=figures, files=files)
 
 
-def keep_bundle(step: StepContext, bundle: Path, release: ReleaseVersion, rival: ChampionComparison) -> None:
+def keep_bundle(
+    step: StepContext, bundle: Path, release: ReleaseVersion, rival: ChampionComparison
+) -> None:
     """Keep the bundle that passed, and the champion's, for a deployment on this machine."""
     from registry.bundles.judged import keep_judged
 
     try:
         keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])
-    except OSError as error:  # the verdict counts more: without the bundle a deployment builds it again and says so
-        step.workspace.say(f"the judged bundle was not kept ({error}): `draftwell deploy` will build it again")
+    # the verdict counts more: without the bundle a deployment builds it again and says so
+    except OSError as error:
+        step.workspace.say(
+            f"the judged bundle was not kept ({error}): `draftwell deploy` will build it again"
+        )

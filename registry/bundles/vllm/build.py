@@ -1,8 +1,9 @@
 """Building a bundle that vLLM serves: `make deploy ENGINE=vllm`.
 
-Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and `current` beside them leads to the one that
-is served. A bundle is built next to its place, renamed, and never changed afterwards; `current` moves last, or later, when the bundle was
-tried. The same settings, models and files make no second one.
+Bundles are `<out>/vllm/<pair>/<number>-<device>/`, numbered in the order of their making, and
+`current` beside them leads to the one that is served. A bundle is built next to its place, renamed,
+and never changed afterwards; `current` moves last, or later, when the bundle was tried. The same
+settings, models and files make no second one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from registry.bundles.vllm.settings import VllmServing
 from serving.errors import DraftwellError
 
 FOLDER = "vllm"
-"""Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`, which is for its bundles alone."""
+"""Between the folder of all bundles and a pair's: our own server follows `<out>/<pair>/current`,
+which is for its bundles alone."""
 
 
 def bundles_of(out: Path, pair: str) -> Path:
@@ -29,26 +31,41 @@ def bundles_of(out: Path, pair: str) -> Path:
     return out / FOLDER / pair
 
 
-def build_vllm_bundle(out: Path, pair: str, device: str, settings: Callable[[int], VllmServing], *, models: Mapping[str, Path],
-                      files: Mapping[str, bytes], activate: bool = True) -> Path:
+def build_vllm_bundle(
+    out: Path,
+    pair: str,
+    device: str,
+    settings: Callable[[int], VllmServing],
+    *,
+    models: Mapping[str, Path],
+    files: Mapping[str, bytes],
+    activate: bool = True,
+) -> Path:
     """Build a bundle and let `current` lead to it.
 
     Args:
         out: folder of all bundles.
         settings: makes those of the bundle from its number.
-        models: place in the bundle, such as `models/target` → folder with config.json and safetensors weights.
+        models: place in the bundle, such as `models/target` → folder with config.json and
+            safetensors weights.
         files: name → content of further files.
         activate: whether `current` moves; if not, `activate_vllm_bundle` moves it later.
     Returns:
         the bundle's folder: the last one where it is the same.
     Raises:
-        DraftwellError: a model's files are missing (`missing_file`), or settings refuse what they are made of; nothing was changed. Or it
-            could not be signed with the key that is named: `current` stays.
+        DraftwellError: a model's files are missing (`missing_file`), or settings refuse what they
+            are made of; nothing was changed. Or it could not be signed with the key that is named:
+            `current` stays.
     """
     for folder in models.values():
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise DraftwellError(f"{folder} has no config.json or no safetensors weights: fetch or export that model again",
-                                 code="missing_file")
+            raise DraftwellError(
+                (
+                    f"{folder} has no config.json or no safetensors weights: fetch or export "
+                    "that model again"
+                ),
+                code="missing_file",
+            )
     settings(1)  # what they refuse is refused before anything is copied
     home = bundles_of(out, pair)
     home.mkdir(parents=True, exist_ok=True)
@@ -75,8 +92,16 @@ def activate_vllm_bundle(bundle: Path) -> None:
 
 
 def _settle(place: Path, home: Path, device: str, settings: Callable[[int], VllmServing]) -> Path:
-    """Write what depends on the number and rename the folder to its place, unless the last bundle is the same; returns which it is."""
-    last = max((int(name[1]) for path in home.iterdir() if (name := NAME.fullmatch(path.name)) and name[2] == device), default=0)
+    """Write what depends on the number and rename the folder to its place, unless the last bundle
+    is the same; returns which it is."""
+    last = max(
+        (
+            int(name[1])
+            for path in home.iterdir()
+            if (name := NAME.fullmatch(path.name)) and name[2] == device
+        ),
+        default=0,
+    )
     if last:
         made, earlier = write_bundle(settings(last), place), home / f"{last}-{device}"
         if _is_whole(earlier) and (earlier / MANIFEST).read_bytes() == made.read_bytes():

@@ -23,8 +23,9 @@ class Kept:
 
     Args:
         names: of the files that were copied.
-        unknown: names of files that may have been changed and were not copied, because the old bundle is of a version that did not write
-            down what it rendered: they cannot be told from those of that version's templates.
+        unknown: names of files that may have been changed and were not copied, because the old
+            bundle is of a version that did not write down what it rendered: they cannot be told
+            from those of that version's templates.
     """
 
     names: tuple[str, ...] = ()
@@ -34,8 +35,9 @@ class Kept:
 def keep_edits(old: Path, new: Path) -> Kept:
     """Copy the files that a user has made or changed in a bundle into the one that follows it.
 
-    The name of the bundle's own image, which holds its number, becomes the new one. A file that the new bundle does not have, because it
-    describes no containers, is left out, and so is one that was changed there already.
+    The name of the bundle's own image, which holds its number, becomes the new one. A file that the
+    new bundle does not have, because it describes no containers, is left out, and so is one that
+    was changed there already.
 
     Args:
         old, new: folders of bundles.
@@ -50,9 +52,18 @@ def keep_edits(old: Path, new: Path) -> Kept:
             data = _read(old / name)
             mine = _read(new / name)
         except OSError as error:
-            raise DraftwellError(f"cannot read {error.filename} ({error.strerror}), which is to be kept in {new}: let this user read it",
-                                 code="unreadable_file") from error
-        wanted = mine is None if name in MADE_BY_USERS else mine is not None and _digest(mine) == fresh.get(name)
+            raise DraftwellError(
+                (
+                    f"cannot read {error.filename} ({error.strerror}), which is to be kept in "
+                    f"{new}: let this user read it"
+                ),
+                code="unreadable_file",
+            ) from error
+        wanted = (
+            mine is None
+            if name in MADE_BY_USERS
+            else mine is not None and _digest(mine) == fresh.get(name)
+        )
         if data is None or not wanted:
             continue
         mode = stat.S_IMODE((old / name).stat().st_mode)
@@ -68,7 +79,8 @@ def keep_edits(old: Path, new: Path) -> Kept:
 
 
 def _digests(bundle: Path) -> dict[str, str | None] | None:
-    """Name → sha256 of a bundle's files as they were rendered; None for one of a version that did not write them down."""
+    """Name → sha256 of a bundle's files as they were rendered; None for one of a version that did
+    not write them down."""
     try:
         free = json.loads((bundle / MANIFEST).read_bytes())["free"]
     except (OSError, ValueError, KeyError, TypeError):

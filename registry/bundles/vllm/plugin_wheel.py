@@ -1,4 +1,5 @@
-"""The wheel `draftwell-vllm` in a bundle: the plug-in of vLLM (`plugin/draftwell_vllm`), built as the runtime's wheel is."""
+"""The wheel `draftwell-vllm` in a bundle: the plug-in of vLLM (`plugin/draftwell_vllm`), built as
+the runtime's wheel is."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ draftwell_acceptance = "draftwell_vllm.stats:AcceptanceLogger"
 
 [tool.setuptools]
 packages = ["draftwell_vllm"]
-"""
+"""  # noqa: E501
 
 
 @functools.cache
@@ -51,7 +52,8 @@ def _version(digest: Any) -> str:
 
 @functools.cache
 def plugin_wheel() -> Wheel:
-    """The wheel of the plug-in; built once in a process. It asks for no packages: vLLM brings numpy, torch and transformers.
+    """The wheel of the plug-in; built once in a process. It asks for no packages: vLLM brings
+    numpy, torch and transformers.
 
     Raises:
         DraftwellError: setuptools is missing or refuses (`wheel_not_built`).

@@ -36,7 +36,7 @@ Without `PYTHON` it is `python3`. `$lock` has the exact version of every package
 $containers
 Ray Serve takes `ray_serve.yaml`, with this folder at `/bundle` on every node. Ray starts vLLM itself: run `python3 /bundle/check.py` there
 first.
-$plugins""")
+$plugins""")  # noqa: E501
 CONTAINERS = Template("""\
 As a container, on one machine, or in a cluster:
 
@@ -48,39 +48,66 @@ REPLICAS = """
 Compose starts {replicas} replicas behind a proxy (Caddy, `Caddyfile`){gpus}. A restart that keeps one of them answering:
 
     for one in {names}; do VLLM_API_KEY=… docker compose up -d --build --wait --no-deps $one; done
-"""
+"""  # noqa: E501
 NO_CONTAINERS = """\
 There is no Dockerfile, compose file or chart: deploy again with `--set image=NAME`, an image with this vLLM{what}.
-"""
+"""  # noqa: E501
 NEEDS = """
 These settings need {needs} beside vLLM; vLLM's own image has it not, and `serve.sh` refuses an environment without it.
-"""
+"""  # noqa: E501
 PLUGINS = """
 The wheels in this folder are plug-ins of vLLM. `serve.sh` lets vLLM import them from here; nothing is installed.
 With `DRAFTWELL_SPOOL=folder` vLLM counts there how its drafts fare, for `draftwell monitor --engine vllm`.
 A relative folder is one below the folder that `serve.sh` was called from.
-"""
+"""  # noqa: E501
 
 
 def readme(settings: VllmServing) -> str:
     """How a bundle is started, and what was judged."""
-    config = "Plain decoding: no way to speculate was surely faster." if settings.speculative is None else (
-        "vLLM's speculative decoding, as Draftwell tuned it by running vLLM:\n\n    " + json.dumps(settings.speculative, sort_keys=True))
-    gate = "passed" if settings.gate.passed else f"none; deployed because: {settings.gate.ungated_reason}"
-    image = CONTAINERS.substitute(image=settings.image_name, port=settings.port, name=settings.name,
-                                  replicas=replicas(settings) if settings.replicas > 1 else "",
-                                  gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+    config = (
+        "Plain decoding: no way to speculate was surely faster."
+        if settings.speculative is None
+        else (
+            "vLLM's speculative decoding, as Draftwell tuned it by running vLLM:\n\n    "
+            + json.dumps(settings.speculative, sort_keys=True)
+        )
+    )
+    gate = (
+        "passed"
+        if settings.gate.passed
+        else f"none; deployed because: {settings.gate.ungated_reason}"
+    )
+    image = CONTAINERS.substitute(
+        image=settings.image_name,
+        port=settings.port,
+        name=settings.name,
+        replicas=replicas(settings) if settings.replicas > 1 else "",
+        gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "",
+    )
     return README.substitute(
-        pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device, how=config, gate=gate,
-        port=settings.port, lock=ENGINE_LOCK,
-        containers=(image if settings.base_image else NO_CONTAINERS.format(what=missing_in_image(settings)))
+        pair=settings.pair,
+        release=settings.release,
+        version=settings.gate.version,
+        device=settings.gate.device,
+        how=config,
+        gate=gate,
+        port=settings.port,
+        lock=ENGINE_LOCK,
+        containers=(
+            image if settings.base_image else NO_CONTAINERS.format(what=missing_in_image(settings))
+        )
         + (NEEDS.format(needs=", ".join(settings.needs)) if settings.needs else ""),
-        plugins=PLUGINS if settings.plugins else "")
+        plugins=PLUGINS if settings.plugins else "",
+    )
 
 
 def replicas(settings: VllmServing) -> str:
     """How several replicas of a compose project are restarted."""
-    own = f", each with {settings.gpus} of the machine's GPUs" if settings.gate.device == "cuda" else ""
+    own = (
+        f", each with {settings.gpus} of the machine's GPUs"
+        if settings.gate.device == "cuda"
+        else ""
+    )
     names = " ".join(f"vllm-{number}" for number in range(1, settings.replicas + 1))
     return REPLICAS.format(replicas=settings.replicas, gpus=own, names=names)
 

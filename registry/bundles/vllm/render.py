@@ -1,9 +1,11 @@
 """The files of a bundle that vLLM serves, rendered from `VllmServing`.
 
-`serve.sh` and `Dockerfile` for one machine, `compose.yaml` with a GPU reserved, `chart/` for Helm, `ray_serve.yaml` for Ray Serve. All
-start the same arguments. `serve.sh`, which the image runs too, first checks the manifest (`check.py`: digests, and that engine, version and
-device are those that the gate judged). Plug-ins are imported from their wheels, whose digests are checked, and need not be installed.
-YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same bytes.
+`serve.sh` and `Dockerfile` for one machine, `compose.yaml` with a GPU reserved, `chart/` for Helm,
+`ray_serve.yaml` for Ray Serve. All start the same arguments. `serve.sh`, which the image runs too,
+first checks the manifest (`check.py`: digests, and that engine, version and device are those that
+the gate judged). Plug-ins are imported from their wheels, whose digests are checked, and need not
+be installed. YAML is dumped from data, so that it is YAML whatever a name holds. The same settings
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
 USER = 1000
 """Number of the user whom the image runs as."""
 DRAIN, MARGIN = 60, 15
-"""Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
+"""Seconds that a container has to end, and how many of them are left when vLLM stops waiting for
+its requests."""
 FREE = (".env", "Caddyfile", "chart/values.yaml", "compose.yaml")
 """What whoever installs the bundle may change; the check at start leaves it out."""
-OWN_WORDS = "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
+OWN_WORDS = (
+    "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
+)
 EXECUTABLE = ("serve.sh",)
 PROXY = "caddy:2.10-alpine"
 """Image of the reverse proxy before several replicas of a compose project."""
@@ -69,7 +74,7 @@ ${cores}${plugins}${environment}export DRAFTWELL_BUNDLE=$bundle DRAFTWELL_OPTION
 MODEL=$model
 exec "$$PYTHON" -P listen.py --model "$$MODEL" --port "$${PORT:-$port}" --host 127.0.0.1 --shutdown-timeout $drain \\
   $arguments "$$@"
-""")
+""")  # noqa: E501
 CORES = Template("""\
 # the cores and libraries that it was measured with, unless you name others; by itself vLLM keeps a core back and takes another OpenMP
 if [ -z "$${VLLM_CPU_OMP_THREADS_BIND:-}" ]; then
@@ -90,7 +95,7 @@ if [ -z "$${LD_PRELOAD+named}" ]; then
   export LD_PRELOAD
   DRAFTWELL_SET="$$DRAFTWELL_SET LD_PRELOAD"
 fi
-""")
+""")  # noqa: E501
 DOCKERFILE = Template("""\
 # $words
 #   docker build -t $image . && docker run --rm -p $port:$port$gpus $image
@@ -106,7 +111,7 @@ USER $user:$user
 EXPOSE $port
 HEALTHCHECK --start-period=600s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health', timeout=5)"]
 ENTRYPOINT ["/bin/sh", "$root/serve.sh", "--host", "0.0.0.0"]
-""")
+""")  # noqa: E501
 CADDYFILE = Template("""\
 # $words
 {
@@ -130,24 +135,32 @@ CADDYFILE = Template("""\
 		}
 	}
 }
-""")
+""")  # noqa: E501
 
 
 def write_bundle(settings: VllmServing, folder: Path) -> Path:
-    """Write the rendered files, and the manifest over all that is in the folder, beside the models and wheels that are there already.
+    """Write the rendered files, and the manifest over all that is in the folder, beside the models
+    and wheels that are there already.
 
     Args:
         folder: the bundle, without a manifest yet.
     Returns:
         the manifest.
     Raises:
-        DraftwellError: a plug-in or a model that the settings place in the bundle is not there (`missing_file`).
+        DraftwellError: a plug-in or a model that the settings place in the bundle is not there
+            (`missing_file`).
     """
-    named = [*settings.plugins, *([settings.requirements] if settings.requirements else []),
-             *(model for model, _ in settings.models().values() if model.startswith(BUNDLED))]
+    named = [
+        *settings.plugins,
+        *([settings.requirements] if settings.requirements else []),
+        *(model for model, _ in settings.models().values() if model.startswith(BUNDLED)),
+    ]
     for name in named:
         if not (folder / name).exists():
-            raise DraftwellError(f"{folder / name}, which the settings name, is not in the bundle: put it there", code="missing_file")
+            raise DraftwellError(
+                f"{folder / name}, which the settings name, is not in the bundle: put it there",
+                code="missing_file",
+            )
     texts = rendered(settings)
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -155,35 +168,63 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
     for source in sorted(HERE.rglob("*")):
         within = source.relative_to(HERE)
-        wanted = {"chart": settings.base_image is not None, CPU_FILE: settings.gate.device == "cpu"}.get(within.parts[0], True)
+        wanted = {
+            "chart": settings.base_image is not None,
+            CPU_FILE: settings.gate.device == "cpu",
+        }.get(within.parts[0], True)
         if source.is_file() and "__pycache__" not in source.parts and wanted:
             (folder / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / within)
     # what a later version, whose templates differ, tells a user's changes by
-    free = {name: hashlib.sha256(texts[name].encode()).hexdigest() if name in texts else None for name in FREE}
-    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"),
-                            "files": file_records(folder), "free": free}
+    free = {
+        name: hashlib.sha256(texts[name].encode()).hexdigest() if name in texts else None
+        for name in FREE
+    }
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA,
+        "kind": "vllm",
+        "settings": settings.model_dump(mode="json"),
+        "files": file_records(folder),
+        "free": free,
+    }
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    manifest.write_text(
+        json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n",
+        encoding="utf-8",
+    )
     return manifest
 
 
 def file_records(folder: Path) -> dict[str, dict[str, Any]]:
     """Path in the bundle → sha256 and size of every file that the manifest lists."""
-    return {name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in sorted(folder.rglob("*"))
-            if path.is_file() and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, SIGNATURE, *FREE)}
+    return {
+        name: {"sha256": sha256_file(path), "size": path.stat().st_size}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, SIGNATURE, *FREE)
+    }
 
 
 def rendered(settings: VllmServing) -> dict[str, str]:
-    """Path in the bundle → text of every file that depends on the settings; those of containers only where there is an image to make them
-    from."""
-    bare = {"serve.sh": serve_script(settings), "README.md": readme(settings), "ray_serve.yaml": _yaml(ray_serve(settings))}
+    """Path in the bundle → text of every file that depends on the settings; those of containers
+    only where there is an image to make them from."""
+    bare = {
+        "serve.sh": serve_script(settings),
+        "README.md": readme(settings),
+        "ray_serve.yaml": _yaml(ray_serve(settings)),
+    }
     if settings.base_image is None:
         return bare
     proxy = {"Caddyfile": caddyfile(settings)} if settings.replicas > 1 else {}
-    return {**bare, **proxy, "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
-            "chart/Chart.yaml": _yaml(chart(settings)), "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS),
-            ".dockerignore": ".env\n"}
+    return {
+        **bare,
+        **proxy,
+        "Dockerfile": dockerfile(settings),
+        "compose.yaml": _yaml(compose(settings), OWN_WORDS),
+        "chart/Chart.yaml": _yaml(chart(settings)),
+        "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS),
+        ".dockerignore": ".env\n",
+    }
 
 
 def serve_script(settings: VllmServing) -> str:
@@ -192,14 +233,29 @@ def serve_script(settings: VllmServing) -> str:
     for name, value in settings.engine_arguments().items():
         text = json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
         words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
-    environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.environment.items()))
-    wheels = ":".join(f"$PWD/{name}" for name in settings.plugins)  # names of wheels hold nothing that a shell reads
+    environment = "".join(
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in sorted(settings.environment.items())
+    )
+    # names of wheels hold nothing that a shell reads
+    wheels = ":".join(f"$PWD/{name}" for name in settings.plugins)
     plugins = f'export PYTHONPATH="{wheels}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if wheels else ""
-    return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, cores=cores_of(settings.gate), plugins=plugins, environment=environment,
-                            names="".join(f" {name}" for name in sorted(settings.environment)), drain=DRAIN - MARGIN,
-                            model=shlex.quote(settings.model), port=settings.port, bundle=shlex.quote(settings.bundle),
-                            arguments=" ".join(words))
+    return SERVE.substitute(
+        pair=settings.pair,
+        release=settings.release,
+        version=settings.gate.version,
+        device=settings.gate.device,
+        words=WORDS,
+        cores=cores_of(settings.gate),
+        plugins=plugins,
+        environment=environment,
+        names="".join(f" {name}" for name in sorted(settings.environment)),
+        drain=DRAIN - MARGIN,
+        model=shlex.quote(settings.model),
+        port=settings.port,
+        bundle=shlex.quote(settings.bundle),
+        arguments=" ".join(words),
+    )
 
 
 def cores_of(gate: EngineGate) -> str:
@@ -210,18 +266,30 @@ def cores_of(gate: EngineGate) -> str:
 
 
 def dockerfile(settings: VllmServing) -> str:
-    """`Dockerfile` on vLLM's image: what the plug-ins need, whose hashes pip checks, and the bundle."""
+    """`Dockerfile` on vLLM's image: what the plug-ins need, whose hashes pip checks, and the
+    bundle."""
     installs = ""
     if settings.requirements:
-        installs += (f"COPY {settings.requirements} /install/\n"
-                     f"RUN pip install --no-cache-dir --require-hashes --no-deps -r /install/{settings.requirements}\n")
-    return DOCKERFILE.substitute(words=WORDS, image=settings.image_name, port=settings.port, base=settings.base_image, installs=installs,
-                                 root=ROOT, user=USER, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+        installs += (
+            f"COPY {settings.requirements} /install/\n"
+            "RUN pip install --no-cache-dir --require-hashes --no-deps -r "
+            f"/install/{settings.requirements}\n"
+        )
+    return DOCKERFILE.substitute(
+        words=WORDS,
+        image=settings.image_name,
+        port=settings.port,
+        base=settings.base_image,
+        installs=installs,
+        root=ROOT,
+        user=USER,
+        gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "",
+    )
 
 
 def compose(settings: VllmServing) -> dict[str, Any]:
-    """`compose.yaml`: the replicas, each with GPUs of its own reserved, and where there are several a proxy before them; the spool is a
-    volume that a worker may share."""
+    """`compose.yaml`: the replicas, each with GPUs of its own reserved, and where there are several
+    a proxy before them; the spool is a volume that a worker may share."""
     names = replica_names(settings)
     services = {name: replica_service(settings, number) for number, name in enumerate(names, 1)}
     port = {"ports": [f"127.0.0.1:{settings.port}:{settings.port}"]}
@@ -234,38 +302,80 @@ def compose(settings: VllmServing) -> dict[str, Any]:
 
 def replica_names(settings: VllmServing) -> list[str]:
     """What compose calls the replicas: vllm, or vllm-1, vllm-2 and so on."""
-    return ["vllm"] if settings.replicas == 1 else [f"vllm-{number}" for number in range(1, settings.replicas + 1)]
+    return (
+        ["vllm"]
+        if settings.replicas == 1
+        else [f"vllm-{number}" for number in range(1, settings.replicas + 1)]
+    )
 
 
 def replica_service(settings: VllmServing, number: int) -> dict[str, Any]:
     """A replica of a compose project, from 1."""
     service: dict[str, Any] = {
-        "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
-        "cap_drop": ["ALL"], "read_only": True, "tmpfs": ["/tmp:exec"],  # where vLLM compiles, and loads what it compiled
-        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub",
-                        "VLLM_API_KEY": "${VLLM_API_KEY:?give it a value in .env beside this file}"},
+        "image": settings.image_name,
+        "build": ".",
+        "restart": "unless-stopped",
+        "security_opt": ["no-new-privileges:true"],
+        # where vLLM compiles, and loads what it compiled
+        "cap_drop": ["ALL"],
+        "read_only": True,
+        "tmpfs": ["/tmp:exec"],
+        "environment": {
+            "DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}",
+            "HF_TOKEN": "${HF_TOKEN:-}",
+            "HF_HOME": "/hub",
+            "VLLM_API_KEY": "${VLLM_API_KEY:?give it a value in .env beside this file}",
+        },
         "volumes": [f"spool:{SPOOL}", "hub:/hub"],
-        "command": ["--shutdown-timeout", str(DRAIN - MARGIN)], "stop_grace_period": f"{DRAIN}s",
-        "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
+        "command": ["--shutdown-timeout", str(DRAIN - MARGIN)],
+        "stop_grace_period": f"{DRAIN}s",
+        "healthcheck": {
+            "test": ["CMD", "python3", "-c", _probe(settings)],
+            "interval": "10s",
+            "start_period": "10m",
+            "retries": 6,
+        },
+    }
     several = settings.replicas > 1
     if several:
         service["environment"]["DRAFTWELL_REPLICA"] = str(number)  # on CPUs, cores of its own
     if settings.gate.device == "cuda":
         service["ipc"] = "host"
         own = [str(gpu) for gpu in range((number - 1) * settings.gpus, number * settings.gpus)]
-        service["deploy"] = {"resources": {"reservations": {"devices": [
-            {"driver": "nvidia", **({"device_ids": own} if several else {"count": settings.gpus}), "capabilities": ["gpu"]}]}}}
+        service["deploy"] = {
+            "resources": {
+                "reservations": {
+                    "devices": [
+                        {
+                            "driver": "nvidia",
+                            **({"device_ids": own} if several else {"count": settings.gpus}),
+                            "capabilities": ["gpu"],
+                        }
+                    ]
+                }
+            }
+        }
     else:
         service["deploy"] = {"resources": {"reservations": {"cpus": str(settings.cpus)}}}
     return service
 
 
 def proxy_service(names: Sequence[str]) -> dict[str, Any]:
-    """The reverse proxy before the replicas: to those that are healthy, again where a connection fails."""
-    return {"image": PROXY, "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"], "cap_drop": ["ALL"],
-            "cap_add": ["NET_BIND_SERVICE"],  # the image's caddy has it as a file capability, and does not start without
-            "read_only": True, "tmpfs": ["/data", "/config"], "volumes": ["./Caddyfile:/etc/caddy/Caddyfile:ro"],
-            "depends_on": {name: {"condition": "service_started"} for name in names}, "stop_grace_period": f"{DRAIN}s"}
+    """The reverse proxy before the replicas: to those that are healthy, again where a connection
+    fails."""
+    return {
+        "image": PROXY,
+        "restart": "unless-stopped",
+        "security_opt": ["no-new-privileges:true"],
+        "cap_drop": ["ALL"],
+        # the image's caddy has it as a file capability, and does not start without
+        "cap_add": ["NET_BIND_SERVICE"],
+        "read_only": True,
+        "tmpfs": ["/data", "/config"],
+        "volumes": ["./Caddyfile:/etc/caddy/Caddyfile:ro"],
+        "depends_on": {name: {"condition": "service_started"} for name in names},
+        "stop_grace_period": f"{DRAIN}s",
+    }
 
 
 def caddyfile(settings: VllmServing) -> str:
@@ -276,45 +386,102 @@ def caddyfile(settings: VllmServing) -> str:
 
 def chart(settings: VllmServing) -> dict[str, Any]:
     """`chart/Chart.yaml`."""
-    return {"apiVersion": "v2", "name": settings.name, "type": "application", "version": f"{settings.release}.0.0",
-            "appVersion": settings.gate.version, "description": f"{settings.pair}, release {settings.release}, served by vLLM"}
+    return {
+        "apiVersion": "v2",
+        "name": settings.name,
+        "type": "application",
+        "version": f"{settings.release}.0.0",
+        "appVersion": settings.gate.version,
+        "description": f"{settings.pair}, release {settings.release}, served by vLLM",
+    }
 
 
 def chart_values(settings: VllmServing) -> dict[str, Any]:
-    """`chart/values.yaml`: what an installation may change; the engine's arguments are the image's."""
+    """`chart/values.yaml`: what an installation may change; the engine's arguments are the
+    image's."""
     on_gpu = settings.gate.device == "cuda"
-    return {"image": {"name": settings.image_name, "pullPolicy": "IfNotPresent"}, "replicas": settings.replicas, "port": settings.port,
-            "resources": {"requests": {"cpu": settings.cpus}, "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {}},
-            "runtimeClass": "", "sharedMemory": "8Gi", "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
-            "hub": {"claim": "", "tokenSecret": ""}, "apiKeySecret": "",
-            "security": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "allowPrivilegeEscalation": False,
-                         "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}, "nodeSelector": {}, "tolerations": [],
-            "startSeconds": 1200, "drainSeconds": DRAIN}
+    return {
+        "image": {"name": settings.image_name, "pullPolicy": "IfNotPresent"},
+        "replicas": settings.replicas,
+        "port": settings.port,
+        "resources": {
+            "requests": {"cpu": settings.cpus},
+            "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {},
+        },
+        "runtimeClass": "",
+        "sharedMemory": "8Gi",
+        "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
+        "hub": {"claim": "", "tokenSecret": ""},
+        "apiKeySecret": "",
+        "security": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "nodeSelector": {},
+        "tolerations": [],
+        "startSeconds": 1200,
+        "drainSeconds": DRAIN,
+    }
 
 
 def ray_serve(settings: VllmServing) -> dict[str, Any]:
-    """`ray_serve.yaml`: Ray Serve LLM with several replicas; the bundle is at /bundle on every node."""
-    deployment: dict[str, Any] = {"num_replicas": settings.replicas, "max_ongoing_requests": 2 * settings.max_num_seqs}
+    """`ray_serve.yaml`: Ray Serve LLM with several replicas; the bundle is at /bundle on every
+    node."""
+    deployment: dict[str, Any] = {
+        "num_replicas": settings.replicas,
+        "max_ongoing_requests": 2 * settings.max_num_seqs,
+    }
     source = settings.place(settings.model, f"{ROOT}/")
-    plugins = {"PYTHONPATH": ":".join(f"{ROOT}/{name}" for name in settings.plugins)} if settings.plugins else {}
-    on_cpu = {"VLLM_USE_AOT_COMPILE": "0"} if settings.gate.device == "cpu" else {}  # as in `serve.sh`
+    plugins = (
+        {"PYTHONPATH": ":".join(f"{ROOT}/{name}" for name in settings.plugins)}
+        if settings.plugins
+        else {}
+    )
+    # as in `serve.sh`
+    on_cpu = {"VLLM_USE_AOT_COMPILE": "0"} if settings.gate.device == "cpu" else {}
     config: dict[str, Any] = {
-        "model_loading_config": {"model_id": settings.model_name, "model_source": source}, "deployment_config": deployment,
+        "model_loading_config": {"model_id": settings.model_name, "model_source": source},
+        "deployment_config": deployment,
         "engine_kwargs": settings.engine_arguments(f"{ROOT}/"),
-        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **on_cpu, **plugins,
-                                     **settings.environment, "DRAFTWELL_BUNDLE": settings.bundle}}}
+        "runtime_env": {
+            "env_vars": {
+                "DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}",
+                "VLLM_NO_USAGE_STATS": "1",
+                **on_cpu,
+                **plugins,
+                **settings.environment,
+                "DRAFTWELL_BUNDLE": settings.bundle,
+            }
+        },
+    }
     if settings.gate.device == "cpu":
         config["placement_group_config"] = {"bundles": [{"CPU": settings.cpus}]}
-    application = {"name": settings.name, "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",
-                   "args": {"llm_configs": [config]}}
-    return {"http_options": {"host": "0.0.0.0", "port": settings.port}, "applications": [application]}
+    application = {
+        "name": settings.name,
+        "route_prefix": "/",
+        "import_path": "ray.serve.llm:build_openai_app",
+        "args": {"llm_configs": [config]},
+    }
+    return {
+        "http_options": {"host": "0.0.0.0", "port": settings.port},
+        "applications": [application],
+    }
 
 
 def _probe(settings: VllmServing) -> str:
-    return f"import urllib.request as r; r.urlopen('http://127.0.0.1:{settings.port}/health', timeout=5)"
+    return (
+        f"import urllib.request as r; r.urlopen('http://127.0.0.1:{settings.port}/health', "
+        "timeout=5)"
+    )
 
 
 def _yaml(data: Mapping[str, Any], words: str = WORDS) -> str:
     import yaml
 
-    return f"# {words}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)
+    return f"# {words}\n" + yaml.safe_dump(
+        dict(data), sort_keys=False, allow_unicode=True, width=120
+    )

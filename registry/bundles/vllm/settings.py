@@ -29,83 +29,148 @@ ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
 
 class EngineGate(Strict):
-    """What the gate judged: a choice is allowed on that engine, version and device, and on no other."""
+    """What the gate judged: a choice is allowed on that engine, version and device, and on no
+    other."""
 
     engine: Literal["vllm"] = "vllm"
-    version: str = Field(pattern=VERSION, description="version of the engine that was measured, without its build")
+    version: str = Field(
+        pattern=VERSION, description="version of the engine that was measured, without its build"
+    )
     device: Literal["cpu", "cuda"]
     device_class: str | None = Field(None, description="machine class that it was measured on")
     dtype: str | None = Field(None, description="number format that was measured")
-    threads: int | None = Field(None, ge=1, description="compute threads that were measured with; left out, not known")
+    threads: int | None = Field(
+        None, ge=1, description="compute threads that were measured with; left out, not known"
+    )
     fingerprint: str | None = Field(None, description="of the models that were measured")
-    settings: dict[str, Any] | None = Field(None, description="the speculative config that was judged; left out, plain decoding")
+    settings: dict[str, Any] | None = Field(
+        None, description="the speculative config that was judged; left out, plain decoding"
+    )
     passed: bool
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
 
 
 class Tuned(Strict):
-    """How drafts fared when they were tuned; `draftwell monitor` compares with it what is served."""
+    """How drafts fared when they were tuned; `draftwell monitor` compares with it what is
+    served."""
 
     temperature: float = Field(ge=0, description="of the requests that it was tuned for")
     drafts: int = Field(ge=0, description="that the target verified")
     first_kept: int = Field(ge=0, description="of them, those whose first token was kept")
-    by_prompt: tuple[tuple[int, int], ...] = Field((), description="of each prompt first_kept and drafts; left out, not known")
+    by_prompt: tuple[tuple[int, int], ...] = Field(
+        (), description="of each prompt first_kept and drafts; left out, not known"
+    )
 
 
 class VllmServing(Strict):
     """How vLLM serves a release.
 
-    Paths of models begin with `models/` where they are in the bundle; others are what vLLM takes: a folder, or a repository of the hub.
+    Paths of models begin with `models/` where they are in the bundle; others are what vLLM takes: a
+    folder, or a repository of the hub.
     """
 
     pair: str = Field(pattern=NAME, description="name of the pair")
     release: int = Field(ge=1, description="number of the release")
     model: str = Field(pattern=ONE_LINE, description="the target")
-    revision: str | None = Field(None, pattern=COMMIT, description="the target's commit on the hub; left out where it is in the bundle")
-    fingerprint: str | None = Field(None, description="of the release's models; needed where the gate passed")
-    served_name: str | None = Field(None, pattern=ONE_LINE, description="model's name in the API; left out, the pair's")
-    speculative: dict[str, Any] | None = Field(None, description="vLLM's speculative_config; left out, plain decoding")
+    revision: str | None = Field(
+        None,
+        pattern=COMMIT,
+        description="the target's commit on the hub; left out where it is in the bundle",
+    )
+    fingerprint: str | None = Field(
+        None, description="of the release's models; needed where the gate passed"
+    )
+    served_name: str | None = Field(
+        None, pattern=ONE_LINE, description="model's name in the API; left out, the pair's"
+    )
+    speculative: dict[str, Any] | None = Field(
+        None, description="vLLM's speculative_config; left out, plain decoding"
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer; left out, the model's limit")
+    max_model_len: int | None = Field(
+        None, ge=2, description="most tokens of prompt and answer; left out, the model's limit"
+    )
     max_num_seqs: int = Field(64, ge=1, description="requests decoded at once by a replica")
-    memory: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory that vLLM takes; not used on CPUs")
-    cache: int = Field(4, ge=1, le=4096, description="GiB for keys and values of a replica on CPUs, where vLLM would take nine tenths of "
-                       "the machine's memory; not used on GPUs")
-    gpus: int = Field(1, ge=1, description="GPUs of a replica, over which vLLM splits the models; not used on CPUs")
+    memory: float = Field(
+        0.9, gt=0, le=1, description="share of the GPU's memory that vLLM takes; not used on CPUs"
+    )
+    cache: int = Field(
+        4,
+        ge=1,
+        le=4096,
+        description="GiB for keys and values of a replica on CPUs, where vLLM would take nine "
+        "tenths "
+        "of "
+        "the machine's memory; not used on GPUs",
+    )
+    gpus: int = Field(
+        1,
+        ge=1,
+        description="GPUs of a replica, over which vLLM splits the models; not used on CPUs",
+    )
     cpus: int = Field(4, ge=1, description="cores that a replica asks for")
-    replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
+    replicas: int = Field(
+        2, ge=1, description="copies behind one address: with two, one may restart"
+    )
     port: int = Field(8000, ge=1, le=65535)
-    image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
-                       "CUDA of that version; on CPUs, and where the settings need more than vLLM, no container is described then")
+    image: str | None = Field(
+        None,
+        pattern=IMAGE,
+        description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
+        "CUDA of that version; on CPUs, and where the settings need more than vLLM, no "
+        "container is described then",
+    )
     plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
-        (), description="file names of wheels in the bundle that are installed beside vLLM")
-    requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
+        (), description="file names of wheels in the bundle that are installed beside vLLM"
+    )
+    requirements: str | None = Field(
+        None,
+        pattern=FILE,
+        description="file in the bundle with what the plug-ins need, locked with hashes",
+    )
     needs: tuple[Annotated[str, StringConstraints(pattern=PACKAGE)], ...] = Field(
-        (), description="distributions besides vLLM that its settings need and its image lacks")
+        (), description="distributions besides vLLM that its settings need and its image lacks"
+    )
     environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
-        default_factory=dict, description="further variables of the engine's process; no secrets")
-    tuned: Tuned | None = Field(None, description="how drafts fared when they were tuned; left out, not known")
+        default_factory=dict, description="further variables of the engine's process; no secrets"
+    )
+    tuned: Tuned | None = Field(
+        None, description="how drafts fared when they were tuned; left out, not known"
+    )
     gate: EngineGate
 
     @model_validator(mode="after")
     def _is_complete(self) -> VllmServing:
         if not self.gate.passed and not self.gate.ungated_reason:
-            raise ValueError("the gate did not pass on vLLM: gate it there, or give a reason (ungated_reason)")
+            raise ValueError(
+                "the gate did not pass on vLLM: gate it there, or give a reason (ungated_reason)"
+            )
         for role, (model, revision) in self.models().items():
-            if not model.startswith(BUNDLED) and not (isinstance(revision, str) and re.fullmatch(COMMIT, revision)):
-                raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
+            if not model.startswith(BUNDLED) and not (
+                isinstance(revision, str) and re.fullmatch(COMMIT, revision)
+            ):
+                raise ValueError(
+                    f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit "
+                    "on the hub (revision)"
+                )
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
         if self._in_plugin(self.speculative) and not self.plugins:
-            raise ValueError("speculative: its class is in a plug-in, and the bundle has none: name its wheel (plugins)")
+            raise ValueError(
+                "speculative: its class is in a plug-in, and the bundle has none: name its "
+                "wheel (plugins)"
+            )
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
             raise ValueError("speculative: it names neither a method nor a model")
         if self.gate.passed and (what := self._unlike()):
-            raise ValueError(f"{what} is not what the gate judged: serve what it judged, or gate again")
+            raise ValueError(
+                f"{what} is not what the gate judged: serve what it judged, or gate again"
+            )
         return self
 
     def _unlike(self) -> str | None:
-        """What is served otherwise than it was judged; a draft has another path where it is served, and its digest in the fingerprint."""
+        """What is served otherwise than it was judged; a draft has another path where it is served,
+        and its digest in the fingerprint."""
         gate = self.gate
         if gate.device_class is None or not gate.device_class.startswith(f"{gate.device}-"):
             return f"device {gate.device} (the record has class {gate.device_class})"
@@ -113,9 +178,19 @@ class VllmServing(Strict):
             return f"fingerprint {self.fingerprint}"
         if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
             return f"dtype {self.dtype}"
-        judged, served = ({key: value for key, value in (config or {}).items() if key not in ("model", "revision")} | {
-            "model": config["model"] if config and self._in_plugin(config) else "model" in (config or {})}
-            for config in (gate.settings, self.speculative))
+        judged, served = (
+            {
+                key: value
+                for key, value in (config or {}).items()
+                if key not in ("model", "revision")
+            }
+            | {
+                "model": config["model"]
+                if config and self._in_plugin(config)
+                else "model" in (config or {})
+            }
+            for config in (gate.settings, self.speculative)
+        )
         return "speculative" if judged != served else None
 
     @staticmethod
@@ -126,7 +201,11 @@ class VllmServing(Strict):
     def models(self) -> dict[str, tuple[str, Any]]:
         """The models by the fields that name them, with their revisions."""
         speculative = {} if self._in_plugin(self.speculative) else self.speculative or {}
-        draft = {"speculative": (speculative["model"], speculative.get("revision"))} if isinstance(speculative.get("model"), str) else {}
+        draft = (
+            {"speculative": (speculative["model"], speculative.get("revision"))}
+            if isinstance(speculative.get("model"), str)
+            else {}
+        )
         return {"model": (self.model, self.revision), **draft}
 
     @property
@@ -136,7 +215,8 @@ class VllmServing(Strict):
 
     @property
     def bundle(self) -> str:
-        """Pair and folder of the bundle, by which `draftwell monitor` knows what was counted while it was served."""
+        """Pair and folder of the bundle, by which `draftwell monitor` knows what was counted while
+        it was served."""
         return f"{self.pair}/{self.release}-{self.gate.device}"
 
     @property
@@ -146,9 +226,13 @@ class VllmServing(Strict):
 
     @property
     def base_image(self) -> str | None:
-        """The image that the bundle's image is made from; None where none is known: vLLM's own is for CUDA, and has nothing that vLLM does
-        not need itself."""
-        own = f"vllm/vllm-openai:v{self.gate.version}" if self.gate.device == "cuda" and not self.needs else None
+        """The image that the bundle's image is made from; None where none is known: vLLM's own is
+        for CUDA, and has nothing that vLLM does not need itself."""
+        own = (
+            f"vllm/vllm-openai:v{self.gate.version}"
+            if self.gate.device == "cuda" and not self.needs
+            else None
+        )
         return self.image or own
 
     @property
@@ -157,28 +241,49 @@ class VllmServing(Strict):
         return f"{self.name}:{self.release}-{self.gate.device}"
 
     def place(self, model: str, root: str) -> str:
-        """A model's path, seen from where the bundle is at `root` (empty: the working directory)."""
+        """A model's path, seen from where the bundle is at `root` (empty: the working
+        directory)."""
         return f"{root}{model}" if model.startswith(BUNDLED) else model
 
     def engine_arguments(self, root: str = "") -> dict[str, Any]:
-        """vLLM's arguments besides the model, by their names in Python; None, what is left to vLLM, is left out."""
+        """vLLM's arguments besides the model, by their names in Python; None, what is left to vLLM,
+        is left out."""
         speculative = self.speculative and {
-            key: self.place(value, root) if isinstance(value, str) else value for key, value in self.speculative.items()}
+            key: self.place(value, root) if isinstance(value, str) else value
+            for key, value in self.speculative.items()
+        }
         if speculative and speculative.get(SCHEDULE):
             top = max(int(part[1]) for part in speculative[SCHEDULE])
             if top < self.max_num_seqs:
-                # vLLM would go on with the last length at loads that nobody measured. With 0 it drafts nothing there, though a draft model
-                # or a head still costs a pass in each round (vllm/v1/spec_decode/llm_base_proposer.py).
+                # vLLM would go on with the last length at loads that nobody measured. With 0 it
+                # drafts nothing there, though a draft model or a head still costs a pass in each
+                # round (vllm/v1/spec_decode/llm_base_proposer.py).
                 speculative[SCHEDULE] = [*speculative[SCHEDULE], [top + 1, self.max_num_seqs, 0]]
-        by_device = {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus} if self.gate.device == "cuda" else {
-            "kv_cache_memory_bytes": self.cache << 30}
-        found = {"revision": self.revision, "dtype": self.dtype, "max_model_len": self.max_model_len, "max_num_seqs": self.max_num_seqs,
-                 **by_device, "speculative_config": speculative}
+        by_device = (
+            {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus}
+            if self.gate.device == "cuda"
+            else {"kv_cache_memory_bytes": self.cache << 30}
+        )
+        found = {
+            "revision": self.revision,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            **by_device,
+            "speculative_config": speculative,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
 
-def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None,
-                  ungated_reason: str | None = None, **serving: Any) -> VllmServing:
+def gated_serving(
+    record: Mapping[str, Any],
+    *,
+    device: str,
+    fingerprint: str,
+    draft: str | None = None,
+    ungated_reason: str | None = None,
+    **serving: Any,
+) -> VllmServing:
     """The settings that serve what an engine's gate judged, and nothing else.
 
     Args:
@@ -189,16 +294,37 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         ungated_reason: why a record that did not pass is served.
         serving: other fields of `VllmServing`.
     Raises:
-        DraftwellError: the record lacks a field or did not pass, or the settings are not what it judged (`bad_value`).
+        DraftwellError: the record lacks a field or did not pass, or the settings are not what it
+            judged (`bad_value`).
     """
     where = "settings of the vLLM bundle"
     wanted = ("engine", "version", "device_class", "dtype", "fingerprint", "settings", "passed")
     if lacking := [name for name in wanted if name not in record]:
-        raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
+        raise DraftwellError(
+            f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value"
+        )
     judged = record["settings"]
-    speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
+    speculative = (
+        judged
+        if draft is None or not judged or "model" not in judged
+        else {**judged, "model": draft}
+    )
     version = str(record["version"]).partition("+")[0]  # the build, such as +cpu, is the device's
-    gate = {**{name: record[name] for name in wanted}, "threads": record.get("threads"), "version": version, "device": device,
-            "ungated_reason": ungated_reason}
-    return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
-                                  **serving, "gate": gate}, where)
+    gate = {
+        **{name: record[name] for name in wanted},
+        "threads": record.get("threads"),
+        "version": version,
+        "device": device,
+        "ungated_reason": ungated_reason,
+    }
+    return validate(
+        VllmServing,
+        {
+            "dtype": dtype_of(str(record["dtype"])),
+            "speculative": speculative,
+            "fingerprint": fingerprint,
+            **serving,
+            "gate": gate,
+        },
+        where,
+    )

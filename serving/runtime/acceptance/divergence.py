@@ -1,11 +1,13 @@
 """Divergences between the judge's and the proposer's raw distributions at one position.
 
-All of them read raw probabilities `[vocab]` float32 (temperature 1, bans applied; docs/methods.md, "Two pairs of distributions"), so
-that they say the same at every temperature, and use natural logarithms; 0·log 0 = 0.
+All of them read raw probabilities `[vocab]` float32 (temperature 1, bans applied; docs/methods.md,
+"Two pairs of distributions"), so that they say the same at every temperature, and use natural
+logarithms; 0·log 0 = 0.
 
-Exact zeros: a draft whose head covers a part of the vocabulary gives all other tokens probability 0 (logit −inf). There
-`tv` and `js` stay finite. `kl` = KL(p‖q) and `fsd_js`, which holds ½KL(m‖q), are infinite wherever q lacks a token that p
-has, that is at every position of such a draft: with them no token would ever be kept (`INFINITE_AT_ZEROS`).
+Exact zeros: a draft whose head covers a part of the vocabulary gives all other tokens probability 0
+(logit −inf). There `tv` and `js` stay finite. `kl` = KL(p‖q) and `fsd_js`, which holds ½KL(m‖q),
+are infinite wherever q lacks a token that p has, that is at every position of such a draft: with
+them no token would ever be kept (`INFINITE_AT_ZEROS`).
 """
 
 from __future__ import annotations
@@ -43,10 +45,15 @@ def divergence(name: DivergenceName, target_raw: Tensor, draft_raw: Tensor, toke
 
 
 def check_support(name: DivergenceName, proposer: Model) -> None:
-    """Refuse a divergence that would be infinite everywhere, because the proposer's head covers a part of the vocabulary."""
+    """Refuse a divergence that would be infinite everywhere, because the proposer's head covers a
+    part of the vocabulary."""
     if name in INFINITE_AT_ZEROS and getattr(proposer, "head_tokens", None) is not None:
-        raise DraftwellError(f"divergence {name} is infinite everywhere for a draft whose head covers only a part of the vocabulary: "
-                             "use tv or js", code="infinite_divergence")
+        raise DraftwellError(
+            f"divergence {name} is infinite everywhere for a draft whose head covers only "
+            "a part of the vocabulary: "
+            "use tv or js",
+            code="infinite_divergence",
+        )
 
 
 def tv(p: Tensor, q: Tensor) -> float:
@@ -67,13 +74,15 @@ def js(p: Tensor, q: Tensor) -> float:
 
 
 def fsd_js(p: Tensor, q: Tensor) -> float:
-    """½KL(m‖p) + ½KL(m‖q), in [0, inf]: what the code of fuzzy speculative decoding computes and its thresholds mean."""
+    """½KL(m‖p) + ½KL(m‖q), in [0, inf]: what the code of fuzzy speculative decoding computes and
+    its thresholds mean."""
     m = (p + q) / 2
     return (kl(m, p) + kl(m, q)) / 2
 
 
 def logit_gap(p: Tensor, q: Tensor, token: int) -> float:
-    """|log p(x) − log q(x)| on the token x, in [0, inf]: the gap of the two logits, each model's own constant taken out."""
+    """|log p(x) − log q(x)| on the token x, in [0, inf]: the gap of the two logits, each model's
+    own constant taken out."""
     own, other = float(p[token]), float(q[token])
     if own == other:
         return 0.0

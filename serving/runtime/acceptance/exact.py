@@ -1,7 +1,9 @@
-"""Exact acceptance: the output follows the target's distribution (Leviathan 2023, Algorithm 1; Chen 2023, Theorem 1).
+"""Exact acceptance: the output follows the target's distribution (Leviathan 2023, Algorithm 1; Chen
+2023, Theorem 1).
 
-Keep x_i iff r < p_i(x_i) / q_i(x_i); at the first rejection sample norm(max(0, p_i − q_i)) and end the round; all kept:
-one bonus token from the next row. A deterministic proposal has a one-hot q: keep with probability p(x).
+Keep x_i iff r < p_i(x_i) / q_i(x_i); at the first rejection sample norm(max(0, p_i − q_i)) and end
+the round; all kept: one bonus token from the next row. A deterministic proposal has a one-hot q:
+keep with probability p(x).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def draft_prob(draft: Draft, i: int) -> float:
 def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
     """Warped draft distribution `[vocab]` of token i; one-hot for a deterministic proposal."""
     row = draft.row(i)
-    return one_hot(draft.tokens[i], like) if row is None else row.probs(0).to(like.device)  # draft and target may be on different devices
+    # draft and target may be on different devices
+    return one_hot(draft.tokens[i], like) if row is None else row.probs(0).to(like.device)
 
 
 def one_hot(token: int, like: Tensor) -> Tensor:
@@ -56,4 +59,6 @@ class Exact(InOrder):
     lossless: ClassVar[bool] = True
 
     def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
-        return KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
+        return (
+            KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
+        )

@@ -1,6 +1,8 @@
-"""The walk that all rules share: look at the draft's tokens in order, and end the round at the first that is not kept.
+"""The walk that all rules share: look at the draft's tokens in order, and end the round at the
+first that is not kept.
 
-A token that is kept and ends the text ends the round too; a draft that is kept whole yields a bonus token.
+A token that is kept and ends the text ends the round too; a draft that is kept whole yields a bonus
+token.
 """
 
 from __future__ import annotations
@@ -45,4 +47,9 @@ class InOrder(ABC):
             if token in target.sampling.stop_token_ids:
                 return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued_at=rescued)
         k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued_at=rescued)
+        return Verdict(
+            accepted=k,
+            token=target.sample(k, rng.sample) if bonus else None,
+            judged=k,
+            rescued_at=rescued,
+        )

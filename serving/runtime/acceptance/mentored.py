@@ -1,14 +1,17 @@
-"""Mentored decoding: accept as much as a budget of divergence from the target allows (Hugging Face, 2024).
+"""Mentored decoding: accept as much as a budget of divergence from the target allows (Hugging Face,
+2024).
 
-The result follows π = max(a·p, min(q, b·p)) with a <= 1 <= b such that Σπ = 1 and KL(p‖π) = D; π = q where KL(p‖q) <= D
-already. Of all distributions at that divergence from p it is the one that a draft from q hits most often: keep with
-probability min(1, π/q), else sample norm(max(0, π − q)).
+The result follows π = max(a·p, min(q, b·p)) with a <= 1 <= b such that Σπ = 1 and KL(p‖π) = D; π =
+q where KL(p‖q) <= D already. Of all distributions at that divergence from p it is the one that a
+draft from q hits most often: keep with probability min(1, π/q), else sample norm(max(0, π − q)).
 
-Because min(p, q) <= π wherever q > 0, the exact test may come first: a token that it keeps stays under π too, and one that
-it rejects is kept with the rest of the probability. So π is computed at rejections only, and D = 0 is exact acceptance.
+Because min(p, q) <= π wherever q > 0, the exact test may come first: a token that it keeps stays
+under π too, and one that it rejects is kept with the rest of the probability. So π is computed at
+rejections only, and D = 0 is exact acceptance.
 
-p and q are the warped distributions, because π decides what is sampled: at temperature 0 the rule is exact. Mass of q on
-tokens that p rules out (top-k, top-p) has no place in the formula; where it keeps KL(p‖π) below D, b is at its largest.
+p and q are the warped distributions, because π decides what is sampled: at temperature 0 the rule
+is exact. Mass of q on tokens that p rules out (top-k, top-p) has no place in the formula; where it
+keeps KL(p‖π) below D, b is at its largest.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from serving.runtime.sampling import residual
 from serving.runtime.types import Draft, Rows
 
 HALVINGS = 60
-"""Steps of the bisection of log a: from the widest interval, of 700, down to float64's precision."""
+"""Steps of the bisection of log a: from the widest interval, of 700, down to float64's
+precision."""
 LOG_LEAST = -700.0
 """log of the least a: exp of less is no float64."""
 
@@ -99,14 +103,16 @@ def mentored(target_probs: Tensor, draft_probs: Tensor, budget: float) -> Mixtur
 class _Curve:
     """KL(p‖π) as a function of log a, from sums over the tokens of p in ascending order of q/p.
 
-    For each a there is one b with Σπ = 1: what max(a·p, ·) adds to q, min(q, b·p) must cut off. Both are piecewise linear in
-    the ratios, so that b and the divergence are two binary searches and no pass over the vocabulary.
+    For each a there is one b with Σπ = 1: what max(a·p, ·) adds to q, min(q, b·p) must cut off.
+    Both are piecewise linear in the ratios, so that b and the divergence are two binary searches
+    and no pass over the vocabulary.
     """
 
     def __init__(self, p: NDArray[np.float64], q: NDArray[np.float64]):
         both = (p > 0) & (q > 0)
         self.outside = float(q[p == 0].sum())  # cut off whatever b is
-        ruled_out = float(p[q == 0].sum())  # tokens at ratio 0 act as one: a draft whose head is small leaves little to sort
+        # tokens at ratio 0 act as one: a draft whose head is small leaves little to sort
+        ruled_out = float(p[q == 0].sum())
         p, q = p[both], q[both]
         order = np.argsort(q / p)
         first = [0.0] if ruled_out > 0.0 else []
@@ -114,14 +120,19 @@ class _Curve:
         p = np.concatenate([[ruled_out] if first else [], p[order]])
         self.ratio = q / p
         self.p_below, self.q_below = (np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q))
-        self.p_from, self.q_from = (np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q))
+        self.p_from, self.q_from = (
+            np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)
+        )
         logs = np.log(self.ratio, out=np.zeros_like(q), where=self.ratio > 0)
         self.log_below = np.concatenate([[0.0], np.cumsum(p * logs)])
-        self.added = self.ratio * self.p_below[:-1] - self.q_below[:-1]  # by a = ratio[i]; ascending, 0 at i = 0
-        self.cut = self.q_from[:-1] - self.ratio * self.p_from[:-1]  # by b = ratio[i]; descending, 0 at the last
+        # by a = ratio[i]; ascending, 0 at i = 0
+        self.added = self.ratio * self.p_below[:-1] - self.q_below[:-1]
+        # by b = ratio[i]; descending, 0 at the last
+        self.cut = self.q_from[:-1] - self.ratio * self.p_from[:-1]
 
     def smallest_log_a(self) -> float:
-        """log of the a that adds just what q has outside p's support, at which b is at its largest."""
+        """log of the a that adds just what q has outside p's support, at which b is at its
+        largest."""
         if self.outside == 0.0:
             smallest = float(self.ratio[0])
         else:
@@ -134,8 +145,14 @@ class _Curve:
         a = math.exp(log_a)
         i = int(np.searchsorted(self.ratio, a))
         surplus = max(0.0, a * float(self.p_below[i]) - float(self.q_below[i]) - self.outside)
-        j = len(self.cut) - int(np.searchsorted(self.cut[::-1], surplus, side="right"))  # tokens from place j on are cut
-        return max(1.0, float((self.q_from[j] - surplus) / self.p_from[j]) if j < len(self.cut) else float(self.ratio[-1]))
+        # tokens from place j on are cut
+        j = len(self.cut) - int(np.searchsorted(self.cut[::-1], surplus, side="right"))
+        return max(
+            1.0,
+            float((self.q_from[j] - surplus) / self.p_from[j])
+            if j < len(self.cut)
+            else float(self.ratio[-1]),
+        )
 
     def divergence(self, log_a: float) -> float:
         """KL(p‖π) in nats."""

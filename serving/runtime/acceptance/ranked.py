@@ -1,9 +1,11 @@
-"""Ranked candidates for one position, exactly (docs/methods.md, DuoDecoding; the exact rule with one-hot proposals in turn).
+"""Ranked candidates for one position, exactly (docs/methods.md, DuoDecoding; the exact rule with
+one-hot proposals in turn).
 
-Candidate x is kept with probability p(x). Else p(x) is zeroed, p renormalised, and the next candidate tested on what is
-left; after the last one a token is sampled from it. Whatever the candidates are, the token follows p: candidate j is kept
-with probability (1 − p(x_1) − … − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … − p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2
-never updates p between candidates, which is not exact.
+Candidate x is kept with probability p(x). Else p(x) is zeroed, p renormalised, and the next
+candidate tested on what is left; after the last one a token is sampled from it. Whatever the
+candidates are, the token follows p: candidate j is kept with probability (1 − p(x_1) − … −
+p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … − p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2 never
+updates p between candidates, which is not exact.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Ranked:
 
     lossless: ClassVar[bool] = True
 
-    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> CandidateChoice:
+    def choose(
+        self, candidates: Sequence[int], row: int, target: Rows, rng: Streams
+    ) -> CandidateChoice:
         if target.sampling.greedy:
             best = target.top[row]
             kept = candidates.index(best) if best in candidates else None
@@ -37,5 +41,6 @@ class Ranked:
         return CandidateChoice(None, rng.sample.draw(left), len(candidates))
 
     def zeroed(self, probs: Tensor, token: int) -> Tensor:
-        """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a token that had all the mass."""
+        """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a
+        token that had all the mass."""
         return residual(probs, one_hot(token, probs))

@@ -1,9 +1,10 @@
 """Relaxed acceptance: rules that trade the target's exact distribution for longer runs.
 
-`Fuzzy` (fuzzy speculative decoding, 2502.20704; PyramidSD, section 3.2): keep iff Div(p̄, q̄) <= tau, else sample the judge's
-own warped distribution p. Not a residual: the decision does not depend on which token q drew, so p is what is left. Ours: a request that
-penalises or biases tokens is judged exactly, because p̄ and q̄ do not know of it.
-`SampleAndMatch` (assisted decoding; PyramidSD, section 3.4): the judge draws t from p; keep iff x = t, else t.
+`Fuzzy` (fuzzy speculative decoding, 2502.20704; PyramidSD, section 3.2): keep iff Div(p̄, q̄) <=
+tau, else sample the judge's own warped distribution p. Not a residual: the decision does not depend
+on which token q drew, so p is what is left. Ours: a request that penalises or biases tokens is
+judged exactly, because p̄ and q̄ do not know of it. `SampleAndMatch` (assisted decoding; PyramidSD,
+section 3.4): the judge draws t from p; keep iff x = t, else t.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from serving.runtime.types import Draft, Rows
 class Fuzzy(InOrder):
     """Keep while the two models agree about the position.
 
-    A kept token that the exact rule could have rejected (p(x) < q(x); at temperature 0: not the judge's argmax) counts as
-    rescued.
+    A kept token that the exact rule could have rejected (p(x) < q(x); at temperature 0: not the
+    judge's argmax) counts as rescued.
 
     Args:
         name: the divergence; thresholds of different ones do not compare.
@@ -37,14 +38,22 @@ class Fuzzy(InOrder):
 
     def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         if target.sampling.penalises or target.sampling.biases:
-            return KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
-        if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i]) > self.tau:
+            return (
+                KEPT
+                if keeps(draft, i, target, rng)
+                else TokenDecision(recover(draft, i, target, rng))
+            )
+        if (
+            divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i])
+            > self.tau
+        ):
             return TokenDecision(target.sample(i, rng.sample))
         return RESCUED if could_be_rejected(draft, i, target) else KEPT
 
 
 class SampleAndMatch(InOrder):
-    """Keep a token iff the judge draws the same: the output is the judge's own, whatever was proposed."""
+    """Keep a token iff the judge draws the same: the output is the judge's own, whatever was
+    proposed."""
 
     lossless: ClassVar[bool] = True
 
@@ -54,7 +63,8 @@ class SampleAndMatch(InOrder):
 
 
 def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
-    """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic proposal."""
+    """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic
+    proposal."""
     row = draft.row(i)
     return one_hot(draft.tokens[i], like) if row is None else row.raw(0).to(like.device)
 

@@ -1,10 +1,13 @@
-"""CSD's rescue: a rejected token stays if its correction is a known habit and the target finds it likely enough.
+"""CSD's rescue: a rejected token stays if its correction is a known habit and the target finds it
+likely enough.
 
-CSD, Algorithm 1: on a rejection draw t* once from the residual; rescue iff memory[(x, t*)] >= lambda, read before the
-update, and z(x) − z(t*) >= log tau on raw target logits (Eq. 3); every rejection updates the memory. A rescued token is
-kept and judging continues after it. Ours: no rescue of or against a stop or special token, a banned token, or a token
-that top-k or top-p removed. A request that penalises or biases tokens is judged exactly, and teaches the memory nothing: the gate and the
-memory are about what the target says by itself, and a token that the client made unlikely would be kept.
+CSD, Algorithm 1: on a rejection draw t* once from the residual; rescue iff memory[(x, t*)] >=
+lambda, read before the update, and z(x) − z(t*) >= log tau on raw target logits (Eq. 3); every
+rejection updates the memory. A rescued token is kept and judging continues after it. Ours: no
+rescue of or against a stop or special token, a banned token, or a token that top-k or top-p
+removed. A request that penalises or biases tokens is judged exactly, and teaches the memory
+nothing: the gate and the memory are about what the target says by itself, and a token that the
+client made unlikely would be kept.
 """
 
 from __future__ import annotations
@@ -32,8 +35,16 @@ class Rescue(InOrder):
 
     lossless: ClassVar[bool] = False
 
-    def __init__(self, memory: CorrectionMemory | None, min_count: float, tau: float, special_tokens: frozenset[int] = frozenset(),
-                 *, use_memory: bool = True, use_gate: bool = True):
+    def __init__(
+        self,
+        memory: CorrectionMemory | None,
+        min_count: float,
+        tau: float,
+        special_tokens: frozenset[int] = frozenset(),
+        *,
+        use_memory: bool = True,
+        use_gate: bool = True,
+    ):
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
 
@@ -51,9 +62,18 @@ class Rescue(InOrder):
     def rescues(self, row: int, token: int, correction: int, target: Rows) -> bool:
         """Whether a rejected token stays."""
         protected = target.sampling.stop_token_ids | self.special_tokens
-        if token == correction or token in protected or correction in protected or not allowed(token, row, target):
+        if (
+            token == correction
+            or token in protected
+            or correction in protected
+            or not allowed(token, row, target)
+        ):
             return False
-        frequent = not self.use_memory or self.memory is None or self.memory.count(token, correction) >= self.min_count
+        frequent = (
+            not self.use_memory
+            or self.memory is None
+            or self.memory.count(token, correction) >= self.min_count
+        )
         if not frequent or not self.use_gate:
             return frequent
         return target.raw_logit(row, token) - target.raw_logit(row, correction) >= self.log_tau

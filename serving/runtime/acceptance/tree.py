@@ -1,12 +1,15 @@
-"""Acceptance of trees: walk from the text to the first token none of whose children is kept (SpecInfer, 2305.09781, Algorithm 2).
+"""Acceptance of trees: walk from the text to the first token none of whose children is kept
+(SpecInfer, 2305.09781, Algorithm 2).
 
-Children that were proposed deterministically are tested as `Ranked` tests candidates. Children x_1, x_2 … that were drawn without
-replacement from q: keep x_1 with probability min(1, p(x_1) / q(x_1)); else p becomes norm(max(0, p − q)), q loses x_1 and is normalised
-again, and x_2 is tested. Each step leaves the text's distribution p, since q is then the distribution that x_2 was drawn from. The token
-after the last kept one is drawn from what is left of p. At temperature 0 a child is kept if it is the target's choice.
+Children that were proposed deterministically are tested as `Ranked` tests candidates. Children x_1,
+x_2 … that were drawn without replacement from q: keep x_1 with probability min(1, p(x_1) / q(x_1));
+else p becomes norm(max(0, p − q)), q loses x_1 and is normalised again, and x_2 is tested. Each
+step leaves the text's distribution p, since q is then the distribution that x_2 was drawn from. The
+token after the last kept one is drawn from what is left of p. At temperature 0 a child is kept if
+it is the target's choice.
 
-No strategy here draws its trees yet: those of `eagle3`, `medusa` and `lookahead` are deterministic. The rule for drawn ones is there for
-strategies of others, and proved by tests (docs/proofs.md).
+No strategy here draws its trees yet: those of `eagle3`, `medusa` and `lookahead` are deterministic.
+The rule for drawn ones is there for strategies of others, and proved by tests (docs/proofs.md).
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class ExactTree:
         """Decide which path of a tree stays.
 
         Args:
-            target: the target's rows: after the text, and after each token of the tree, in the tree's order.
+            target: the target's rows: after the text, and after each token of the tree, in the
+                tree's order.
         """
         node, path, tested = ROOT, list[int](), 0
         while children := tree.children(node):
@@ -44,7 +48,9 @@ class ExactTree:
                 return TreeVerdict(path, None, False, tested)
         return TreeVerdict(path, target.sample(node + 1, rng.sample), False, tested)
 
-    def choose(self, tree: DraftTree, children: Sequence[int], target: Rows, row: int, rng: Streams) -> CandidateChoice:
+    def choose(
+        self, tree: DraftTree, children: Sequence[int], target: Rows, row: int, rng: Streams
+    ) -> CandidateChoice:
         """Keep at most one of the siblings `children` against a row of the target."""
         tokens = [tree.tokens[child] for child in children]
         if target.sampling.greedy or not tree.rows:

@@ -1,6 +1,8 @@
-"""Limits of stop policies that move with what was accepted. They learn between verifications only (docs/methods.md, condition 3).
+"""Limits of stop policies that move with what was accepted. They learn between verifications only
+(docs/methods.md, condition 3).
 
-All that one has learnt is what `learnt` returns, a value of one moment whichever thread asks; `resume` continues from there.
+All that one has learnt is what `learnt` returns, a value of one moment whichever thread asks;
+`resume` continues from there.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from serving.runtime.types import Draft, Verdict
 class AdaptiveThreshold:
     """The threshold of Draft & Verify (2309.08168, section 3.3), in [0, 1].
 
-    After a round with drafted > 0 tokens: AR ← .5·AR + .5·matched/drafted, AR = 0 at first;
-    th' = th + .01 if AR < .9, th if the draft was as long as it may be, else th − .01; th ← .9·th + .1·th'.
-    A round that drafted nothing has no ratio and changes nothing (ours); nor does one whose draft a busy server cut (`Draft.cut`).
+    After a round with drafted > 0 tokens: AR ← .5·AR + .5·matched/drafted, AR = 0 at first; th' =
+    th + .01 if AR < .9, th if the draft was as long as it may be, else th − .01; th ← .9·th +
+    .1·th'. A round that drafted nothing has no ratio and changes nothing (ours); nor does one whose
+    draft a busy server cut (`Draft.cut`).
 
     >>> threshold = AdaptiveThreshold(0.8, cap=8)
     >>> threshold.learn(Draft([5, 6]), Verdict(accepted=1, token=9, judged=2))
@@ -27,7 +30,8 @@ class AdaptiveThreshold:
 
     def __init__(self, value: float, cap: int):
         self.cap = cap
-        self._learnt = value, 0.0  # replaced as a whole: a reader on another thread never sees one of before and one of after
+        # replaced as a whole: a reader on another thread never sees one of before and one of after
+        self._learnt = value, 0.0
 
     @property
     def value(self) -> float:
@@ -64,9 +68,11 @@ class AdaptiveThreshold:
 
 
 class HeuristicLength:
-    """transformers' schedule `heuristic`: two tokens more when all match, else one fewer, between 1 and `cap`.
+    """transformers' schedule `heuristic`: two tokens more when all match, else one fewer, between 1
+    and `cap`.
 
-    A round that drafted nothing, or whose draft a busy server cut, changes nothing (ours); transformers knows no cap here.
+    A round that drafted nothing, or whose draft a busy server cut, changes nothing (ours);
+    transformers knows no cap here.
     """
 
     def __init__(self, value: int, cap: int):

@@ -1,9 +1,11 @@
-"""Alternatives to a head's draft (ours): the tokens that the head ranked second and third are verified beside its chain, where a row of
-the target's pass costs less than they are expected to bring.
+"""Alternatives to a head's draft (ours): the tokens that the head ranked second and third are
+verified beside its chain, where a row of the target's pass costs less than they are expected to
+bring.
 
-A pass over a few more tokens takes hardly longer, and the head has ranked them already. An alternative that is the target's choice is kept
-where the chain is rejected, and the target's row after it gives one token more than a rejection would. Nothing follows an alternative.
-For greedy requests: a sampled one draws its chain, whose law its rule needs.
+A pass over a few more tokens takes hardly longer, and the head has ranked them already. An
+alternative that is the target's choice is kept where the chain is rejected, and the target's row
+after it gives one token more than a rejection would. Nothing follows an alternative. For greedy
+requests: a sampled one draws its chain, whose law its rule needs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Alternatives:
     Args:
         costs: of a round.
         chain: a draft token's confidence → how often it was kept, shared.
-        table: an alternative's probability → how often it was the target's choice, shared; counted here.
+        table: an alternative's probability → how often it was the target's choice, shared; counted
+            here.
         most: alternatives to one token of the draft, at most.
     """
 
@@ -36,7 +39,8 @@ class Alternatives:
     """Of each token of the last draft the alternatives, each with its probability."""
 
     def around(self, draft: Draft, room: int) -> DraftTree:
-        """A greedy draft as a tree: its tokens first, then the alternatives that pay, the best first.
+        """A greedy draft as a tree: its tokens first, then the alternatives that pay, the best
+        first.
 
         Args:
             draft: with the rows and confidences that its tokens are from.
@@ -49,9 +53,15 @@ class Alternatives:
         for place, token in enumerate(draft.tokens):
             row = draft.row(place)
             assert row is not None, "a head's draft has a row for each token"
-            others = [(other, prob) for other, prob in row.likeliest(0, 1 + self.most) if other != token and prob > 0.0]
+            others = [
+                (other, prob)
+                for other, prob in row.likeliest(0, 1 + self.most)
+                if other != token and prob > 0.0
+            ]
             self.ranked.append(others)
-            found += [(reached * self.table.alpha(prob), place - 1, other) for other, prob in others]
+            found += [
+                (reached * self.table.alpha(prob), place - 1, other) for other, prob in others
+            ]
             reached *= self.chain.alpha(draft.confidence[place])
         for chance, parent, token in sorted(found, reverse=True):
             if len(tree) >= room or chance <= self.costs.lengthening(len(tree), 1):
@@ -63,7 +73,9 @@ class Alternatives:
         """Count what became of a tree's alternatives; the verdict on the chain alone."""
         kept = sum(place < len(draft) for place in verdict.path)
         chosen = draft.tokens[:kept]
-        if kept < len(draft) and (beside := [place for place in verdict.path if place >= len(draft)]):
+        if kept < len(draft) and (
+            beside := [place for place in verdict.path if place >= len(draft)]
+        ):
             chosen = [*chosen, tree.tokens[beside[0]]]
         elif verdict.rejected and verdict.token is not None:
             chosen = [*chosen, verdict.token]
@@ -71,7 +83,8 @@ class Alternatives:
         return Verdict(kept, verdict.token, len(chosen))
 
     def count(self, chosen: Sequence[int]) -> None:
-        """Count the alternatives of the last draft, those that were not verified too: else those that once did not pay never would again.
+        """Count the alternatives of the last draft, those that were not verified too: else those
+        that once did not pay never would again.
 
         Args:
             chosen: the target's choices at the places that were judged.

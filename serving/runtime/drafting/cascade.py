@@ -9,10 +9,12 @@ from serving.runtime.types import Draft
 
 
 class Cascade:
-    """Ask each drafter in turn until one proposes something, for example n-grams first and a draft model where none matches.
+    """Ask each drafter in turn until one proposes something, for example n-grams first and a draft
+    model where none matches.
 
-    A proposal comes whole from one drafter. A schedule may join two (SPIDE's does): every token keeps the distribution that it was drawn
-    from, or none where it was proposed deterministically. Confidences are recorded by all drafters or by none.
+    A proposal comes whole from one drafter. A schedule may join two (SPIDE's does): every token
+    keeps the distribution that it was drawn from, or none where it was proposed deterministically.
+    Confidences are recorded by all drafters or by none.
 
     Args:
         drafters: cheapest first; each belongs to one request.

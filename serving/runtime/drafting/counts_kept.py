@@ -1,4 +1,5 @@
-"""What drafters have counted, as plain numbers by name and back: `Strategy.learnt` and `Strategy.resume`."""
+"""What drafters have counted, as plain numbers by name and back: `Strategy.learnt` and
+`Strategy.resume`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LARGEST_GAIN = 1000.0
 
 
 class Counts(Protocol):
-    """What requests of one class of temperatures share: of continuations, of a datastore's, and of models by role."""
+    """What requests of one class of temperatures share: of continuations, of a datastore's, and of
+    models by role."""
 
     lookup: AcceptanceTable
     stored: AcceptanceTable
@@ -34,14 +36,20 @@ def below(name: str, numbers: Mapping[str, float]) -> dict[str, float]:
 
 def of(name: str, learnt: Mapping[str, float]) -> dict[str, float]:
     """The numbers that `below` put behind a name."""
-    return {key.removeprefix(f"{name}."): value for key, value in learnt.items() if key.startswith(f"{name}.")}
+    return {
+        key.removeprefix(f"{name}."): value
+        for key, value in learnt.items()
+        if key.startswith(f"{name}.")
+    }
 
 
 def table_learnt(table: AcceptanceTable) -> dict[str, float]:
     """The counts of one moment; bins without any are left out."""
     now = table.copy()
-    return {**below("total", {str(b): count for b, count in enumerate(now.total) if count}),
-            **below("accepted", {str(b): count for b, count in enumerate(now.accepted) if count})}
+    return {
+        **below("total", {str(b): count for b, count in enumerate(now.total) if count}),
+        **below("accepted", {str(b): count for b, count in enumerate(now.accepted) if count}),
+    }
 
 
 def table_resumed(table: AcceptanceTable, learnt: Mapping[str, float]) -> AcceptanceTable:
@@ -50,18 +58,31 @@ def table_resumed(table: AcceptanceTable, learnt: Mapping[str, float]) -> Accept
     Raises:
         ValueError: a count is none; ArtifactError: more tokens accepted than judged.
     """
-    total, accepted = ([int(bounded({"count": of(part, learnt).get(str(b), 0)}, "count", 0, MOST_COUNTED))
-                        for b in range(len(table.total))] for part in ("total", "accepted"))
+    total, accepted = (
+        [
+            int(bounded({"count": of(part, learnt).get(str(b), 0)}, "count", 0, MOST_COUNTED))
+            for b in range(len(table.total))
+        ]
+        for part in ("total", "accepted")
+    )
     return table.with_counts(total, accepted)
 
 
 def counts_learnt(counts: Counts) -> dict[str, float]:
     """What was counted, of models as far as any of their rounds was."""
-    found = {**below("lookup", table_learnt(counts.lookup)), **below("stored", table_learnt(counts.stored))}
+    found = {
+        **below("lookup", table_learnt(counts.lookup)),
+        **below("stored", table_learnt(counts.stored)),
+    }
     for role, seen in counts.models.items():
         if seen.rounds:
-            tables = {**below("table", table_learnt(seen.table)), **below("alternatives", table_learnt(seen.alternatives))}
-            found |= below(role, {"gain": seen.gain, "ahead": seen.ahead, "rounds": seen.rounds, **tables})
+            tables = {
+                **below("table", table_learnt(seen.table)),
+                **below("alternatives", table_learnt(seen.alternatives)),
+            }
+            found |= below(
+                role, {"gain": seen.gain, "ahead": seen.ahead, "rounds": seen.rounds, **tables}
+            )
     return found
 
 

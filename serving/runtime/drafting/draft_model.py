@@ -22,7 +22,12 @@ class DraftModel:
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         before = session.text.ids + (pending.tokens if pending else [])
-        if type(self.stop) is FixedLength and not self.with_confidence and session.draft.chains and limit > 0:
+        if (
+            type(self.stop) is FixedLength
+            and not self.with_confidence
+            and session.draft.chains
+            and limit > 0
+        ):
             return (yield from chain(session, before, min(limit, self.stop.num_tokens)))
         draft, most = Draft(), session.draft_limit
         self.stop.start()
@@ -44,9 +49,17 @@ class DraftModel:
 
 
 def chain(session: Session, before: list[int], steps: int) -> Step[Draft]:
-    """A greedy draft of fixed length in one command: the model chooses token after token where it computes, and is read once."""
+    """A greedy draft of fixed length in one command: the model chooses token after token where it
+    computes, and is read once."""
     rows = yield from session.draft.read(before, steps=steps)
-    length = next((i for i, token in enumerate(rows.top, start=1) if token in session.sampling.stop_token_ids), steps)
+    length = next(
+        (
+            i
+            for i, token in enumerate(rows.top, start=1)
+            if token in session.sampling.stop_token_ids
+        ),
+        steps,
+    )
     session.draft.rollback(len(before) + length - 1)
     session.stats.drafted += length
     return Draft(rows.top[:length], [RowView(rows, i) for i in range(length)])

@@ -1,7 +1,9 @@
-"""What a draft is expected to gain over plain decoding, in tokens of plain decoding: the tokens that will be kept, less what they cost.
+"""What a draft is expected to gain over plain decoding, in tokens of plain decoding: the tokens
+that will be kept, less what they cost.
 
-With α_i the chance that draft token i is kept given that those before it are, k tokens gain Σ_{j≤k} Π_{i≤j} α_i. Against that stand k draft
-steps, and what verifying k + 1 tokens takes longer than one. Where the difference is not above 0, nothing is drafted.
+With α_i the chance that draft token i is kept given that those before it are, k tokens gain Σ_{j≤k}
+Π_{i≤j} α_i. Against that stand k draft steps, and what verifying k + 1 tokens takes longer than
+one. Where the difference is not above 0, nothing is drafted.
 """
 
 from __future__ import annotations
@@ -29,16 +31,23 @@ class RoundCosts:
         self.verify, self.step, self.reading = verify, step, reading
 
     @classmethod
-    def of(cls, profile: HardwareProfile, step_seconds: float, longest: int, role: Role | None = None) -> RoundCosts:
+    def of(
+        cls, profile: HardwareProfile, step_seconds: float, longest: int, role: Role | None = None
+    ) -> RoundCosts:
         """From measured times, for drafts of at most `longest` tokens.
 
         Args:
-            role: of the model that drafts, which has to read the prompt first; None: nothing has to.
+            role: of the model that drafts, which has to read the prompt first; None: nothing has
+                to.
         """
         details = profile.details
-        rest = details.rest if details else RoundOverheads(round=profile.t_rest, token=0.0, figure=0.0)
-        verify = [seconds + rest.round + rest.token * max(0, count - 1)
-                  for count, seconds in enumerate(seconds_table(ascending(profile.t_verify), longest + 1))]
+        rest = (
+            details.rest if details else RoundOverheads(round=profile.t_rest, token=0.0, figure=0.0)
+        )
+        verify = [
+            seconds + rest.round + rest.token * max(0, count - 1)
+            for count, seconds in enumerate(seconds_table(ascending(profile.t_verify), longest + 1))
+        ]
         prefill = details.prefill.get(role, {}) if details and role else {}
         reading = seconds_at(prefill, max(prefill)) / max(prefill) if prefill else 0.0
         alone = verify[1]
@@ -50,7 +59,8 @@ class RoundCosts:
         return self.verify[drafted + more + 1] - self.verify[drafted + 1]
 
     def best_length(self, chances: Sequence[float]) -> tuple[int, float]:
-        """Of a draft that cost nothing how many tokens to verify, and their expected gain; (0, 0.0) where none is worth it.
+        """Of a draft that cost nothing how many tokens to verify, and their expected gain; (0, 0.0)
+        where none is worth it.
 
         Args:
             chances: α of each token.
@@ -80,15 +90,18 @@ class RoundCosts:
         for more, chance in enumerate(chances, start=1):
             kept *= chance
             expected += kept
-            best = max(best, expected - self.lengthening(drafted, more) - self.step * max(0, more - computed))
+            best = max(
+                best,
+                expected - self.lengthening(drafted, more) - self.step * max(0, more - computed),
+            )
         return best
 
 
 class WorthDrafting(FixedLength):
     """Draft as long as one more token, or several, are expected to gain something.
 
-    Before a token is drawn its distribution is known, and with it the chance that it is kept; of those after it the mean is. A draft may be
-    empty: plain decoding is then the better bet.
+    Before a token is drawn its distribution is known, and with it the chance that it is kept; of
+    those after it the mean is. A draft may be empty: plain decoding is then the better bet.
 
     Args:
         table: the draft's confidence → the chance that a token is kept.
@@ -113,4 +126,13 @@ class WorthDrafting(FixedLength):
     def stop_after(self, row: Rows, token: int) -> bool:
         self._kept *= self._chance
         at_cap = super().stop_after(row, token)
-        return at_cap or self.costs.outlook(self._drafted, self._kept, [self.ahead] * (self.num_tokens - self._drafted), computed=0) <= 0.0
+        return (
+            at_cap
+            or self.costs.outlook(
+                self._drafted,
+                self._kept,
+                [self.ahead] * (self.num_tokens - self._drafted),
+                computed=0,
+            )
+            <= 0.0
+        )

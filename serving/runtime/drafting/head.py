@@ -1,7 +1,9 @@
-"""Drafting with a head on the target's hidden states (EAGLE-3, 2503.01840; its dynamic trees: EAGLE-2, 2406.16858, section 4).
+"""Drafting with a head on the target's hidden states (EAGLE-3, 2503.01840; its dynamic trees:
+EAGLE-2, 2406.16858, section 4).
 
-The head's lane holds pairs of states and tokens: pair i is the target's states at token i with token i + 1. What the target has read since
-the last draft is fed first, whatever the head had made of those places from its own output.
+The head's lane holds pairs of states and tokens: pair i is the target's states at token i with
+token i + 1. What the target has read since the last draft is fed first, whatever the head had made
+of those places from its own output.
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ from serving.runtime.types import Draft, Rows, StopPolicy
 
 
 class HeadPairs:
-    """The pairs of one request that rest on the target's own states; a drafter belongs to one request, and so does this."""
+    """The pairs of one request that rest on the target's own states; a drafter belongs to one
+    request, and so does this."""
 
     def __init__(self) -> None:
         self.known = 0
 
     def read(self, session: Session, sequence: Sequence[int]) -> Step[Rows]:
-        """Feed the head all pairs that the target's states allow; the row that predicts the first draft token.
+        """Feed the head all pairs that the target's states allow; the row that predicts the first
+        draft token.
 
         Args:
             sequence: the second tokens of these pairs, which is the text without its first.
         """
         lane, pairs = session.head, len(sequence)
         known = max(self.known, lane.reused)  # at first those that an earlier request left
-        lane.rollback(min(known, pairs - 1))  # the last pair again where nothing is new: its row is wanted
+        # the last pair again where nothing is new: its row is wanted
+        lane.rollback(min(known, pairs - 1))
         states = session.target.hidden_states(lane.length, pairs)
         row = yield from lane.read(sequence, features=states)
         self.known = pairs
@@ -39,7 +44,8 @@ class HeadPairs:
 
 
 class HeadChain:
-    """One token after another until the policy, a stop token or the limit ends the draft (a `Drafter`).
+    """One token after another until the policy, a stop token or the limit ends the draft (a
+    `Drafter`).
 
     Args:
         stop: the stop policy; it belongs to one request.
@@ -56,7 +62,8 @@ class HeadChain:
         if limit == 0:
             return draft
         self.stop.start()
-        sequence = session.text.ids[1:]  # the draft's tokens are put after it: a text is copied once a draft, not once a step
+        # the draft's tokens are put after it: a text is copied once a draft, not once a step
+        sequence = session.text.ids[1:]
         row = yield from self._pairs.read(session, sequence)
         while not self.stop.stop_before(row):
             token = row.sample(0, session.rng.draft)
@@ -76,11 +83,13 @@ class HeadChain:
 
 
 class HeadTree:
-    """EAGLE-2's dynamic tree: the likeliest paths by the product of the head's probabilities (a `TreeDrafter`).
+    """EAGLE-2's dynamic tree: the likeliest paths by the product of the head's probabilities (a
+    `TreeDrafter`).
 
-    Level by level the `beam` likeliest nodes are expanded by the head's `beam` likeliest tokens each; of all that were found the `nodes`
-    likeliest are proposed, which include their ancestors, as no token is likelier than its path. All are chosen by rank, none is drawn.
-    For requests whose target reads trees (`Lane.trees`).
+    Level by level the `beam` likeliest nodes are expanded by the head's `beam` likeliest tokens
+    each; of all that were found the `nodes` likeliest are proposed, which include their ancestors,
+    as no token is likelier than its path. All are chosen by rank, none is drawn. For requests whose
+    target reads trees (`Lane.trees`).
 
     Args:
         depth: levels.
@@ -95,7 +104,10 @@ class HeadTree:
         depth = min(self.depth, limit)
         if depth == 0:
             return DraftTree()
-        assert session.target.trees, "the head's rows below the first level know no penalties and no grammar: draft a `HeadChain`"
+        assert session.target.trees, (
+            "the head's rows below the first level know no penalties and no grammar: draft "
+            "a `HeadChain`"
+        )
         beam, nodes = self.beam, min(self.nodes, session.tree_room())
         row = yield from self._pairs.read(session, session.text.ids[1:])
         found, chances = DraftTree(), list[float]()
@@ -104,7 +116,10 @@ class HeadTree:
         grown: list[int] = []  # nodes that the head reads, ancestors first
         room = session.head.model.max_context - self._pairs.known
         for _ in range(depth - 1):
-            level = sorted((i for i in level if found.tokens[i] not in session.sampling.stop_token_ids), key=lambda i: -chances[i])
+            level = sorted(
+                (i for i in level if found.tokens[i] not in session.sampling.stop_token_ids),
+                key=lambda i: -chances[i],
+            )
             level = level[: min(beam, room - len(grown))]
             if not level:
                 break
@@ -119,8 +134,16 @@ class HeadTree:
         session.stats.drafted += len(tree)
         return tree
 
-    def _expand(self, found: DraftTree, chances: list[float], node: int, chance: float, rows: Rows, row: int,
-                beam: int) -> list[int]:
+    def _expand(
+        self,
+        found: DraftTree,
+        chances: list[float],
+        node: int,
+        chance: float,
+        rows: Rows,
+        row: int,
+        beam: int,
+    ) -> list[int]:
         """Add the likeliest tokens after a node; their places."""
         places = []
         for token, prob in rows.likeliest(row, beam):
@@ -129,14 +152,28 @@ class HeadTree:
                 chances.append(chance * prob)
         return places
 
-    def _read(self, session: Session, found: DraftTree, grown: list[int], states: dict[int, Tensor], keep: int) -> Step[Rows]:
-        """The head's rows after the last `keep` of the nodes `grown`, read as one tree: of its earlier levels the slot keeps nothing,
-        since siblings must not see each other."""
+    def _read(
+        self,
+        session: Session,
+        found: DraftTree,
+        grown: list[int],
+        states: dict[int, Tensor],
+        keep: int,
+    ) -> Step[Rows]:
+        """The head's rows after the last `keep` of the nodes `grown`, read as one tree: of its
+        earlier levels the slot keeps nothing, since siblings must not see each other."""
         place = {node: i for i, node in enumerate(grown)}
-        tree = DraftTree([found.tokens[node] for node in grown], [place.get(found.parents[node], ROOT) for node in grown])
+        tree = DraftTree(
+            [found.tokens[node] for node in grown],
+            [place.get(found.parents[node], ROOT) for node in grown],
+        )
         lane = session.head
         lane.rollback(self._pairs.known)
-        return (yield from lane.read_after(tree, features=torch.stack([states[node] for node in grown]), keep=keep))
+        return (
+            yield from lane.read_after(
+                tree, features=torch.stack([states[node] for node in grown]), keep=keep
+            )
+        )
 
 
 def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftTree:
@@ -147,5 +184,6 @@ def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftT
     """
     kept = sorted(sorted(range(len(found)), key=lambda i: (-chances[i], i))[:count])
     place = {node: i for i, node in enumerate(kept)}
-    return DraftTree([found.tokens[i] for i in kept], [place.get(found.parents[i], ROOT) for i in kept])
-
+    return DraftTree(
+        [found.tokens[i] for i in kept], [place.get(found.parents[i], ROOT) for i in kept]
+    )

@@ -1,10 +1,13 @@
-"""Lookahead decoding's two branches (Fu 2024, 2402.02057, sections 3.1 to 3.3, and its code): guesses of many tokens at once are refined by
-Jacobi iteration, and the n-grams that they pass through are proposed where their first token comes up again.
+"""Lookahead decoding's two branches (Fu 2024, 2402.02057, sections 3.1 to 3.3, and its code):
+guesses of many tokens at once are refined by Jacobi iteration, and the n-grams that they pass
+through are proposed where their first token comes up again.
 
-The window has N − 1 levels: level 0 are the tokens right after the text, one after another; column i of a further level is what the
-target said, one forward pass earlier, after column i of the level before. So a column is a trajectory that leaves the chain of level 0
-at its place, and a tree's parents say all that the paper's mask says. After a pass the first level is dropped, and the target's predictions
-after the last level become the newest one; a column and the prediction after it are an n-gram for the pool.
+The window has N − 1 levels: level 0 are the tokens right after the text, one after another; column
+i of a further level is what the target said, one forward pass earlier, after column i of the level
+before. So a column is a trajectory that leaves the chain of level 0 at its place, and a tree's
+parents say all that the paper's mask says. After a pass the first level is dropped, and the
+target's predictions after the last level become the newest one; a column and the prediction after
+it are an n-gram for the pool.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class NGramPool:
 
 
 class Lookahead:
-    """A tree of n-grams from the pool, and the window read along with it; one object serves one request.
+    """A tree of n-grams from the pool, and the window read along with it; one object serves one
+    request.
 
     Args:
         window: W, columns of the window.
@@ -65,12 +69,16 @@ class Lookahead:
         self.window, self.size, self.from_text = window, size, from_text
         self.pool = NGramPool(size, guesses)
         self._levels: list[list[int]] = []
-        self._places: list[list[int]] = []  # of the window in the tree that is being read; empty where it is not
-        self._fresh = size - 2  # passes after which every level is a prediction: until then guesses from the prompt are in between
+        # of the window in the tree that is being read; empty where it is not
+        self._places: list[list[int]] = []
+        # passes after which every level is a prediction: until then guesses from the prompt are in
+        # between
+        self._fresh = size - 2
         self._before = ROOT  # the text's last token when the tree was made
 
     def propose(self, session: Session, limit: int) -> Step[DraftTree]:
-        """As `TreeDrafter.propose`; the window is read along where all of it fits and something may still be drafted."""
+        """As `TreeDrafter.propose`; the window is read along where all of it fits and something may
+        still be drafted."""
         ids, room = session.text.ids, session.tree_room()
         if self.from_text:
             self.pool.extend(ids)
@@ -86,9 +94,11 @@ class Lookahead:
         yield  # a generator without a forward pass
 
     def follow(self, tree: DraftTree, path: Sequence[int], rows: Rows) -> None:
-        """After a verification: shift the window by what the target says after its last level, and pool its n-grams.
+        """After a verification: shift the window by what the target says after its last level, and
+        pool its n-grams.
 
-        A draft that came with the request is verified without `propose`, and has no window: the places are of one verification only.
+        A draft that came with the request is verified without `propose`, and has no window: the
+        places are of one verification only.
         """
         places, self._places = self._places, []
         if not places:
@@ -105,10 +115,13 @@ class Lookahead:
         self._levels = [shifted[0][1:], *shifted[1:]]
 
     def _graft(self, tree: DraftTree, ngram: Sequence[int], room: int, session: Session) -> None:
-        """Add an n-gram to the tree, sharing what begins alike, up to a stop token and as far as there is room."""
+        """Add an n-gram to the tree, sharing what begins alike, up to a stop token and as far as
+        there is room."""
         node = ROOT
         for token in ngram:
-            known = next((child for child in tree.children(node) if tree.tokens[child] == token), None)
+            known = next(
+                (child for child in tree.children(node) if tree.tokens[child] == token), None
+            )
             if known is None and len(tree) == room:
                 return
             node = tree.add(token, node) if known is None else known
@@ -118,11 +131,20 @@ class Lookahead:
     def _read_along(self, tree: DraftTree, ids: Sequence[int]) -> None:
         """Add the window to the tree."""
         if not self._levels:
-            guess = random.Random(0)  # any tokens will do, as long as a request always gets the same; the code's are the prompt's, too
-            self._levels = [guess.choices(ids, k=self.window - (level == 0)) for level in range(self.size - 1)]
+            # any tokens will do, as long as a request always gets the same; the code's are the
+            # prompt's, too
+            guess = random.Random(0)
+            self._levels = [
+                guess.choices(ids, k=self.window - (level == 0)) for level in range(self.size - 1)
+            ]
         before, node = len(tree), ROOT
         chain = [node := tree.add(token, node) for token in self._levels[0]]
         self._places = [[ROOT, *chain]]
         for level in self._levels[1:]:
-            self._places.append([tree.add(token, parent) for token, parent in zip(level, self._places[-1], strict=True)])
+            self._places.append(
+                [
+                    tree.add(token, parent)
+                    for token, parent in zip(level, self._places[-1], strict=True)
+                ]
+            )
         tree.read_along = len(tree) - before

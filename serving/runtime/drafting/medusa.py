@@ -1,4 +1,5 @@
-"""Medusa's candidates: the likeliest tokens of each head, as a sparse tree of fixed shape (Cai 2024, 2401.10774, sections 2.1 and 2.3)."""
+"""Medusa's candidates: the likeliest tokens of each head, as a sparse tree of fixed shape (Cai
+2024, 2401.10774, sections 2.1 and 2.3)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,26 @@ from serving.runtime.trees import ROOT, DraftTree
 from serving.runtime.types import Rows
 
 SHAPE: tuple[tuple[int, ...], ...] = (
-    (0,), (0, 0), (1,), (0, 0, 0), (2,), (0, 1), (1, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 2), (2, 0), (3,), (1, 1),
-    (0, 0, 0, 0), (0, 0, 2))
-"""The tree's nodes, the most useful first: of each the ranks of the tokens on its path. A guess for heads whose first token is right in
-about two thirds, half and a third of all cases; the authors choose theirs by such accuracies."""
+    (0,),
+    (0, 0),
+    (1,),
+    (0, 0, 0),
+    (2,),
+    (0, 1),
+    (1, 0),
+    (0, 0, 1),
+    (0, 1, 0),
+    (1, 0, 0),
+    (0, 2),
+    (2, 0),
+    (3,),
+    (1, 1),
+    (0, 0, 0, 0),
+    (0, 0, 2),
+)
+"""The tree's nodes, the most useful first: of each the ranks of the tokens on its path. A guess for
+heads whose first token is right in about two thirds, half and a third of all cases; the authors
+choose theirs by such accuracies."""
 
 
 class Medusa:
@@ -38,7 +55,13 @@ class Medusa:
         for path in SHAPE:
             parent = places.get(path[:-1])
             alternative = any(path) and not session.target.trees
-            if len(tree) == room or parent is None or len(path) > depth or path[-1] >= len(ranked[0]) or alternative:
+            if (
+                len(tree) == room
+                or parent is None
+                or len(path) > depth
+                or path[-1] >= len(ranked[0])
+                or alternative
+            ):
                 continue
             if parent == ROOT or tree.tokens[parent] not in session.sampling.stop_token_ids:
                 places[path] = tree.add(ranked[len(path) - 1][path[-1]], parent)
@@ -47,7 +70,8 @@ class Medusa:
         yield  # a generator without a forward pass
 
     def follow(self, tree: DraftTree, path: Sequence[int], rows: Rows) -> None:
-        """Keep the state that the text's last token was drawn from: the heads say what comes after that token."""
+        """Keep the state that the text's last token was drawn from: the heads say what comes after
+        that token."""
         self._state = rows.hidden(path[-1] + 1 if path else 0)
 
     def _ranked(self, depth: int) -> list[list[int]]:

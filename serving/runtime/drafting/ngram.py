@@ -1,4 +1,5 @@
-"""Prompt lookup: the draft is what followed the same n-gram earlier in the context (Saxena 2023)."""
+"""Prompt lookup: the draft is what followed the same n-gram earlier in the context (Saxena
+2023)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from serving.runtime.session.session import Session
 from serving.runtime.types import Draft
 
 BITS = 32
-"""Of a token in the number that stands for an n-gram: thousands of tuples would be work for the garbage collector."""
+"""Of a token in the number that stands for an n-gram: thousands of tuples would be work for the
+garbage collector."""
 
 
 class NGramIndex:
-    """Where each n-gram of a text that grows begins first; a token is looked at once, however often the index is asked.
+    """Where each n-gram of a text that grows begins first; a token is looked at once, however often
+    the index is asked.
 
     Args:
         max_ngram: longest n-gram that is indexed; all down to 1 are.
@@ -39,13 +42,16 @@ class NGramIndex:
             fresh = ids[begin:]
             keys = list(fresh)
             for after in range(1, n):
-                keys = [key << BITS | token for key, token in zip(keys, fresh[after:], strict=False)]
+                keys = [
+                    key << BITS | token for key, token in zip(keys, fresh[after:], strict=False)
+                ]
             for start, key in enumerate(keys, start=begin):
                 firsts.setdefault(key, start)
         self.length = len(ids)
 
     def follow(self, ids: Sequence[int], num_tokens: int) -> list[int]:
-        """At most `num_tokens` tokens after the earliest earlier occurrence of the last n-gram, n from `max_ngram` down to 1.
+        """At most `num_tokens` tokens after the earliest earlier occurrence of the last n-gram, n
+        from `max_ngram` down to 1.
 
         Args:
             ids: what is indexed and, after it, a few tokens that may still be rejected.
@@ -53,8 +59,12 @@ class NGramIndex:
         for n in range(min(len(self._firsts), len(ids) - 1), 0, -1):
             last = len(ids) - n
             ngram = ids[last:]
-            start = self._firsts[n - 1].get(reduce(lambda key, token: key << BITS | token, ngram), last)
-            if start == last:  # nowhere in the index, or only as the last n-gram itself: it may still overlap what is not indexed
+            start = self._firsts[n - 1].get(
+                reduce(lambda key, token: key << BITS | token, ngram), last
+            )
+            # nowhere in the index, or only as the last n-gram itself: it may still overlap what is
+            # not indexed
+            if start == last:
                 unindexed = range(max(0, self.length - n + 1), last)
                 start = next((at for at in unindexed if ids[at : at + n] == ngram), last)
             if start < last:
@@ -63,15 +73,22 @@ class NGramIndex:
 
 
 class NGram:
-    """Proposes deterministically; fewer tokens than asked for are fine (ours), no match proposes nothing.
+    """Proposes deterministically; fewer tokens than asked for are fine (ours), no match proposes
+    nothing.
 
     Args:
         max_ngram: longest n-gram tried.
         num_tokens: longest draft.
-        elsewhere: asked where the context has no match, with the context and how many tokens are wanted at most.
+        elsewhere: asked where the context has no match, with the context and how many tokens are
+            wanted at most.
     """
 
-    def __init__(self, max_ngram: int, num_tokens: int, elsewhere: Callable[[Sequence[int], int], list[int]] | None = None):
+    def __init__(
+        self,
+        max_ngram: int,
+        num_tokens: int,
+        elsewhere: Callable[[Sequence[int], int], list[int]] | None = None,
+    ):
         self.max_ngram, self.num_tokens, self.elsewhere = max_ngram, num_tokens, elsewhere
         self._index = NGramIndex(max_ngram)
         self._text: Text | None = None

@@ -1,8 +1,11 @@
-"""The client's prediction of the answer as a draft (OpenAI's predicted outputs): copied token by token for as long as it holds.
+"""The client's prediction of the answer as a draft (OpenAI's predicted outputs): copied token by
+token for as long as it holds.
 
-As in a diff, after an edit the copy continues where the last tokens of the text stand in the prediction, nearest to where it stopped.
-The target verifies all of it, so a wrong prediction costs time and changes nothing. How many tokens of its drafts are kept is counted, by
-how much of the text before them is the prediction's, and the round is left to the strategy where that is less than its own drafts bring.
+As in a diff, after an edit the copy continues where the last tokens of the text stand in the
+prediction, nearest to where it stopped. The target verifies all of it, so a wrong prediction costs
+time and changes nothing. How many tokens of its drafts are kept is counted, by how much of the text
+before them is the prediction's, and the round is left to the strategy where that is less than its
+own drafts bring.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from serving.runtime.requests import Text
 from serving.runtime.types import Draft, Verdict
 
 SHORTEST, FIRST, LONGEST = 2, 8, 32
-"""Tokens of a draft: as many as were kept last, twice over, from `FIRST` (where two in a row have failed, `SHORTEST`) to `LONGEST`."""
+"""Tokens of a draft: as many as were kept last, twice over, from `FIRST` (where two in a row have
+failed, `SHORTEST`) to `LONGEST`."""
 WINDOW = 16
-"""How far after the place where the prediction failed a single equal token is taken for its continuation."""
+"""How far after the place where the prediction failed a single equal token is taken for its
+continuation."""
 MATCH = 8
 """Longest match of the text's end that is looked for."""
 PLACES = 32
@@ -26,7 +31,8 @@ FADE = 0.8
 PATIENCE = 12
 """Rounds that are left to the strategy before a draft is tried again."""
 GUESS = 0.5
-"""Tokens that a draft is expected to bring at first where nothing before it is the prediction's; elsewhere as many as fitted before it."""
+"""Tokens that a draft is expected to bring at first where nothing before it is the prediction's;
+elsewhere as many as fitted before it."""
 
 
 class Prediction:
@@ -52,7 +58,8 @@ class Prediction:
         self._misses = 0  # drafts in a row of which nothing was kept
         self._guessed = False  # since something was copied
         self._fit = MATCH  # of the text's last tokens, those that stand before `at`
-        self._drafts = [1.0] * (MATCH + 1)  # by `_fit`, and one that brought what is expected at first
+        # by `_fit`, and one that brought what is expected at first
+        self._drafts = [1.0] * (MATCH + 1)
         self._kept = [max(GUESS, float(fit)) for fit in range(MATCH + 1)]
         self._refused = 0  # rounds since the last draft
         self._drafted_at = 0  # `_fit` of the last draft
@@ -61,10 +68,12 @@ class Prediction:
             self._places.setdefault(token, []).append(place)
 
     def propose(self, text: Text, limit: int, worth: float = 0.0) -> Draft:
-        """At most `limit` >= 0 tokens after the text; none where the prediction says nothing of what comes next.
+        """At most `limit` >= 0 tokens after the text; none where the prediction says nothing of
+        what comes next.
 
         Args:
-            worth: tokens that a draft of the strategy's own brings; where fewer are expected, nothing is proposed.
+            worth: tokens that a draft of the strategy's own brings; where fewer are expected,
+                nothing is proposed.
         """
         self._follow(text.output)
         if self.at is None:
@@ -73,7 +82,9 @@ class Prediction:
             self._refused += 1
             return Draft()
         self._drafted_at, self._refused = self._fit, 0
-        tokens = self.ids[self.at : self.at + min(limit, FIRST if self._guessed else LONGEST, self._length)]
+        tokens = self.ids[
+            self.at : self.at + min(limit, FIRST if self._guessed else LONGEST, self._length)
+        ]
         stops = text.sampling.stop_token_ids
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
         return Draft(tokens[:end])
@@ -83,7 +94,9 @@ class Prediction:
         self._drafts[self._drafted_at] = FADE * self._drafts[self._drafted_at] + 1
         self._kept[self._drafted_at] = FADE * self._kept[self._drafted_at] + verdict.accepted
         self._misses = 0 if verdict.accepted else self._misses + 1
-        self._length = min(LONGEST, max(FIRST if self._misses < 2 else SHORTEST, 2 * verdict.accepted))
+        self._length = min(
+            LONGEST, max(FIRST if self._misses < 2 else SHORTEST, 2 * verdict.accepted)
+        )
 
     def _follow(self, output: Sequence[int]) -> None:
         """Find the place after the tokens that the output has gained."""
@@ -97,10 +110,12 @@ class Prediction:
         if self.at is None:
             self.at = self._find(output)
         if self.at is None and not self._guessed and self._near + 1 < len(self.ids):
-            self.at, self._guessed, self._fit = self._near + 1, True, 0  # one token took another's place
+            # one token took another's place
+            self.at, self._guessed, self._fit = self._near + 1, True, 0
 
     def _find(self, output: Sequence[int]) -> int | None:
-        """Where the output's last tokens stand in the prediction: the longest match, and of equal ones the nearest."""
+        """Where the output's last tokens stand in the prediction: the longest match, and of equal
+        ones the nearest."""
         if not output:
             return None
         places = self._places.get(output[-1], [])

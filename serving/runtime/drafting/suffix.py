@@ -1,7 +1,9 @@
-"""SuffixDecoding: a draft is what followed the longest match of the text's end, in the text itself or in a datastore (2411.04975).
+"""SuffixDecoding: a draft is what followed the longest match of the text's end, in the text itself
+or in a datastore (2411.04975).
 
-The paper keeps both in suffix trees. Here the request's own text has an index of where each pair of tokens ends, whose latest entries are
-compared backwards: a token is indexed once, whatever is asked, and only final tokens ever are. The datastore has its suffix array.
+The paper keeps both in suffix trees. Here the request's own text has an index of where each pair of
+tokens ends, whose latest entries are compared backwards: a token is indexed once, whatever is
+asked, and only final tokens ever are. The datastore has its suffix array.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class SuffixIndex:
 
     Args:
         longest: longest match.
-        most: latest places of the last two tokens that are looked at; so a round's time has a bound.
+        most: latest places of the last two tokens that are looked at; so a round's time has a
+            bound.
 
     >>> index = SuffixIndex()
     >>> index.extend([1, 2, 3, 9, 1, 2])
@@ -45,7 +48,8 @@ class SuffixIndex:
             self._ends.setdefault(self._ids[end - 2] << BITS | self._ids[end - 1], []).append(end)
 
     def continuations(self, limit: int) -> Continuations:
-        """What followed the text's last n tokens where they stood before, for the largest n from `longest` down to 2; the latest first.
+        """What followed the text's last n tokens where they stood before, for the largest n from
+        `longest` down to 2; the latest first.
 
         Args:
             limit: tokens of a continuation at most, at least 1.
@@ -67,7 +71,8 @@ class SuffixIndex:
 
 
 class Suffix:
-    """Proposes the better scored of the request's own continuations and the datastore's; deterministic.
+    """Proposes the better scored of the request's own continuations and the datastore's;
+    deterministic.
 
     Args:
         factor: alpha: tokens of a draft at most for each token of the match.
@@ -76,8 +81,21 @@ class Suffix:
         least: smallest probability of a path.
     """
 
-    def __init__(self, factor: float, size: int, branches: int, least: float, datastore: Datastore | None = None):
-        self.factor, self.size, self.branches, self.least, self.datastore = factor, size, branches, least, datastore
+    def __init__(
+        self,
+        factor: float,
+        size: int,
+        branches: int,
+        least: float,
+        datastore: Datastore | None = None,
+    ):
+        self.factor, self.size, self.branches, self.least, self.datastore = (
+            factor,
+            size,
+            branches,
+            least,
+            datastore,
+        )
         self._index = SuffixIndex()
         self._text: Text | None = None
 
@@ -101,4 +119,11 @@ class Suffix:
     def _grow(self, session: Session, found: Continuations, limit: int) -> tuple[DraftTree, float]:
         size = min(self.size, int(self.factor * found.length), session.tree_room())
         branches = self.branches if session.target.trees else 1
-        return likeliest_tree(found, size, levels=limit, branches=branches, least=self.least, stop=session.sampling.stop_token_ids)
+        return likeliest_tree(
+            found,
+            size,
+            levels=limit,
+            branches=branches,
+            least=self.least,
+            stop=session.sampling.stop_token_ids,
+        )

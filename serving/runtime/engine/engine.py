@@ -1,9 +1,10 @@
 """The engine: drives the generators of any number of requests.
 
-Each step gathers the forward passes that requests wait for, runs one ragged batch per model, and hands the rows back. Strategies
-never see batches, threads, devices or each other. Generators are resumed by the thread that steps the engine and by no
-other; only forward passes run on worker threads, and only while a request overlaps two models (workers.py). The engine itself
-is not thread-safe: one thread steps it.
+Each step gathers the forward passes that requests wait for, runs one ragged batch per model, and
+hands the rows back. Strategies never see batches, threads, devices or each other. Generators are
+resumed by the thread that steps the engine and by no other; only forward passes run on worker
+threads, and only while a request overlaps two models (workers.py). The engine itself is not
+thread-safe: one thread steps it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Job:
 
     @property
     def overlapping(self) -> bool:
-        """Whether its strategy may run two models at once from here on: it overlaps them, and the draft's context has room."""
+        """Whether its strategy may run two models at once from here on: it overlaps them, and the
+        draft's context has room."""
         return self.overlaps and self.session.draft_context > len(self.session.text.ids)
 
     @property
@@ -65,7 +67,8 @@ class Job:
         return self.session.text.output_length
 
     def new_tokens(self) -> list[Emitted]:
-        """Final tokens since the last call, with where they come from and, where asked for, their ratings."""
+        """Final tokens since the last call, with where they come from and, where asked for, their
+        ratings."""
         fresh = self.session.emitted(self._sent)
         self._sent += len(fresh)
         return fresh
@@ -82,9 +85,11 @@ class Job:
 
 @dataclass
 class BatchResult:
-    """What a batch of forward passes gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
+    """What a batch of forward passes gave: an output or an error for each, and when it ran
+    (`time.perf_counter` seconds).
 
-    Where a model does not wait for its device those times are the launch's, and `marks` will give the true ones.
+    Where a model does not wait for its device those times are the launch's, and `marks` will give
+    the true ones.
     """
 
     outputs: list[Output | Exception]
@@ -108,10 +113,13 @@ class Engine:
 
     Args:
         models: role → model; "target" must be there.
-        split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
-            models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
-        budget: tokens of prompts that a step reads, also while nobody is being answered; None: whole prompts.
-        governor: adapts the compute threads between steps to what other processes leave; None: they stay as they are.
+        split: give every model cores and a thread of its own: None does so while a request runs
+            whose strategy overlaps models, True always (serial strategies are then compared on
+            equal cores), False never (sides run in turn).
+        budget: tokens of prompts that a step reads, also while nobody is being answered; None:
+            whole prompts.
+        governor: adapts the compute threads between steps to what other processes leave; None: they
+            stay as they are.
 
     >>> from serving.runtime.models.table_model import TableModel
     >>> from serving.runtime.strategies import build_strategy
@@ -120,12 +128,19 @@ class Engine:
     4
     """
 
-    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, budget: PromptBudget | None = None,
-                 governor: ThreadGovernor | None = None):
+    def __init__(
+        self,
+        models: Mapping[Role, Model],
+        *,
+        split: bool | None = None,
+        budget: PromptBudget | None = None,
+        governor: ThreadGovernor | None = None,
+    ):
         self.models, self.split, self.budget, self.governor = dict(models), split, budget, governor
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
-        """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
+        """Set once a device has failed for good: from then on every request fails with it, and only
+        a new process helps."""
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
         self.meter = RoundMeter()
@@ -134,22 +149,31 @@ class Engine:
         self._turns: Counter[int] = Counter()
         """Steps in which a model read prompts."""
         self.reading = 0
-        """Tokens of prompts that the forward passes of the step that runs now read; may be read from any thread."""
+        """Tokens of prompts that the forward passes of the step that runs now read; may be read
+        from any thread."""
         self.patience: int | None = None
-        """Passes of other models that a pass of the target waits for at most, where models take turns; None: until all have drafted."""
+        """Passes of other models that a pass of the target waits for at most, where models take
+        turns; None: until all have drafted."""
         self._waited = 0
         """Passes of other models since the target's pass could have run."""
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED,
-               owner: Hashable = None) -> Job:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        strategy: Strategy,
+        draft_limit: int = UNLIMITED,
+        owner: Hashable = None,
+    ) -> Job:
         """Start a request; it waits for its first forward pass when this returns.
 
         Args:
             draft_limit: as in `Session`; it can be changed between steps.
-            owner: as in `Session`: whose prompts and answers it need not read again. None: it shares nothing, and no other request's time
-                depends on it.
+            owner: as in `Session`: whose prompts and answers it need not read again. None: it
+                shares nothing, and no other request's time depends on it.
         Raises:
-            ContextTooLong: prompt and max_tokens exceed the target's context (that of a smaller model only ends its drafts).
+            ContextTooLong: prompt and max_tokens exceed the target's context (that of a smaller
+                model only ends its drafts).
             DraftwellError: an empty prompt, or no free slot.
             DeviceLost: an earlier request met a device that has failed.
         """
@@ -158,8 +182,11 @@ class Engine:
         models = strategy.choose_models(self.models)
         context = models["target"].max_context
         if len(prompt) + sampling.max_tokens > context:
-            raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the target's context of "
-                                 f"{context}: shorten one of them")
+            raise ContextTooLong(
+                f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed "
+                "the target's context of "
+                f"{context}: shorten one of them"
+            )
         try:
             session = Session(prompt, sampling, models, draft_limit, owner)
         except Exception as error:  # a slot may have to be cleared on a device
@@ -174,7 +201,8 @@ class Engine:
         return job
 
     def step(self) -> None:
-        """Run what requests wait for: drafts, else the target; or, while models overlap, until one of them is done."""
+        """Run what requests wait for: drafts, else the target; or, while models overlap, until one
+        of them is done."""
         if self.governor and self._workers is None:  # workers divide the threads that they found
             self.governor.check()
         draining = self._choose_workers()
@@ -188,9 +216,13 @@ class Engine:
                 flight.future = self._workers.submit(flight.model, self._fly, flight)
                 self._flights.append(flight)
         if self._flights:
-            wait([flight.future for flight in self._flights if flight.future], return_when=FIRST_COMPLETED)
+            wait(
+                [flight.future for flight in self._flights if flight.future],
+                return_when=FIRST_COMPLETED,
+            )
             for flight in [f for f in self._flights if f.future and f.future.done()]:
-                if flight in self._flights:  # a request that failed has waited for its other flight already
+                # a request that failed has waited for its other flight already
+                if flight in self._flights:
                     self._await(flight)
         if self._gained and self.budget:
             self.budget.end_pause(time.perf_counter())
@@ -217,7 +249,8 @@ class Engine:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request now, after the forward pass that it is part of; its slots are free when this returns."""
+        """End a request now, after the forward pass that it is part of; its slots are free when
+        this returns."""
         if not job.finished:
             self._end(job, None)
         if not self.jobs:
@@ -231,10 +264,12 @@ class Engine:
             self._workers = None
 
     def _choose_workers(self) -> bool:
-        """Worker threads exist while a request overlaps models, and come and go only when nothing is in flight.
+        """Worker threads exist while a request overlaps models, and come and go only when nothing
+        is in flight.
 
-        Under load something always is. So where they are to go, nothing more may begin until what is in flight has landed: True says so.
-        They stay for as long as such a request runs, not for a single `Overlap`: threads and OpenMP teams are dear to make.
+        Under load something always is. So where they are to go, nothing more may begin until what
+        is in flight has landed: True says so. They stay for as long as such a request runs, not for
+        a single `Overlap`: threads and OpenMP teams are dear to make.
         """
         wanted = any(job.overlapping for job in self.jobs) if self.split is None else self.split
         if wanted == (self._workers is not None):
@@ -242,7 +277,11 @@ class Engine:
         if self._flights:
             return True
         if wanted:
-            models = {id(lane.model): lane.model for job in self.jobs for lane in job.session.lanes.values()}
+            models = {
+                id(lane.model): lane.model
+                for job in self.jobs
+                for lane in job.session.lanes.values()
+            }
             self._workers = Workers(list(models.values()))
         else:
             self.close()
@@ -251,9 +290,11 @@ class Engine:
     def _ready(self) -> list[BatchInFlight]:
         """For every idle model the forward passes that wait for it, as one batch each.
 
-        Where models take turns the target comes last: its forward pass costs the same for one request as for many, so it waits
-        until all who draft have come to their verification, or `patience` is at its end: a request that drafts as long as it likes, because
-        its answer must repeat, would hold up all others. For a draft model that is reading a long prompt it does not wait.
+        Where models take turns the target comes last: its forward pass costs the same for one
+        request as for many, so it waits until all who draft have come to their verification, or
+        `patience` is at its end: a request that drafts as long as it likes, because its answer must
+        repeat, would hold up all others. For a draft model that is reading a long prompt it does
+        not wait.
         """
         busy = {id(flight.model) for flight in self._flights}
         flights: dict[int, BatchInFlight] = {}
@@ -269,11 +310,23 @@ class Engine:
                     held_back.add(job)
                 else:
                     copy_prompt(job, leaf)
-                    flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
+                    flights.setdefault(id(model), BatchInFlight(model, [])).group.append(
+                        (job, leaf)
+                    )
         self._share_budget(list(flights.values()), held_back)
         target = id(self.models["target"])
-        drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
-        waits = target in flights and self._workers is None and drafting and (self.patience is None or self._waited < self.patience)
+        drafting = any(
+            not leaf.reading
+            for model, flight in flights.items()
+            if model != target
+            for _, leaf in flight.group
+        )
+        waits = (
+            target in flights
+            and self._workers is None
+            and drafting
+            and (self.patience is None or self._waited < self.patience)
+        )
         if waits:
             del flights[target]
         self._waited = self._waited + 1 if waits else 0
@@ -281,12 +334,20 @@ class Engine:
             for _, leaf in flight.group:
                 leaf.flying = True
             self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
-            read = [leaf for job, leaf in flight.group if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length)]
+            read = [
+                leaf
+                for job, leaf in flight.group
+                if leaf.piece and (leaf.read or reads_prompt(leaf) or not job.output_length)
+            ]
             flight.prompt_tokens = sum(len(leaf.piece.tokens) for leaf in read if leaf.piece)
             if flight.prompt_tokens:
                 self.meter.read_prompts()
             if self.budget:
-                spent = sum(len(leaf.piece.tokens) * self._weight(flight.model, leaf) for leaf in read if leaf.piece)
+                spent = sum(
+                    len(leaf.piece.tokens) * self._weight(flight.model, leaf)
+                    for leaf in read
+                    if leaf.piece
+                )
                 self.budget.spend(id(flight.model), spent)
         return [flight for flight in flights.values() if flight.group]
 
@@ -294,23 +355,37 @@ class Engine:
         """Cut prompts into pieces, and leave out of the flights what has to wait for another step.
 
         Args:
-            held_back: requests that wait to copy another's prompt: they read none, so they make no burst, and go on when it is read.
+            held_back: requests that wait to copy another's prompt: they read none, so they make no
+                burst, and go on when it is read.
         """
         answered = [job for job in self.jobs if job.output_length]
         waiting = len(self.jobs) - len(answered) - sum(not job.output_length for job in held_back)
-        reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)} | {id(job) for job in held_back}
+        reading = {
+            id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)
+        } | {id(job) for job in held_back}
         readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
         for flight in flights:
             room = None
             if self.budget:
-                room = self.budget.room(id(flight.model), len(answered), waiting,
-                                        reading=sum(id(job) in reading for job in answered), readers=max(1, readers))
-            weigh = partial(self._weight, flight.model) if answered else alike  # while nobody waits for a next token, pieces stay long
-            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)], weigh))
+                room = self.budget.room(
+                    id(flight.model),
+                    len(answered),
+                    waiting,
+                    reading=sum(id(job) in reading for job in answered),
+                    readers=max(1, readers),
+                )
+            # while nobody waits for a next token, pieces stay long
+            weigh = partial(self._weight, flight.model) if answered else alike
+            chosen = set(
+                share_room(
+                    [leaf for _, leaf in flight.group], room, self._turns[id(flight.model)], weigh
+                )
+            )
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
 
     def _weight(self, model: Model, task: Task) -> float:
-        """What the budget counts a task's next token for, in first tokens of a prompt; 1 where the model or a fixed budget does not say."""
+        """What the budget counts a task's next token for, in first tokens of a prompt; 1 where the
+        model or a fixed budget does not say."""
         cost: Callable[[int], float] | None = getattr(model, "token_cost", None)
         if cost is None or self.budget is None or not self.budget.adapts:
             return 1.0
@@ -318,19 +393,23 @@ class Engine:
         return cost(model.slots.lengths[task.waiting.slot])  # type: ignore[attr-defined]  # those that know their costs have slots
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
-        """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
+        """Run a batch; if it fails, request by request, so that a bad one does not take the others
+        with it."""
         commands = [leaf.piece for _, leaf in flight.group if leaf.piece]
         started = time.perf_counter()
         outputs: list[Output | Exception] = []
         try:
             outputs += share_top(flight.model.forward(commands)) if commands else []
-            if self._workers is not None:  # on a thread of its own it can wait: a side lands when it is done
+            # on a thread of its own it can wait: a side lands when it is done
+            if self._workers is not None:
                 finish(flight.model, outputs)
         except Exception as error:
             if len(commands) == 1 or lost_device(error):
                 outputs = [error] * len(commands)
             else:
-                outputs = [self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
+                outputs = [
+                    self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group
+                ]
         marks = getattr(flight.model, "marks", None) if self._workers is None else None
         return BatchResult(outputs, started, time.perf_counter(), marks)
 
@@ -347,9 +426,15 @@ class Engine:
             if landed.marks is not None:
                 job.unread.append((leaf.piece, landed.marks, len(flight.group)))
             else:
-                job.session.stats.time_forward(leaf.piece, landed.started - job.started, landed.ended - job.started, len(flight.group))
+                job.session.stats.time_forward(
+                    leaf.piece,
+                    landed.started - job.started,
+                    landed.ended - job.started,
+                    len(flight.group),
+                )
             leaf.seconds += landed.ended - landed.started
-            if isinstance(output, Exception) and leaf.waiting.model != SHADOW:  # a shadow hears of it itself
+            # a shadow hears of it itself
+            if isinstance(output, Exception) and leaf.waiting.model != SHADOW:
                 self._end(job, output)
             elif isinstance(output, Exception):
                 self._advance(job, leaf, output)
@@ -390,13 +475,16 @@ class Engine:
         job.error = self._explained(error) if error else None
 
     def _await_all(self, job: Job) -> None:
-        """Wait for the batches in flight that a request is part of: its slots are being written to."""
+        """Wait for the batches in flight that a request is part of: its slots are being written
+        to."""
         for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
-            if flight in self._flights:  # another request that failed meanwhile may have waited for it already
+            # another request that failed meanwhile may have waited for it already
+            if flight in self._flights:
                 self._await(flight)
 
     def _explained(self, error: Exception) -> Exception:
-        """An error as users see it; one that says that the device is lost is noted for all requests to come."""
+        """An error as users see it; one that says that the device is lost is noted for all requests
+        to come."""
         error = readable(error)
         if isinstance(error, DeviceLost):
             self.device_lost = self.device_lost or error

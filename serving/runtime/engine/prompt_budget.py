@@ -1,10 +1,12 @@
-"""How many tokens of prompts a step may read: while requests are being answered, as many as keep their pauses short.
+"""How many tokens of prompts a step may read: while requests are being answered, as many as keep
+their pauses short.
 
-All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a prompt's first tokens cost depends on the
-model and the machine; it is measured as prompts are read. Later tokens attend over more, and count for more than one
-(`Engine._weight`). The more requests wait for their first token, for each that is being answered, the longer a pause may be, up to
-`LONGEST_PAUSE`: many who wait for a few count for more than those few.
-While nobody is being answered there is a limit too, since others may come.
+All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a
+prompt's first tokens cost depends on the model and the machine; it is measured as prompts are read.
+Later tokens attend over more, and count for more than one (`Engine._weight`). The more requests
+wait for their first token, for each that is being answered, the longer a pause may be, up to
+`LONGEST_PAUSE`: many who wait for a few count for more than those few. While nobody is being
+answered there is a limit too, since others may come.
 """
 
 from __future__ import annotations
@@ -17,27 +19,32 @@ from serving.runtime.engine.piece_sizes import SMALLEST
 from serving.runtime.engine.prompt_pieces import LONGEST
 
 START_TOKENS = 64
-"""Budget before the cost of a token is known; where many wait it grows as pauses do, up to `LONGEST`."""
+"""Budget before the cost of a token is known; where many wait it grows as pauses do, up to
+`LONGEST`."""
 MOST_TOKENS = 4096
-"""Largest budget, and that of steps in which nobody waits for a next token: some seconds' work, after which requests that came meanwhile
-are read as well."""
+"""Largest budget, and that of steps in which nobody waits for a next token: some seconds' work,
+after which requests that came meanwhile are read as well."""
 EXTRA = 1.75
-"""How much longer than usual a pause is to become, as a share of the usual one: a little less than what makes it three times as long, for
-what else varies. Where `SMALLEST` tokens take longer, as late in a prompt of very many, it becomes longer still."""
+"""How much longer than usual a pause is to become, as a share of the usual one: a little less than
+what makes it three times as long, for what else varies. Where `SMALLEST` tokens take longer, as
+late in a prompt of very many, it becomes longer still."""
 WAITING = 2
-"""Pauses grow further where several wait, more than one for every two that are being answered: by the square of this times the ratio. A
-burst is then over sooner than with pauses of one length; growth in proportion, by four times the ratio, did about as well (docs/log.md)."""
+"""Pauses grow further where several wait, more than one for every two that are being answered: by
+the square of this times the ratio. A burst is then over sooner than with pauses of one length;
+growth in proportion, by four times the ratio, did about as well (docs/log.md)."""
 LONGEST_PAUSE = 0.5
-"""Seconds up to which a pause grows where many wait: the square has no bound of its own, and one who is answered beside thirty that wait
-would not get a token until all of them are read."""
+"""Seconds up to which a pause grows where many wait: the square has no bound of its own, and one
+who is answered beside thirty that wait would not get a token until all of them are read."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
 TELLING = SMALLEST
 """Tokens of prompts in a pause that is long enough to tell the rate."""
 CLEAN_EVERY = 12
-"""After so many pauses in which prompts were read comes one without, so that the usual pause of those who are now answered is known."""
+"""After so many pauses in which prompts were read comes one without, so that the usual pause of
+those who are now answered is known."""
 REMEMBERED = 5
-"""Pauses without prompts of which the usual one is the median: one that something else prolonged does not count."""
+"""Pauses without prompts of which the usual one is the median: one that something else prolonged
+does not count."""
 
 
 class PromptBudget:
@@ -53,14 +60,18 @@ class PromptBudget:
     >>> budget.room("target", answering=8, waiting=1)
     64
     >>> budget.learn(0.080, {"target": 60})
-    >>> budget.room("target", answering=8, waiting=1), budget.room("target", answering=8, waiting=16)
+    >>> (
+    ...     budget.room("target", answering=8, waiting=1),
+    ...     budget.room("target", answering=8, waiting=16),
+    ... )
     (32, 468)
     """
 
     def __init__(self, tokens: int | None = None):
         self._fixed = tokens
         self._clean: dict[int, deque[float]] = {}
-        """Seconds of the last pauses without prompts, by the size of the number that is answered (`size`): many take longer than few."""
+        """Seconds of the last pauses without prompts, by the size of the number that is answered
+        (`size`): many take longer than few."""
         self._rates: dict[Hashable, float] = {}
         """First tokens of prompts per second, by model."""
         self._unclean = CLEAN_EVERY  # the first is measured
@@ -74,13 +85,17 @@ class PromptBudget:
         """Whether it follows what was measured; a fixed one counts every token alike."""
         return self._fixed is None
 
-    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int:
-        """Tokens, each by its weight, that a model may read in the next step, besides what was read since the last tokens came.
+    def room(
+        self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1
+    ) -> int:
+        """Tokens, each by its weight, that a model may read in the next step, besides what was read
+        since the last tokens came.
 
         Args:
             answering: requests that have their first token.
             waiting: requests that have none yet.
-            reading: of those that are being answered, the ones that read a prompt themselves (a draft model does so later).
+            reading: of those that are being answered, the ones that read a prompt themselves (a
+                draft model does so later).
             readers: models that have prompts to read; each gets its share.
         Returns:
             0: none now, but in a later step; never where nobody would go on meanwhile.
@@ -98,7 +113,8 @@ class PromptBudget:
             self._measuring = True
             return 0
         usual, rate, own = self._usual(), self._rates.get(model), self._read.get(model, 0)
-        scale = max(1.0, (WAITING * waiting / answering) ** 2) if waiting > 1 else 1.0  # a single one is no burst
+        # a single one is no burst
+        scale = max(1.0, (WAITING * waiting / answering) ** 2) if waiting > 1 else 1.0
         if usual is None or rate is None:
             left = min(START_TOKENS * scale, LONGEST) / readers - own
         else:
@@ -132,7 +148,8 @@ class PromptBudget:
             self._clean.setdefault(size(self._answering), deque(maxlen=REMEMBERED)).append(pause)
             self._unclean = 0
             return
-        # prompts of a few tokens are always read: where they come without end, the next attempt is as far off as the last
+        # prompts of a few tokens are always read: where they come without end, the next attempt is
+        # as far off as the last
         self._unclean = 0 if measured else self._unclean + 1
         usual, tokens = self._usual(), sum(read.values())
         if usual is None or tokens < TELLING:
@@ -145,10 +162,13 @@ class PromptBudget:
             self._rates[model] *= factor
 
     def _usual(self) -> float | None:
-        """The usual pause of as many as are answered now; where they were never seen without prompts, of the number nearest to it."""
+        """The usual pause of as many as are answered now; where they were never seen without
+        prompts, of the number nearest to it."""
         if not self._clean:
             return None
-        return statistics.median(self._clean[min(self._clean, key=lambda known: abs(known - size(self._answering)))])
+        return statistics.median(
+            self._clean[min(self._clean, key=lambda known: abs(known - size(self._answering)))]
+        )
 
 
 def size(answering: int) -> int:

@@ -1,7 +1,9 @@
-"""Long prompts in pieces: a step of the engine reads only so many tokens of prompts, fewer while requests are being answered.
+"""Long prompts in pieces: a step of the engine reads only so many tokens of prompts, fewer while
+requests are being answered.
 
-Otherwise those would wait for the whole prompt between two of their tokens, and others that come meanwhile for their first one. Pieces are
-an affair of the engine alone: a strategy is sent the rows of its forward pass once the last of its tokens is read.
+Otherwise those would wait for the whole prompt between two of their tokens, and others that come
+meanwhile for their first one. Pieces are an affair of the engine alone: a strategy is sent the rows
+of its forward pass once the last of its tokens is read.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ from serving.runtime.engine.piece_sizes import SMALLEST
 from serving.runtime.engine.task import Task
 
 LEAST = 16
-"""Tokens up to which a forward pass is not cut: early in a text one of sixteen takes less than two of eight (2.2 to 2.7 and 1.7 to 2.1
-times one token's). The price: the last tokens of a long prompt are read whatever the budget, and late in a prompt of thousands sixteen take
-longer than they may (beside seven rows after 3,400 tokens 75 ms, eight 48), once a prompt. Measured in docs/log.md."""
+"""Tokens up to which a forward pass is not cut: early in a text one of sixteen takes less than two
+of eight (2.2 to 2.7 and 1.7 to 2.1 times one token's). The price: the last tokens of a long prompt
+are read whatever the budget, and late in a prompt of thousands sixteen take longer than they may
+(beside seven rows after 3,400 tokens 75 ms, eight 48), once a prompt. Measured in docs/log.md."""
 LONGEST = 1024
-"""Tokens of the longest piece where there is a limit at all; longer ones are read no faster, and hold up a request that comes meanwhile."""
+"""Tokens of the longest piece where there is a limit at all; longer ones are read no faster, and
+hold up a request that comes meanwhile."""
 MOST_ROWS = 128
-"""Rows of prompts that are rated, in one step: each is as wide as the vocabulary, and a step's are in memory together."""
+"""Rows of prompts that are rated, in one step: each is as wide as the vocabulary, and a step's are
+in memory together."""
 
 
 def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     """What to run of a forward pass of which `read` tokens were run before.
 
-    The rows that are wanted come from the last piece, so that one holds all of them, but where a prompt is rated: there each piece has its
-    own. A tree is never cut.
+    The rows that are wanted come from the last piece, so that one holds all of them, but where a
+    prompt is rated: there each piece has its own. A tree is never cut.
 
     Args:
         room: tokens that may be run; None: all.
@@ -56,9 +61,11 @@ def part(command: Forward, start: int, end: int) -> Forward:
 
 
 def reads_prompt(task: Task) -> bool:
-    """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long draft that is verified.
+    """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long
+    draft that is verified.
 
-    A prompt that is rated always is: it is read in short parts, whose ends together would be half of it.
+    A prompt that is rated always is: it is read in short parts, whose ends together would be half
+    of it.
     """
     assert task.waiting is not None
     return task.waiting.rates or tokens_left(task) > max(LEAST, task.waiting.keep)
@@ -70,24 +77,44 @@ def tokens_left(task: Task) -> int:
     return len(task.waiting.tokens) - task.read
 
 
-def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0, weigh: Callable[[Task], float] | None = None) -> list[Task]:
+def share_room(
+    tasks: Iterable[Task],
+    room: int | None,
+    turn: int = 0,
+    weigh: Callable[[Task], float] | None = None,
+) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
-    Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones, and
-    those of prompts that are rated, share `room` (`split_room`). The latter also share `MOST_ROWS`, and take turns at it.
+    Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in
+    decoding, always run; longer ones, and those of prompts that are rated, share `room`
+    (`split_room`). The latter also share `MOST_ROWS`, and take turns at it.
 
     Args:
         tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
         turn: how many steps have read prompts before.
-        weigh: how much of the room the next token of a prompt takes, 1 or more; None: all are `alike`.
+        weigh: how much of the room the next token of a prompt takes, 1 or more; None: all are
+            `alike`.
     """
     tasks = list(tasks)
     long = [task for task in tasks if reads_prompt(task)]
     given: dict[Task, int | None] = dict.fromkeys(long)
     if room is not None:
-        given.update(zip(long, split_room([tokens_left(task) for task in long], room, turn, list(map(weigh or alike, long))), strict=True))
-    given |= share_rows([task for task in tasks if task.waiting is not None and task.waiting.rates], given, turn)
+        given.update(
+            zip(
+                long,
+                split_room(
+                    [tokens_left(task) for task in long],
+                    room,
+                    turn,
+                    list(map(weigh or alike, long)),
+                ),
+                strict=True,
+            )
+        )
+    given |= share_rows(
+        [task for task in tasks if task.waiting is not None and task.waiting.rates], given, turn
+    )
     chosen = []
     for task in tasks:
         assert task.waiting is not None
@@ -104,8 +131,11 @@ def alike(_: Task) -> float:
     return 1.0
 
 
-def share_rows(rated: Sequence[Task], given: Mapping[Task, int | None], turn: int) -> dict[Task, int]:
-    """How many tokens to read of prompts that are rated, so that a step has at most `MOST_ROWS` rows of them.
+def share_rows(
+    rated: Sequence[Task], given: Mapping[Task, int | None], turn: int
+) -> dict[Task, int]:
+    """How many tokens to read of prompts that are rated, so that a step has at most `MOST_ROWS`
+    rows of them.
 
     Args:
         given: what each may read at most, None: all of it, as where it has no entry.
@@ -121,12 +151,15 @@ def share_rows(rated: Sequence[Task], given: Mapping[Task, int | None], turn: in
     return shares
 
 
-def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[float] = ()) -> list[int]:
+def split_room(
+    left: Sequence[int], room: int, turn: int = 0, weights: Sequence[float] = ()
+) -> list[int]:
     """How many tokens of each prompt to read.
 
-    The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the room meanwhile, so that it never stops.
-    No piece is smaller than `SMALLEST`, unless it is the last, or longer than `LONGEST`; where the room is too small for two, the oldest
-    and the shortest take turns.
+    The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the
+    room meanwhile, so that it never stops. No piece is smaller than `SMALLEST`, unless it is the
+    last, or longer than `LONGEST`; where the room is too small for two, the oldest and the shortest
+    take turns.
 
     Args:
         left: tokens that are left of each prompt, the oldest first.
@@ -135,9 +168,17 @@ def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[
 
     >>> split_room([4000, 30, 20], 100), split_room([4000, 300, 200], 64), split_room([4000], 64)
     ([50, 30, 20], [32, 0, 32], [64])
-    >>> split_room([4000, 300], 8, turn=1), split_room([4000, 300], 8, turn=2), split_room([4000, 300], 4096)
+    >>> (
+    ...     split_room([4000, 300], 8, turn=1),
+    ...     split_room([4000, 300], 8, turn=2),
+    ...     split_room([4000, 300], 4096),
+    ... )
     ([0, 8], [8, 0], [1024, 300])
-    >>> split_room([900], 60, weights=[3.0]), split_room([900], 9, weights=[3.0]), split_room([900, 30], 100, weights=[3.0, 1.0])
+    >>> (
+    ...     split_room([900], 60, weights=[3.0]),
+    ...     split_room([900], 9, weights=[3.0]),
+    ...     split_room([900, 30], 100, weights=[3.0, 1.0]),
+    ... )
     ([20], [8], [23, 30])
     >>> split_room([900, 300], 60, weights=[1.0, 5.0])  # the shortest has a piece, too
     [20, 8]
@@ -150,7 +191,13 @@ def split_room(left: Sequence[int], room: int, turn: int = 0, weights: Sequence[
     first: float = room
     if shortest:
         both = SMALLEST * (weights[0] + weights[shortest[0]])
-        first = min(room / 2, room - SMALLEST * weights[shortest[0]]) if room >= both else 0 if turn % 2 else room
+        first = (
+            min(room / 2, room - SMALLEST * weights[shortest[0]])
+            if room >= both
+            else 0
+            if turn % 2
+            else room
+        )
     free = float(room)
 
     def give(i: int, least: int, most: float) -> None:

@@ -1,4 +1,5 @@
-"""How long rounds take and what they bring: what a server's control of draft lengths is fed with (server/scheduling/load_control.py)."""
+"""How long rounds take and what they bring: what a server's control of draft lengths is fed with
+(server/scheduling/load_control.py)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ from typing import NamedTuple
 
 
 class Round(NamedTuple):
-    """What lies between two steps that brought tokens to requests that had some: drafting, verifying, and everything beside it.
+    """What lies between two steps that brought tokens to requests that had some: drafting,
+    verifying, and everything beside it.
 
     Args:
         seconds: wall time.
         tokens: what those requests got, together.
-        clean: no prompt was read meanwhile, by the target or by a draft; a few tokens that a draft had missed do not count.
+        clean: no prompt was read meanwhile, by the target or by a draft; a few tokens that a draft
+            had missed do not count.
     """
 
     seconds: float

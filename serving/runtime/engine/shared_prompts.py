@@ -1,8 +1,10 @@
-"""Prompts that begin alike are read once: what another slot of the same owner holds is copied instead of being read again.
+"""Prompts that begin alike are read once: what another slot of the same owner holds is copied
+instead of being read again.
 
-The answers to one prompt, for example, come together: the first reads the prompt, the others wait and copy it, so that each of them reads
-only the prompt's last token. Like pieces of prompts (prompt_pieces.py) this is an affair of the engine alone: a strategy is sent the
-rows of its forward pass, whoever read its first tokens.
+The answers to one prompt, for example, come together: the first reads the prompt, the others wait
+and copy it, so that each of them reads only the prompt's last token. Like pieces of prompts
+(prompt_pieces.py) this is an affair of the engine alone: a strategy is sent the rows of its forward
+pass, whoever read its first tokens.
 """
 
 from __future__ import annotations
@@ -42,13 +44,15 @@ def begins(task: Task) -> bool:
 
 
 def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool:
-    """Whether a request of the same owner is about to read the same prompt on the same model, or has begun to, and more of it can be copied
-    then than now.
+    """Whether a request of the same owner is about to read the same prompt on the same model, or
+    has begun to, and more of it can be copied then than now.
 
-    Once the first has read the prompt nobody waits any more, so that all others copy it and read its last token in one step.
+    Once the first has read the prompt nobody waits any more, so that all others copy it and read
+    its last token in one step.
 
     Args:
-        jobs: all that run, in their order of arrival: of several that have not begun the first does not wait.
+        jobs: all that run, in their order of arrival: of several that have not begun the first does
+            not wait.
     """
     if not begins(task) or task.read or task.flying:
         return False
@@ -76,26 +80,32 @@ def waits_for_another(job: Request, task: Task, jobs: Sequence[Request]) -> bool
 
 
 def same_prompt(job: Request, other: Request) -> bool:
-    """Whether two requests have the same prompt; every two that wait are compared in every step, so the prompts are not read for it."""
+    """Whether two requests have the same prompt; every two that wait are compared in every step, so
+    the prompts are not read for it."""
     one, two = job.session.text, other.session.text
     return one.prompt_length == two.prompt_length and one.prompt_digest == two.prompt_digest
 
 
 def most_copied(lane: Lane, task: Task) -> int:
-    """Tokens that a task's lane may hold before its forward pass: all but those whose rows are wanted."""
+    """Tokens that a task's lane may hold before its forward pass: all but those whose rows are
+    wanted."""
     assert task.waiting is not None
     return lane.length + len(task.waiting.tokens) - task.waiting.keep
 
 
 def longest_held(lane: Lane, task: Task) -> tuple[int, int]:
-    """The slot of the same owner that holds most of what a task's forward pass leaves in its lane, and how many tokens these are."""
+    """The slot of the same owner that holds most of what a task's forward pass leaves in its lane,
+    and how many tokens these are."""
     assert task.waiting is not None
     slots: Slots = lane.model.slots  # type: ignore[attr-defined]  # an owner's texts are in them
-    return slots.texts.longest(lane.text.owner, [*lane.text.tokens[: lane.length], *task.waiting.tokens])
+    return slots.texts.longest(
+        lane.text.owner, [*lane.text.tokens[: lane.length], *task.waiting.tokens]
+    )
 
 
 def copy_prompt(job: Request, task: Task) -> None:
-    """Copy what another slot holds of the beginning of a task's forward pass, which then counts as run."""
+    """Copy what another slot holds of the beginning of a task's forward pass, which then counts as
+    run."""
     if not begins(task) or task.read:
         return
     lane = lane_of(job, task)

@@ -12,12 +12,14 @@ from serving.runtime.output import Output, joined
 
 
 class Task:
-    """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait for child tasks.
+    """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait
+    for child tasks.
 
-    Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next (prompt_pieces.py); `rows` are those of
-    earlier pieces that are wanted (`Forward.rates`).
-    `seconds` is the time that its forward passes took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
-    to its end and the seconds of its longer side's forward passes: equal if the shorter side cost nothing.
+    Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next
+    (prompt_pieces.py); `rows` are those of earlier pieces that are wanted (`Forward.rates`).
+    `seconds` is the time that its forward passes took; `overlaps` has, for every `Overlap` that is
+    over, the seconds from its start to its end and the seconds of its longer side's forward passes:
+    equal if the shorter side cost nothing.
     """
 
     def __init__(self, steps: Generator[Any, Any, Any]):
@@ -52,7 +54,8 @@ class Task:
             self.waiting = command
 
     def land_piece(self, output: Output) -> Output | None:
-        """Note that the piece has been run, with its output; return that of the whole forward pass if it was the last one."""
+        """Note that the piece has been run, with its output; return that of the whole forward pass
+        if it was the last one."""
         assert self.waiting is not None
         assert self.piece is not None
         self.read += len(self.piece.tokens)
@@ -60,16 +63,24 @@ class Task:
         if self.read == len(self.waiting.tokens):
             return joined([*self.rows, output]) if self.rows else output
         if self.waiting.rates:
-            self.rows.append(output.at(range(len(output))))  # a copy: else all rows of its batch stay in memory
+            # a copy: else all rows of its batch stay in memory
+            self.rows.append(output.at(range(len(output))))
         return None
 
     @property
     def reading(self) -> bool:
         """Whether tokens of its forward pass will be left once the next piece has been run."""
-        return self.waiting is not None and self.piece is not None and self.read + len(self.piece.tokens) < len(self.waiting.tokens)
+        return (
+            self.waiting is not None
+            and self.piece is not None
+            and self.read + len(self.piece.tokens) < len(self.waiting.tokens)
+        )
 
-    def wrap(self, around: Callable[[Generator[Any, Any, Any], Forward], Generator[Any, Any, Any]]) -> None:
-        """Put a generator around what is left of this one, which waits for a forward pass: that is what it must yield first."""
+    def wrap(
+        self, around: Callable[[Generator[Any, Any, Any], Forward], Generator[Any, Any, Any]]
+    ) -> None:
+        """Put a generator around what is left of this one, which waits for a forward pass: that is
+        what it must yield first."""
         assert self.waiting is not None
         self.steps = around(self.steps, self.waiting)
         self.waiting = next(self.steps)

@@ -1,10 +1,12 @@
 """As many compute threads as there are cores that no other process uses.
 
-libgomp's threads meet at a barrier after every operation, a few hundred times a forward pass. If another process runs on one of their
-cores, all wait there until the system gives that core back: two threads next to one busy process decode at a quarter of their speed, one
-thread at .55 to .9 of it (docs/log.md, "Busy machines"). So the thread that steps an engine asks between two steps: a core that others
-use is given up within a second, and taken again when it was free in `CALM` readings. What is read is who used the cores, never how
-fast steps were, which depends on requests: on an idle machine nothing changes, whatever is decoded.
+libgomp's threads meet at a barrier after every operation, a few hundred times a forward pass. If
+another process runs on one of their cores, all wait there until the system gives that core back:
+two threads next to one busy process decode at a quarter of their speed, one thread at .55 to .9 of
+it (docs/log.md, "Busy machines"). So the thread that steps an engine asks between two steps: a core
+that others use is given up within a second, and taken again when it was free in `CALM` readings.
+What is read is who used the cores, never how fast steps were, which depends on requests: on an idle
+machine nothing changes, whatever is decoded.
 """
 
 from __future__ import annotations
@@ -29,16 +31,20 @@ WINDOW = 0.5
 CALM = 6
 """Windows in a row after which a core counts as free again."""
 LOST = 0.25
-"""Cores that others use on average when one thread less is faster; below that the scheduler finds room for them."""
+"""Cores that others use on average when one thread less is faster; below that the scheduler finds
+room for them."""
 FREE = 0.15
-"""Cores that others may use when one thread more is taken; less than `LOST`, so that a steady load changes nothing twice."""
+"""Cores that others may use when one thread more is taken; less than `LOST`, so that a steady load
+changes nothing twice."""
 PAUSE = 4 * WINDOW
-"""Seconds after which a window in which this process used less than half a core tells of a pause, and nothing of the cores of now."""
+"""Seconds after which a window in which this process used less than half a core tells of a pause,
+and nothing of the cores of now."""
 STAT = Path("/proc/stat")
 
 
 class CoreTimes(NamedTuple):
-    """Seconds up to a moment: of a clock, of all cores together that no process used, and of this process on them."""
+    """Seconds up to a moment: of a clock, of all cores together that no process used, and of this
+    process on them."""
 
     clock: float
     unused: float
@@ -54,7 +60,12 @@ class ThreadGovernor:
         clock: seconds.
     """
 
-    def __init__(self, most: int, read: Callable[[], CoreTimes | None] | None = None, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        most: int,
+        read: Callable[[], CoreTimes | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.most = self.threads = most
         self._read, self._clock = read or core_times, clock
         self._free: deque[float] = deque(maxlen=CALM)
@@ -68,22 +79,32 @@ class ThreadGovernor:
         if self._clock() >= self._due:
             self._take_reading()
             self._due = self._clock() + WINDOW
-        if torch.get_num_threads() != self.threads:  # also where another thread asked before, each has a number of its own
+        # also where another thread asked before, each has a number of its own
+        if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
 
     def _take_reading(self) -> None:
         last, now = self._last, self._read()
-        if last and now and now.clock - last.clock < WINDOW / 2:  # another engine's thread has just asked
+        # another engine's thread has just asked
+        if last and now and now.clock - last.clock < WINDOW / 2:
             return
         self._last = now
         if last is None or now is None:
             return
-        if now.clock - last.clock > PAUSE and now.own - last.own < (now.clock - last.clock) / 2:  # idle, or stopped, for most of the time
+        # idle, or stopped, for most of the time
+        if now.clock - last.clock > PAUSE and now.own - last.own < (now.clock - last.clock) / 2:
             return
-        self._free.append((now.unused - last.unused + now.own - last.own) / (now.clock - last.clock))
+        self._free.append(
+            (now.unused - last.unused + now.own - last.own) / (now.clock - last.clock)
+        )
         wanted = next_threads(self.threads, self.most, self._free)
         if wanted != self.threads:
-            log.info("%.1f cores are free of other processes: computing with %d of %d threads", self._free[-1], wanted, self.most)
+            log.info(
+                "%.1f cores are free of other processes: computing with %d of %d threads",
+                self._free[-1],
+                wanted,
+                self.most,
+            )
             self.threads = wanted
 
     def __enter__(self) -> Self:
@@ -96,8 +117,13 @@ class ThreadGovernor:
 
 
 def governor_for(threads: int | None, device: str) -> ThreadGovernor | None:
-    """What adapts the threads where nobody named a number and the models compute on the CPU; elsewhere None."""
-    return ThreadGovernor(default_threads()) if threads is None and device_type(device) == "cpu" else None
+    """What adapts the threads where nobody named a number and the models compute on the CPU;
+    elsewhere None."""
+    return (
+        ThreadGovernor(default_threads())
+        if threads is None and device_type(device) == "cpu"
+        else None
+    )
 
 
 def next_threads(threads: int, most: int, free: Sequence[float]) -> int:
@@ -105,9 +131,14 @@ def next_threads(threads: int, most: int, free: Sequence[float]) -> int:
 
     Args:
         threads, most: in force now; on an idle machine.
-        free: cores that no other process used, in each of the last windows, at most `CALM`, the newest last.
+        free: cores that no other process used, in each of the last windows, at most `CALM`, the
+            newest last.
 
-    >>> next_threads(2, 2, [2.0, 1.3]), next_threads(1, 2, [2.0] * CALM), next_threads(1, 2, [1.0] + [2.0] * (CALM - 1))
+    >>> (
+    ...     next_threads(2, 2, [2.0, 1.3]),
+    ...     next_threads(1, 2, [2.0] * CALM),
+    ...     next_threads(1, 2, [1.0] + [2.0] * (CALM - 1)),
+    ... )
     (1, 2, 1)
     """
     left = max(1, math.floor(free[-1] + LOST))
@@ -128,7 +159,8 @@ def core_times() -> CoreTimes | None:
     except OSError:
         return None
     cores = {f"cpu{number}" for number in core_ids()}
-    unused = [sum(map(int, (row[4], row[5], row[8]))) for row in rows if row[0] in cores]  # idle, waiting for disks, hypervisor
+    # idle, waiting for disks, hypervisor
+    unused = [sum(map(int, (row[4], row[5], row[8]))) for row in rows if row[0] in cores]
     if len(unused) != len(cores):  # a container that is shown other cores than it has
         return None
     return CoreTimes(time.monotonic(), sum(unused) / os.sysconf("SC_CLK_TCK"), time.process_time())

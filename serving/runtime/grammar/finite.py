@@ -1,4 +1,5 @@
-"""A grammar as a table of states, for tests and examples: what may come depends on a state, and each token leads to another."""
+"""A grammar as a table of states, for tests and examples: what may come depends on a state, and
+each token leads to another."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class FiniteGrammar:
     """A finite automaton over tokens.
 
     Args:
-        states: of each state token → next state; the first is the beginning. The next state of a token that ends the text is not used.
+        states: of each state token → next state; the first is the beginning. The next state of a
+            token that ends the text is not used.
     """
 
     def __init__(self, states: Sequence[Mapping[int, int]], vocab_size: int):

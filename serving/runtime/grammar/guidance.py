@@ -1,4 +1,5 @@
-"""Grammars by llguidance: JSON schemas, regular expressions, lists of choices and context-free grammars over a tokenizer's vocabulary."""
+"""Grammars by llguidance: JSON schemas, regular expressions, lists of choices and context-free
+grammars over a tokenizer's vocabulary."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from numpy.typing import NDArray
 from serving.errors import DraftwellError, InvalidRequest
 
 WHITESPACE = r"(\x20{1,2}|\n[\x20\t]{0,32})"
-"""What may stand between the parts of a JSON text: spaces, or a new line with its indentation. Small models that may write any amount of it
-often write nothing else any more."""
+"""What may stand between the parts of a JSON text: spaces, or a new line with its indentation.
+Small models that may write any amount of it often write nothing else any more."""
 LONGEST_MESSAGE = 300
 MOST_ITEMS = 1000
-"""Readings of a text that a grammar may leave open at one place (Earley items in a row). What a mask costs grows with their third power:
-34 to 60 ms at so many, 250 at llguidance's own limit of 2,000. Of 2,829 schemas the largest needs 803 (docs/log.md), and a choice of texts
-one for each."""
+"""Readings of a text that a grammar may leave open at one place (Earley items in a row). What a
+mask costs grows with their third power: 34 to 60 ms at so many, 250 at llguidance's own limit of
+2,000. Of 2,829 schemas the largest needs 803 (docs/log.md), and a choice of texts one for each."""
 LONGEST_DEFINITION, MOST_RULES = 200_000, 1000
-"""Characters of a definition, and rules or references in it. Compilers follow chains of rules by recursion: some thousands overflow their
-stack, which would end the process."""
+"""Characters of a definition, and rules or references in it. Compilers follow chains of rules by
+recursion: some thousands overflow their stack, which would end the process."""
 
 
 def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
@@ -34,13 +35,16 @@ def json_schema(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) 
     try:
         text = json.dumps(schema)
         check_size(text, references(text))
-        return str(compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace}))
+        return str(
+            compiler.grammar_from_json_schema(text, overrides={"whitespace_pattern": whitespace})
+        )
     except (ValueError, RecursionError) as error:
         raise refused(f"a schema that is nested too deeply: {error}") from error
 
 
 def json_rule(schema: Mapping[str, Any] | bool, whitespace: str = WHITESPACE) -> str:
-    """The body of a rule in Lark for the JSON texts that a schema allows, unless the schema has its own options for llguidance."""
+    """The body of a rule in Lark for the JSON texts that a schema allows, unless the schema has its
+    own options for llguidance."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     options = schema.get("x-guidance")
@@ -57,7 +61,8 @@ def references(text: str) -> int:
 
 
 def regex(pattern: str) -> str:
-    """A grammar of the texts that a regular expression matches as a whole (Rust's syntax, without look-around)."""
+    """A grammar of the texts that a regular expression matches as a whole (Rust's syntax, without
+    look-around)."""
     check_size(pattern)
     return str(matcher_class().grammar_from_regex(pattern))
 
@@ -109,8 +114,10 @@ def matcher_class() -> Any:
     try:
         from llguidance import LLMatcher
     except ImportError as error:
-        raise DraftwellError("structured output needs the package llguidance: pip install 'draftwell[server]'",
-                             code="missing_package") from error
+        raise DraftwellError(
+            "structured output needs the package llguidance: pip install 'draftwell[server]'",
+            code="missing_package",
+        ) from error
     return LLMatcher
 
 
@@ -127,14 +134,16 @@ def check_size(text: str, rules: int = 0) -> None:
 
 
 class GuidanceTokenizer:
-    """A pair's vocabulary as llguidance reads it; made once for a pair, in about a second for large vocabularies.
+    """A pair's vocabulary as llguidance reads it; made once for a pair, in about a second for large
+    vocabularies.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
         vocab_size: ids that the models know.
         stops: tokens that end a text, at least one.
     Raises:
-        DraftwellError: llguidance is not installed (`missing_package`), or cannot read the tokenizer (`tokenizer_unsupported`).
+        DraftwellError: llguidance is not installed (`missing_package`), or cannot read the
+            tokenizer (`tokenizer_unsupported`).
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, stops: frozenset[int]):
@@ -148,15 +157,18 @@ class GuidanceTokenizer:
             spelling: Any = PlainSpelling(from_tokenizer(tokenizer, eos_token=ends), ends[0])
             self.reader = LLTokenizer(spelling, eos_token=ends)
         except Exception as error:
-            raise DraftwellError(f"llguidance cannot read this model's tokenizer: {one_line(str(error))}",
-                                 code="tokenizer_unsupported") from error
+            raise DraftwellError(
+                f"llguidance cannot read this model's tokenizer: {one_line(str(error))}",
+                code="tokenizer_unsupported",
+            ) from error
 
 
 class PlainSpelling:
-    """A vocabulary in which a special token is never a spelling of the text that is its name (llguidance's `TokenizerWrapper`).
+    """A vocabulary in which a special token is never a spelling of the text that is its name
+    (llguidance's `TokenizerWrapper`).
 
-    A tokenizer reads the name of a special token in a text as that token. llguidance would force the token where a grammar has such a
-    text, and then refuse it.
+    A tokenizer reads the name of a special token in a text as that token. llguidance would force
+    the token where a grammar has such a text, and then refuse it.
     """
 
     is_tokenizer_wrapper = True
@@ -165,13 +177,19 @@ class PlainSpelling:
     def __init__(self, reader: Any, eos_token: int):
         self.eos_token_id = eos_token
         self.tokens = [reader.decode_bytes([token]) for token in range(reader.vocab_size)]
-        self.special_token_ids = [token for token in range(reader.vocab_size) if reader.is_special_token(token)]
+        self.special_token_ids = [
+            token for token in range(reader.vocab_size) if reader.is_special_token(token)
+        ]
         self._reader, self._special = reader, frozenset(self.special_token_ids)
 
     def __call__(self, text: str | bytes) -> list[int]:
         written = text.encode() if isinstance(text, str) else text
         ids = list(self._reader.tokenize_bytes(written))
-        return ids if self._special.isdisjoint(ids) else list(self._reader.greedy_tokenize(written.decode(errors="replace")))
+        return (
+            ids
+            if self._special.isdisjoint(ids)
+            else list(self._reader.greedy_tokenize(written.decode(errors="replace")))
+        )
 
 
 class GuidanceGrammar:
@@ -180,17 +198,23 @@ class GuidanceGrammar:
     Args:
         definition: what the functions above return.
     Raises:
-        InvalidRequest: it is no grammar, or asks for what llguidance does not know (`invalid_grammar`).
+        InvalidRequest: it is no grammar, or asks for what llguidance does not know
+            (`invalid_grammar`).
     """
 
     def __init__(self, tokenizer: GuidanceTokenizer, definition: str):
         from llguidance import LLMatcher, LLParserLimits
 
         self.vocab_size = tokenizer.vocab_size
-        self._beginning = LLMatcher(tokenizer.reader, definition, log_level=0,
-                                    limits=LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS))
+        self._beginning = LLMatcher(
+            tokenizer.reader,
+            definition,
+            log_level=0,
+            limits=LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS),
+        )
         if not self._beginning.is_error():
-            self._beginning.compute_bitmask()  # some grammars turn out to allow nothing, or to be too complex
+            # some grammars turn out to allow nothing, or to be too complex
+            self._beginning.compute_bitmask()
         if self._beginning.is_error():
             raise refused(self._beginning.get_error())
 
@@ -208,12 +232,19 @@ class GuidanceMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise refused(self._matcher.get_error())
-        mask = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), self._vocab_size)).view(np.bool_)
-        return mask if len(mask) == self._vocab_size else np.pad(mask, (0, self._vocab_size - len(mask)))
+        mask = np.unpackbits(
+            bits, bitorder="little", count=min(8 * len(bits), self._vocab_size)
+        ).view(np.bool_)
+        return (
+            mask
+            if len(mask) == self._vocab_size
+            else np.pad(mask, (0, self._vocab_size - len(mask)))
+        )
 
     def accept(self, token: int) -> bool:
         taken = bool(self._matcher.try_consume_tokens([token]) == 1)
-        if not taken and self._matcher.is_error():  # it has met a limit: whether the token may come is not known
+        # it has met a limit: whether the token may come is not known
+        if not taken and self._matcher.is_error():
             raise refused(self._matcher.get_error())
         return taken
 
@@ -227,7 +258,9 @@ class GuidanceMatcher:
 
 def refused(message: str) -> InvalidRequest:
     """The error of a grammar that cannot be used."""
-    return InvalidRequest(f"the grammar cannot be used: {one_line(message)}", code="invalid_grammar")
+    return InvalidRequest(
+        f"the grammar cannot be used: {one_line(message)}", code="invalid_grammar"
+    )
 
 
 def one_line(message: str) -> str:
@@ -237,6 +270,10 @@ def one_line(message: str) -> str:
     'at 1(8): unknown name: "foo"'
     """
     lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
-    kept = [line for line in lines if line and set(line) != {"^"} and not line.partition(" | ")[0].isdigit()]
+    kept = [
+        line
+        for line in lines
+        if line and set(line) != {"^"} and not line.partition(" | ")[0].isdigit()
+    ]
     text = " ".join(kept)
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"

@@ -16,30 +16,38 @@ from serving.errors import InvalidRequest
 from serving.runtime.grammar.protocols import Grammar
 
 REMEMBERED = 128
-"""Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a draft has asked for before."""
+"""Positions whose masks are kept: drafts are shorter, and the target asks for the masks that a
+draft has asked for before."""
 
 FREE_SECONDS, TOKEN_SECONDS = 0.5, 0.005
-"""Processor time that a request's masks may take: at first, and for each token more. All other requests wait meanwhile. Masks of a JSON
-schema take 0.04 ms a token, of the most complex of 225 schemas 0.3 (docs/log.md)."""
+"""Processor time that a request's masks may take: at first, and for each token more. All other
+requests wait meanwhile. Masks of a JSON schema take 0.04 ms a token, of the most complex of 225
+schemas 0.3 (docs/log.md)."""
 
 Mask = NDArray[np.bool_]
 
 
 class GrammarMasks:
-    """Which tokens a grammar allows at each position of one request's output, drafted tokens included.
+    """Which tokens a grammar allows at each position of one request's output, drafted tokens
+    included.
 
-    All models of a request share one object. It follows whatever sequence it is asked about: what was drafted and rejected is rolled back,
-    and a position's mask is computed once however many models ask for it. After a token that the grammar forbids (an n-gram's, say, which
-    the target is bound to reject), and after one that ends the text, everything is allowed: nobody looks at those rows.
+    All models of a request share one object. It follows whatever sequence it is asked about: what
+    was drafted and rejected is rolled back, and a position's mask is computed once however many
+    models ask for it. After a token that the grammar forbids (an n-gram's, say, which the target is
+    bound to reject), and after one that ends the text, everything is allowed: nobody looks at those
+    rows.
 
     Args:
         stops: tokens that end the text.
     Raises:
-        InvalidRequest: any method, where the grammar has taken too long by then (`invalid_grammar`).
+        InvalidRequest: any method, where the grammar has taken too long by then
+            (`invalid_grammar`).
 
     >>> from serving.runtime.grammar.finite import FiniteGrammar
     >>> masks = GrammarMasks(FiniteGrammar([{0: 1}, {1: 1, 2: -1}], vocab_size=3), frozenset({2}))
-    >>> masks.rule_out(torch.zeros(2, 3), [0]).tolist()  # the output begins with 0; then come 1s, or the end
+    >>> masks.rule_out(
+    ...     torch.zeros(2, 3), [0]
+    ... ).tolist()  # the output begins with 0; then come 1s, or the end
     [[0.0, -inf, -inf], [-inf, 0.0, 0.0]]
     """
 
@@ -51,31 +59,37 @@ class GrammarMasks:
         self._seconds = 0.0
 
     def rule_out(self, logits: Tensor, written: Sequence[int], *, spare: bool = False) -> Tensor:
-        """Logits `[rows, vocab]` of consecutive positions, with −∞ for tokens that may not come; the last predicts the token after all
-        that is written. Rows before the output are left as they are.
+        """Logits `[rows, vocab]` of consecutive positions, with −∞ for tokens that may not come;
+        the last predicts the token after all that is written. Rows before the output are left as
+        they are.
 
         Args:
-            spare: leave a row as it is where its model knows none of the allowed tokens (a draft whose head covers a part of the
-                vocabulary).
+            spare: leave a row as it is where its model knows none of the allowed tokens (a draft
+                whose head covers a part of the vocabulary).
         """
         found = self.masks(written, len(logits))
         if all(mask is None for mask in found):
             return logits
-        keep = np.stack([np.ones(logits.shape[-1], dtype=np.bool_) if mask is None else mask for mask in found])
+        keep = np.stack(
+            [np.ones(logits.shape[-1], dtype=np.bool_) if mask is None else mask for mask in found]
+        )
         ruled = logits.masked_fill(~torch.from_numpy(keep).to(logits.device), -math.inf)
         if spare:
             ruled = torch.where(ruled.amax(-1, keepdim=True) == -math.inf, logits, ruled)
         return ruled
 
     def must_end(self, written: Sequence[int], rows: int) -> list[bool]:
-        """For the same rows as in `rule_out`: whether nothing but a token that ends the text may come."""
+        """For the same rows as in `rule_out`: whether nothing but a token that ends the text may
+        come."""
         return [mask is not None and self._only_ends(mask) for mask in self.masks(written, rows)]
 
     def masks(self, written: Sequence[int], rows: int) -> list[Mask | None]:
         """`[vocab]` masks of the same rows; None where everything is allowed."""
         with self._timed(len(written)):
             self._follow(written)
-            return [self._at(position) for position in range(len(written) - rows + 1, len(written) + 1)]
+            return [
+                self._at(position) for position in range(len(written) - rows + 1, len(written) + 1)
+            ]
 
     def forced(self, written: Sequence[int]) -> list[int]:
         """Tokens after an output that the grammar leaves no choice about, its end included."""
@@ -84,28 +98,44 @@ class GrammarMasks:
             if not self._move(len(written)):
                 return []
             forced = list(self._matcher.forced())
-            taken = next((i for i, token in enumerate(forced) if not self._matcher.accept(token)), len(forced))
+            taken = next(
+                (i for i, token in enumerate(forced) if not self._matcher.accept(token)),
+                len(forced),
+            )
             forced = forced[:taken]
             self._tokens += forced
             self._read += taken
             after = self._at(self._read)  # kept: whoever reads on asks for this mask
-        return [*forced, int(after.argmax())] if after is not None and after.sum() == 1 and self._only_ends(after) else forced
+        return (
+            [*forced, int(after.argmax())]
+            if after is not None and after.sum() == 1 and self._only_ends(after)
+            else forced
+        )
 
     @contextmanager
     def _timed(self, tokens: int) -> Iterator[None]:
-        """Count the processor time of what is done within, and refuse a grammar that needs too much for so many tokens."""
+        """Count the processor time of what is done within, and refuse a grammar that needs too much
+        for so many tokens."""
         began = time.thread_time()
         yield
         self._seconds += time.thread_time() - began
         if self._seconds > FREE_SECONDS + TOKEN_SECONDS * tokens:
-            raise InvalidRequest("the grammar is too complex: its masks take too long; write it with fewer ways to read one text",
-                                 code="invalid_grammar")
+            raise InvalidRequest(
+                (
+                    "the grammar is too complex: its masks take too long; write it with fewer "
+                    "ways to read one text"
+                ),
+                code="invalid_grammar",
+            )
 
     def _only_ends(self, mask: Mask) -> bool:
-        return int(mask.sum()) <= len(self._stops) and self._stops.issuperset(mask.nonzero()[0].tolist())
+        return int(mask.sum()) <= len(self._stops) and self._stops.issuperset(
+            mask.nonzero()[0].tolist()
+        )
 
     def _follow(self, written: Sequence[int]) -> None:
-        """Be about these tokens instead of those before; only what differs from them is looked at."""
+        """Be about these tokens instead of those before; only what differs from them is looked
+        at."""
         same = min(len(written), len(self._tokens))
         while self._tokens[:same] != list(written[:same]):  # a draft is short: few steps back
             same -= 1
@@ -113,7 +143,9 @@ class GrammarMasks:
             self._matcher.rollback(self._read - same)
             self._read = same
         if same < len(self._tokens):
-            self._known = {position: mask for position, mask in self._known.items() if position <= same}
+            self._known = {
+                position: mask for position, mask in self._known.items() if position <= same
+            }
         self._tokens[same:] = written[same:]
 
     def _at(self, position: int) -> Mask | None:
@@ -128,7 +160,8 @@ class GrammarMasks:
         return self._known[position]
 
     def _move(self, position: int) -> bool:
-        """Bring the matcher to a position; False where a token before it ends the text or breaks the grammar."""
+        """Bring the matcher to a position; False where a token before it ends the text or breaks
+        the grammar."""
         if self._read > position:
             self._matcher.rollback(self._read - position)
             self._read = position
@@ -138,7 +171,10 @@ class GrammarMasks:
                 return False
             if not self._matcher.accept(token):
                 if known is not None:  # all that follows would be free
-                    raise InvalidRequest(f"the grammar allows token {token} and does not know how to go on", code="invalid_grammar")
+                    raise InvalidRequest(
+                        f"the grammar allows token {token} and does not know how to go on",
+                        code="invalid_grammar",
+                    )
                 return False
             self._read += 1
         return True

@@ -1,4 +1,5 @@
-"""What a grammar is to the runtime: a matcher that follows one output and says which tokens may come next."""
+"""What a grammar is to the runtime: a matcher that follows one output and says which tokens may
+come next."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class Matcher(Protocol):
     """Follows one output, token by token; tokens that end the text are never given to it."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """`[vocab]`: the tokens that may come next; those that end the text among them where the output may end. At least one is there.
+        """`[vocab]`: the tokens that may come next; those that end the text among them where the
+        output may end. At least one is there.
 
         Raises:
             InvalidRequest: the grammar is too complex to say.
@@ -26,7 +28,8 @@ class Matcher(Protocol):
         """Forget the last `count` tokens that were accepted."""
 
     def forced(self) -> Sequence[int]:
-        """Tokens that spell what the grammar leaves no choice about, the usual spelling where there are several: drafts, not decisions."""
+        """Tokens that spell what the grammar leaves no choice about, the usual spelling where there
+        are several: drafts, not decisions."""
 
 
 class Grammar(Protocol):

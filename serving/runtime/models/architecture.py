@@ -1,7 +1,9 @@
-"""What distinguishes the decoders that one module can run: read from a configuration of transformers, once, into plain numbers.
+"""What distinguishes the decoders that one module can run: read from a configuration of
+transformers, once, into plain numbers.
 
-All of them are Llama's plan: norm, attention with rotary positions, norm, gated feed-forward, residuals around both. What is left open is
-listed here; weights that some families have and others lack (biases, norms of queries and keys) are found on the layers themselves.
+All of them are Llama's plan: norm, attention with rotary positions, norm, gated feed-forward,
+residuals around both. What is left open is listed here; weights that some families have and others
+lack (biases, norms of queries and keys) are found on the layers themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"})
-"""Model types, as transformers names them, that `models/lean_llama.py` is compared with in its tests."""
+"""Model types, as transformers names them, that `models/lean_llama.py` is compared with in its
+tests."""
 GEMMA = frozenset({"gemma2", "gemma3_text"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3"})
 """Rotary embeddings that depend on the position alone, so that a table holds them."""
@@ -29,7 +32,8 @@ class Architecture:
         ropes: for each layer the name of its rotary table; None where one table serves all.
         attention_softcap: scores are bent to ± this; None: not at all.
         norm_offset: what is added to a stored norm weight (1 in Gemma).
-        sandwich: attention and feed-forward have a norm after them too, before the residual is added.
+        sandwich: attention and feed-forward have a norm after them too, before the residual is
+            added.
         embedding_scale: factor of token embeddings.
     """
 
@@ -59,21 +63,38 @@ def architecture_of(config: Any) -> Architecture | None:
         config: a `PretrainedConfig`, of the text part where a model has several.
     """
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    if config.model_type not in FAMILIES or activation not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", None):
+    if (
+        config.model_type not in FAMILIES
+        or activation not in ACTIVATIONS
+        or getattr(config, "use_bidirectional_attention", None)
+    ):
         return None
     layers = config.num_hidden_layers
     kinds: list[str | None] = list(getattr(config, "layer_types", None) or [None] * layers)
     rope = config.rope_parameters
     by_kind = "rope_type" not in rope
     used = [rope[kind] for kind in set(kinds)] if by_kind else [rope]
-    if any(one["rope_type"] not in ROPE_TYPES or one.get("partial_rotary_factor", 1.0) != 1.0 for one in used):
+    if any(
+        one["rope_type"] not in ROPE_TYPES or one.get("partial_rotary_factor", 1.0) != 1.0
+        for one in used
+    ):
         return None
     gemma = config.model_type in GEMMA
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Architecture(
-        heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_dim=head_dim, eps=config.rms_norm_eps,
-        scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5, activation=activation,
-        windows=tuple(None if kind == "full_attention" else getattr(config, "sliding_window", None) for kind in kinds),
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        eps=config.rms_norm_eps,
+        scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
+        activation=activation,
+        windows=tuple(
+            None if kind == "full_attention" else getattr(config, "sliding_window", None)
+            for kind in kinds
+        ),
         ropes=tuple(kind if by_kind else None for kind in kinds),
         attention_softcap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
-        norm_offset=float(gemma), sandwich=gemma, embedding_scale=config.hidden_size**0.5 if gemma else None)
+        norm_offset=float(gemma),
+        sandwich=gemma,
+        embedding_scale=config.hidden_size**0.5 if gemma else None,
+    )

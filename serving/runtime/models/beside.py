@@ -1,4 +1,5 @@
-"""What an artifact becomes beside a target, such as the model of a head: made once for all strategies, dropped with the artifact."""
+"""What an artifact becomes beside a target, such as the model of a head: made once for all
+strategies, dropped with the artifact."""
 
 from __future__ import annotations
 
@@ -12,12 +13,19 @@ T = TypeVar("T")
 
 
 def kept_beside(target: Any, artifact: Artifact, make: Callable[[], T]) -> T:
-    """What `make` returned when it was first asked for this artifact, or for another one read from the same data.
+    """What `make` returned when it was first asked for this artifact, or for another one read from
+    the same data.
 
     It lives as long as any of these artifacts, and must not refer to them.
     """
-    known: WeakKeyDictionary[Artifact, T] = target.__dict__.setdefault("kept_beside", WeakKeyDictionary())
+    known: WeakKeyDictionary[Artifact, T] = target.__dict__.setdefault(
+        "kept_beside", WeakKeyDictionary()
+    )
     if artifact not in known:
-        same = [made for other, made in list(known.items()) if artifact.digest and other.digest == artifact.digest]
+        same = [
+            made
+            for other, made in list(known.items())
+            if artifact.digest and other.digest == artifact.digest
+        ]
         known[artifact] = same[0] if same else make()
     return known[artifact]

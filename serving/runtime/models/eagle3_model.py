@@ -1,8 +1,10 @@
-"""An EAGLE-3 head over slots: one decoder layer that drafts from the target's hidden states (2503.01840, section 3.1).
+"""An EAGLE-3 head over slots: one decoder layer that drafts from the target's hidden states
+(2503.01840, section 3.1).
 
-Its input at index i is a pair: the target's states at token i, and the embedding of token i + 1; its output predicts token i + 2. Where the
-target has not read token i yet, the head's own output before its norm takes the place of the states. Embeddings and the rows of the output
-head are the target's. Names of weights are those of the published checkpoints, which vLLM and SGLang load too.
+Its input at index i is a pair: the target's states at token i, and the embedding of token i + 1;
+its output predicts token i + 2. Where the target has not read token i yet, the head's own output
+before its norm takes the place of the states. Embeddings and the rows of the output head are the
+target's. Names of weights are those of the published checkpoints, which vLLM and SGLang load too.
 """
 
 from __future__ import annotations
@@ -32,41 +34,70 @@ from serving.runtime.slot_texts import SlotText
 
 
 class Eagle3Model:
-    """A head over as many slots as its target has (satisfies `Model`); slot content is pairs, the first of them of tokens 0 and 1.
+    """A head over as many slots as its target has (satisfies `Model`); slot content is pairs, the
+    first of them of tokens 0 and 1.
 
     Args:
         head: the trained head.
-        target: keeps the hidden states that the head was trained on (`ModuleModel.features`), and lends embeddings and head rows.
+        target: keeps the hidden states that the head was trained on (`ModuleModel.features`), and
+            lends embeddings and head rows.
     """
 
     trees = True
 
     def __init__(self, head: Eagle3Head, target: ModuleModel):
-        self.vocab_size, self.max_context, self.device, self.dtype = target.vocab_size, target.max_context, target.device, target.dtype
+        self.vocab_size, self.max_context, self.device, self.dtype = (
+            target.vocab_size,
+            target.max_context,
+            target.device,
+            target.dtype,
+        )
         config = head.config
         self.shape = architecture_of_head(config)
-        self.slots = Slots([(self.shape.kv_heads, self.shape.head_dim)], target.slots.count, self.max_context, self.dtype, self.device)
+        self.slots = Slots(
+            [(self.shape.kv_heads, self.shape.head_dim)],
+            target.slots.count,
+            self.max_context,
+            self.dtype,
+            self.device,
+        )
         weights = {name: tensor.to(self.device, self.dtype) for name, tensor in head.state.items()}
         # a step reads every weight for one token: in 8 bits half as much, as a distilled draft does
-        make: MakeLinear = Int8Linear if self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        make: MakeLinear = (
+            Int8Linear if self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        )
         with torch.inference_mode():
             self.embedding: Tensor = target.module.get_input_embeddings().weight
             self.head_tokens = head.head_tokens.to(self.device)
             rows = target.module.get_output_embeddings().weight
             self.seen = SeenTokens(self.head_tokens, rows)
             self._fc = make(weights["fc.weight"], None)
-            layer = {name.removeprefix("midlayer."): one for name, one in weights.items() if name.startswith("midlayer.")}
-            whole = {"qkv": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]), "out": layer["self_attn.o_proj.weight"],
-                     "gate_up": torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
-                     "down": layer["mlp.down_proj.weight"], "head": rows[self.head_tokens]}
-            norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {"norm": weights["norm.weight"]}
-            self.layer = Eagle3Layer({name: make(one, None) for name, one in whole.items()}, norms, self.shape)
+            layer = {
+                name.removeprefix("midlayer."): one
+                for name, one in weights.items()
+                if name.startswith("midlayer.")
+            }
+            whole = {
+                "qkv": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]),
+                "out": layer["self_attn.o_proj.weight"],
+                "gate_up": torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
+                "down": layer["mlp.down_proj.weight"],
+                "head": rows[self.head_tokens],
+            }
+            norms = {name: layer[f"{name}.weight"] for name in NORMS if name != "norm"} | {
+                "norm": weights["norm.weight"]
+            }
+            self.layer = Eagle3Layer(
+                {name: make(one, None) for name, one in whole.items()}, norms, self.shape
+            )
             compiles = getattr(target, "libraries", None)
             found = compiles and compiled_row(self.layer, whole, *compiles)
             self._row = found and found[0]
             if found:
                 target.note_libraries([found[1]])  # type: ignore[attr-defined]
-            self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
+            self._rope = rope_table(
+                config["rope_theta"], self.shape.head_dim, self.max_context, self.device
+            )
             self._places = torch.arange(self.max_context)
             self._sees_all = torch.zeros(self.max_context, dtype=self.dtype)
         self.hidden_size = int(config["hidden_size"])
@@ -101,7 +132,9 @@ class Eagle3Model:
         placed = []
         try:
             for row in rows:
-                placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
+                placed.append(
+                    (row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens))
+                )
             found = self._row_by_library(rows, placed) or self._by_torch(rows, placed)
         except BaseException:
             for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
@@ -109,13 +142,17 @@ class Eagle3Model:
             raise
         counts = [row.keep for row in rows]
         outputs = []
-        for row, states, normed, logits in zip(rows, *(one.split(counts) for one in found), strict=True):
+        for row, states, normed, logits in zip(
+            rows, *(one.split(counts) for one in found), strict=True
+        ):
             self.seen.read(row.slot, row.tokens)
             widened, support = self.seen.widened(row.slot, logits, normed)
             outputs.append(Output(widened, states, support, self.vocab_size))
         return outputs
 
-    def _row_by_library(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _row_by_library(
+        self, rows: Sequence[Forward], placed: list[Placed]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """As `_by_torch`, of one row of a few pairs; None where that is not compiled."""
         (slot, start, count), row = placed[0], rows[0]
         if self._row is None or len(rows) > 1 or count > LONGEST_ROW or slot >= self.slots.count:
@@ -125,33 +162,57 @@ class Eagle3Model:
             mask = self._sees_all[: start + 1][None]
         else:
             mask = additive(visible(start, count, None, row.parents), self.slots.keys[0])
-        states, normed, logits = self._row([embedded, hidden, *rope, *self.slots.memory(0, slot), self._places[start : start + count],
-                                            mask])
+        states, normed, logits = self._row(
+            [
+                embedded,
+                hidden,
+                *rope,
+                *self.slots.memory(0, slot),
+                self._places[start : start + count],
+                mask,
+            ]
+        )
         first = count - row.keep
         return states[first:], normed[first:], logits[first:]
 
-    def _by_torch(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of all pairs whose rows are kept: states before and after the norm, `[kept, hidden]`, and logits `[kept, head]` float32."""
+    def _by_torch(
+        self, rows: Sequence[Forward], placed: list[Placed]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all pairs whose rows are kept: states before and after the norm, `[kept, hidden]`, and
+        logits `[kept, head]` float32."""
         embedded, hidden, rope = self._inputs(rows, placed)
-        attend = RowAttention(self.slots, placed, self.shape, trees={row.slot: row.parents for row in rows if row.parents is not None})
+        attend = RowAttention(
+            self.slots,
+            placed,
+            self.shape,
+            trees={row.slot: row.parents for row in rows if row.parents is not None},
+        )
         states = self.layer.after(attend(0, *self.layer.before(embedded, hidden, rope)), hidden)
         ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
-        kept = torch.cat([states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
+        kept = torch.cat(
+            [states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
+        )
         return kept, *self.layer.predict(kept)
 
     def _inputs(self, rows: Sequence[Forward], placed: list[Placed]) -> tuple[Tensor, Tensor, Rope]:
-        """Embeddings and states, `[total, hidden]`, and cosines and sines of the positions, of packed pairs."""
-        if len(rows) == 1 and len(rows[0].tokens) == 1:  # a step of a chain: views, since a copy costs more than what is copied
+        """Embeddings and states, `[total, hidden]`, and cosines and sines of the positions, of
+        packed pairs."""
+        # a step of a chain: views, since a copy costs more than what is copied
+        if len(rows) == 1 and len(rows[0].tokens) == 1:
             (_, start, _), row = placed[0], rows[0]
             cos, sin = (one[start : start + 1] for one in self._rope)
             return self.embedding[row.tokens[0]][None], self._hidden(row), (cos, sin)
         ids = torch.tensor([token for row in rows for token in row.tokens], device=self.device)
-        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
+        positions = torch.tensor(
+            [p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)],
+            device=self.device,
+        )
         cos, sin = (one[positions] for one in self._rope)
         return self.embedding[ids], torch.cat([self._hidden(row) for row in rows]), (cos, sin)
 
     def _hidden(self, row: Forward) -> Tensor:
-        """What a row's tokens are paired with, `[tokens, hidden]`: the target's states brought to the head's width, or its own output."""
+        """What a row's tokens are paired with, `[tokens, hidden]`: the target's states brought to
+        the head's width, or its own output."""
         assert row.features is not None, "a head reads states with its tokens"
         features = row.features.to(self.dtype)
         return features if features.shape[-1] == self.hidden_size else self._fc(features)
@@ -163,35 +224,61 @@ def architecture_of_head(config: dict[str, Any]) -> Architecture:
     Args:
         config: as `config.json` of an EAGLE-3 checkpoint has it.
     Raises:
-        DraftwellError: it has rotary positions that are not the default ones, or another activation (`unsupported_architecture`).
+        DraftwellError: it has rotary positions that are not the default ones, or another activation
+            (`unsupported_architecture`).
     """
     if config.get("rope_scaling") or config.get("hidden_act", "silu") != "silu":
-        raise DraftwellError("this head scales its rotary positions or has another activation than silu, which is not supported: train one "
-                             "with `draftwell train --kind eagle3_head`", code="unsupported_architecture")
+        raise DraftwellError(
+            "this head scales its rotary positions or has another activation than silu, "
+            "which is not supported: train one "
+            "with `draftwell train --kind eagle3_head`",
+            code="unsupported_architecture",
+        )
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return Architecture(heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"], head_dim=head_dim,
-                        scale=head_dim**-0.5, eps=config["rms_norm_eps"], activation="silu", windows=(None,), ropes=(None,))
+    return Architecture(
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        eps=config["rms_norm_eps"],
+        activation="silu",
+        windows=(None,),
+        ropes=(None,),
+    )
 
 
 def rope_table(theta: float, head_dim: int, positions: int, device: torch.device) -> Rope:
     """Cosines and signed sines `[positions, 1, head_dim]` float32 of default rotary positions."""
-    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), inverse)[:, None]
+    inverse = 1.0 / theta ** (
+        torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    )
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), inverse)[
+        :, None
+    ]
     return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
 
 
 def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
-    """The model of a head beside its target; made once, and shared by all that use it or read the same artifact again.
+    """The model of a head beside its target; made once, and shared by all that use it or read the
+    same artifact again.
 
-    From then on the target keeps the hidden states of what it reads. The model is dropped with the last artifact of the head.
+    From then on the target keeps the hidden states of what it reads. The model is dropped with the
+    last artifact of the head.
 
     Raises:
-        DraftwellError: the target keeps no hidden states (`no_hidden_states`), or those that it keeps are of other layers.
+        DraftwellError: the target keeps no hidden states (`no_hidden_states`), or those that it
+            keeps are of other layers.
     """
+
     def make() -> Eagle3Model:
         if not getattr(target, "keeps_states", False):
-            raise DraftwellError("this kind of target keeps no hidden states for a head: use a strategy with a draft model, or none",
-                                 code="no_hidden_states")
+            raise DraftwellError(
+                (
+                    "this kind of target keeps no hidden states for a head: use a strategy "
+                    "with a draft model, or none"
+                ),
+                code="no_hidden_states",
+            )
         target.keep_hidden_states(head.layers)
         return Eagle3Model(head, target)
 

@@ -1,6 +1,8 @@
-"""Hidden states of a target that a head drafts from (EAGLE-3, 2503.01840, section 3.1): kept for each position of a request's slot.
+"""Hidden states of a target that a head drafts from (EAGLE-3, 2503.01840, section 3.1): kept for
+each position of a request's slot.
 
-They are stored where keys and values are, so that prompts read in pieces, rejected drafts and trees need nothing of their own here.
+They are stored where keys and values are, so that prompts read in pieces, rejected drafts and trees
+need nothing of their own here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Calls of compiled libraries beside other models.
 
-Torch's runner of a library holds Python's lock (the GIL) while the library computes (pytorch issue 197516): two models of one process would
-take turns, layer by layer, whatever cores they have. On the threads of models that run at once (`engine.workers`), libraries are called by
-their C interface, which leaves the lock to the others. Elsewhere torch's runner is called, which takes 11 µs less a layer.
+Torch's runner of a library holds Python's lock (the GIL) while the library computes (pytorch issue
+197516): two models of one process would take turns, layer by layer, whatever cores they have. On
+the threads of models that run at once (`engine.workers`), libraries are called by their C
+interface, which leaves the lock to the others. Elsewhere torch's runner is called, which takes 11
+µs less a layer.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from torch._C import _aoti
 from serving.runtime.models.compiled_library import Runner
 
 _thread = threading.local()
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_capsule_of = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
 
 
 def computes_beside_others() -> None:
@@ -65,27 +71,54 @@ class LibraryRunner:
 
 
 class SharedRunner:
-    """A library by its C interface (torch/csrc/inductor/aoti_runtime/interface.h), for one thread at a time."""
+    """A library by its C interface (torch/csrc/inductor/aoti_runtime/interface.h), for one thread
+    at a time."""
 
     def __init__(self, file: Path):
         self._file, self._library = file, ctypes.CDLL(str(file))
         self._container = ctypes.c_void_p()
-        self._call("AOTInductorModelContainerCreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None)
-        weakref.finalize(self, self._library.AOTInductorModelContainerDelete, self._container).atexit = False  # a process frees it all
+        self._call(
+            "AOTInductorModelContainerCreateWithDevice",
+            ctypes.byref(self._container),
+            ctypes.c_size_t(1),
+            b"cpu",
+            None,
+        )
+        # a process frees it all
+        weakref.finalize(
+            self, self._library.AOTInductorModelContainerDelete, self._container
+        ).atexit = False
         self._inputs, self._outputs = (self._number_of(what) for what in ("Inputs", "Outputs"))
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        """As `LibraryRunner.run`: the library owns the handles of its inputs, and whoever calls it those of its outputs.
+        """As `LibraryRunner.run`: the library owns the handles of its inputs, and whoever calls it
+        those of its outputs.
 
         Raises:
             RuntimeError: the library failed, or takes another number of inputs.
         """
         if len(inputs) != self._inputs:  # the library would end the process
-            raise RuntimeError(f"the compiled layer {self._file} takes {self._inputs} inputs, not {len(inputs)}")
-        handles = [_pointer_of(capsule, None) for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)]
-        given, made = (ctypes.c_void_p * self._inputs)(*handles), (ctypes.c_void_p * self._outputs)()
-        self._call("AOTInductorModelContainerRun", self._container, given, ctypes.c_size_t(self._inputs), made,
-                   ctypes.c_size_t(self._outputs), None, None)
+            raise RuntimeError(
+                f"the compiled layer {self._file} takes {self._inputs} inputs, not {len(inputs)}"
+            )
+        handles = [
+            _pointer_of(capsule, None)
+            for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)
+        ]
+        given, made = (
+            (ctypes.c_void_p * self._inputs)(*handles),
+            (ctypes.c_void_p * self._outputs)(),
+        )
+        self._call(
+            "AOTInductorModelContainerRun",
+            self._container,
+            given,
+            ctypes.c_size_t(self._inputs),
+            made,
+            ctypes.c_size_t(self._outputs),
+            None,
+            None,
+        )
         capsules = [_capsule_of(handle, None, None) for handle in made]
         # Not the function for a single tensor, which copies the handle and leaves it to nobody.
         outputs: list[Tensor] = _aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
@@ -100,4 +133,7 @@ class SharedRunner:
         if getattr(self._library, function)(*arguments):
             reason = ctypes.c_char_p()
             self._library.AOTInductorGetLastError(ctypes.byref(reason))
-            raise RuntimeError(f"the compiled layer {self._file} failed: {(reason.value or b'no reason given').decode(errors='replace')}")
+            raise RuntimeError(
+                f"the compiled layer {self._file} failed: "
+                f"{(reason.value or b'no reason given').decode(errors='replace')}"
+            )

@@ -1,7 +1,9 @@
-"""What every adapter of a transformers module shares: its slots, its head, and how logits come from hidden states.
+"""What every adapter of a transformers module shares: its slots, its head, and how logits come from
+hidden states.
 
-An adapter runs the module's body its own way (`_states`): packed rows over slots (`transformers_model`), or one row after another
-through the library's own cache (`unbatched_model`).
+An adapter runs the module's body its own way (`_states`): packed rows over slots
+(`transformers_model`), or one row after another through the library's own cache
+(`unbatched_model`).
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""
 Trees = Mapping[int, tuple[int, ...]]
 """Slot → `Forward.parents` of the rows that are trees."""
-RECURRENT_LAYERS = frozenset({"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"})
-"""Kinds of layers, as transformers' configurations name them, that carry a state from token to token."""
+RECURRENT_LAYERS = frozenset(
+    {"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
+)
+"""Kinds of layers, as transformers' configurations name them, that carry a state from token to
+token."""
 SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
-    "cohere": ("logit_scale", torch.mul), "cohere2": ("logit_scale", torch.mul),
-    "granite": ("logits_scaling", torch.div), "granitemoe": ("logits_scaling", torch.div),
+    "cohere": ("logit_scale", torch.mul),
+    "cohere2": ("logit_scale", torch.mul),
+    "granite": ("logits_scaling", torch.div),
+    "granitemoe": ("logits_scaling", torch.div),
     "granitemoeshared": ("logits_scaling", torch.div),
 }
 """Model type → what its configuration calls the factor after the head, and what is done with it."""
@@ -47,16 +54,32 @@ class ModuleModel(ABC):
         vocab_size: cut logits to this size (the shared tokenizer's).
     """
 
-    def __init__(self, module: Any, slots: Slots, *, head_tokens: Tensor | None = None, vocab_size: int | None = None):
+    def __init__(
+        self,
+        module: Any,
+        slots: Slots,
+        *,
+        head_tokens: Tensor | None = None,
+        vocab_size: int | None = None,
+    ):
         self.module, self.slots, self.max_context = module, slots, slots.max_context
         config = module.config.get_text_config()
         self.device, self.dtype = module.device, module.dtype
         self.hidden_size = config.hidden_size
         head = module.get_output_embeddings()
-        self.head_tokens = None if head_tokens is None else head_tokens.sort().values.to(self.device)
+        self.head_tokens = (
+            None if head_tokens is None else head_tokens.sort().values.to(self.device)
+        )
         bias = getattr(head, "bias", None)
-        self._head = head if self.head_tokens is None else partial(
-            F.linear, weight=self.head_weight, bias=None if bias is None else bias[self.head_tokens])
+        self._head = (
+            head
+            if self.head_tokens is None
+            else partial(
+                F.linear,
+                weight=self.head_weight,
+                bias=None if bias is None else bias[self.head_tokens],
+            )
+        )
         self._scale = logit_scaling(config)
         self._softcap = getattr(config, "final_logit_softcapping", None)
         self.vocab_size = vocab_size or config.vocab_size
@@ -70,7 +93,8 @@ class ModuleModel(ABC):
 
     @torch.inference_mode()
     def head_rows(self, tokens: Tensor) -> Tensor:
-        """`[n, hidden]`: a copy of the output embedding's rows for some tokens `[n]`, for heads that share it."""
+        """`[n, hidden]`: a copy of the output embedding's rows for some tokens `[n]`, for heads
+        that share it."""
         weight: Tensor = self.module.get_output_embeddings().weight
         return weight[tokens.to(weight.device)]
 
@@ -84,14 +108,20 @@ class ModuleModel(ABC):
         self.slots.rollback(slot, length)
 
     def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
-        """States `[end − start, width]` of a slot's positions that a head drafts from (`TransformersModel.keep_hidden_states`).
+        """States `[end − start, width]` of a slot's positions that a head drafts from
+        (`TransformersModel.keep_hidden_states`).
 
         Raises:
             DraftwellError: it keeps none (`no_hidden_states`).
         """
         if self.slots.features is None:
-            raise DraftwellError("this model keeps no hidden states: a head is given them by the model that it was made for",
-                                 code="no_hidden_states")
+            raise DraftwellError(
+                (
+                    "this model keeps no hidden states: a head is given them by the model that "
+                    "it was made for"
+                ),
+                code="no_hidden_states",
+            )
         return self.slots.features[slot, start:end]
 
     trees: ClassVar[bool] = False
@@ -101,7 +131,8 @@ class ModuleModel(ABC):
 
     @torch.inference_mode()
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
-        """After a tree behind the first `length` tokens of a slot: keep these places of it, in order, and forget its other tokens."""
+        """After a tree behind the first `length` tokens of a slot: keep these places of it, in
+        order, and forget its other tokens."""
         self.slots.keep(slot, length, path)
 
     def open_branch(self) -> int:
@@ -116,7 +147,9 @@ class ModuleModel(ABC):
         placed = []
         try:
             for row in rows:
-                placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
+                placed.append(
+                    (row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens))
+                )
             return self._run(rows, placed)
         except BaseException:
             for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
@@ -129,22 +162,31 @@ class ModuleModel(ABC):
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # the engine reads the clock next; another model may still compute
-        return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+            # the engine reads the clock next; another model may still compute
+            torch.cuda.current_stream(self.device).synchronize()
+        return [
+            self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)
+        ]
 
     def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:
-        """Normalised last hidden states `[total, hidden]` of all tokens; `settings` as a subclass's `_states` takes them."""
+        """Normalised last hidden states `[total, hidden]` of all tokens; `settings` as a subclass's
+        `_states` takes them."""
         ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
-        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
+        positions = torch.tensor(
+            [p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)],
+            device=self.device,
+        )
         trees = {row.slot: row.parents for row in rows if row.parents is not None}
         return self._states(ids, positions, placed, trees, **settings)
 
     @abstractmethod
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
-        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`.
+        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`,
+        both `[total]`.
 
         Args:
-            trees: slot → parents, of the rows that are trees; their tokens are stored one after another, whatever their positions.
+            trees: slot → parents, of the rows that are trees; their tokens are stored one after
+                another, whatever their positions.
         """
 
     def output(self, compact: Tensor, states: Tensor) -> Output:
@@ -152,7 +194,8 @@ class ModuleModel(ABC):
         return Output(compact, states, self.head_tokens, self.vocab_size)
 
     def compact_logits(self, states: Tensor) -> Tensor:
-        """`[n, hidden]` → `[n, columns]` float32: of the tokens that the head covers, in ascending order."""
+        """`[n, hidden]` → `[n, columns]` float32: of the tokens that the head covers, in ascending
+        order."""
         logits: Tensor = self._head(states)
         if self._scale is not None:
             logits = self._scale(logits)  # in the head's own dtype, as the module does
@@ -169,22 +212,34 @@ class ModuleModel(ABC):
 def positions_of(row: Forward, placed: Placed) -> Iterable[int]:
     """The position of each token of a row: in a tree its depth after the slot's content."""
     _, start, count = placed
-    return range(start, start + count) if row.parents is None else [start + depth - 1 for depth in depths(row.parents)]
+    return (
+        range(start, start + count)
+        if row.parents is None
+        else [start + depth - 1 for depth in depths(row.parents)]
+    )
 
 
 def refuse_recurrent(module: Any) -> None:
-    """Refuse a model whose layers carry a state from token to token: rows cannot be packed, and nothing can be rolled back."""
+    """Refuse a model whose layers carry a state from token to token: rows cannot be packed, and
+    nothing can be rolled back."""
     config = module.config.get_text_config()
-    if getattr(module, "_is_stateful", False) or RECURRENT_LAYERS & set(getattr(config, "layer_types", None) or ()):
-        raise DraftwellError(f"{config.model_type} models carry a recurrent state, which cannot be rolled back after a rejected draft: "
-                             "choose a model with attention only", code="unsupported_architecture")
+    if getattr(module, "_is_stateful", False) or RECURRENT_LAYERS & set(
+        getattr(config, "layer_types", None) or ()
+    ):
+        raise DraftwellError(
+            f"{config.model_type} models carry a recurrent state, which cannot be rolled "
+            "back after a rejected draft: "
+            "choose a model with attention only",
+            code="unsupported_architecture",
+        )
 
 
 def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
     """What a model does to its logits after the head, or None.
 
     Raises:
-        DraftwellError: the configuration names a factor, and nobody has checked here what the model does with it.
+        DraftwellError: the configuration names a factor, and nobody has checked here what the model
+            does with it.
     """
     kind = config.model_type
     if kind in SCALED_LOGITS:
@@ -193,6 +248,11 @@ def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
         return lambda logits: operation(logits, factor)
     named = [name for name in SCALINGS if getattr(config, name, None) not in (None, 1, 1.0)]
     if named:
-        raise DraftwellError(f"{kind} models scale their logits ({named[0]}) in a way that is not known here: choose another model",
-                             code="unsupported_architecture")
+        raise DraftwellError(
+            (
+                f"{kind} models scale their logits ({named[0]}) in a way that is not known "
+                "here: choose another model"
+            ),
+            code="unsupported_architecture",
+        )
     return None

@@ -20,18 +20,28 @@ def drop_layers(module: Any, dropped: tuple[int, ...]) -> Any:
     """
     layers = getattr(module.base_model, "layers", None)
     if layers is None:
-        raise DraftwellError(f"{module.config.model_type} models keep their layers in a way that no near copy can be made of: name another "
-                             "draft", code="unsupported_architecture")
+        raise DraftwellError(
+            f"{module.config.model_type} models keep their layers in a way that no near "
+            "copy can be made of: name another "
+            "draft",
+            code="unsupported_architecture",
+        )
     unknown = [number for number in dropped if not 0 <= number < len(layers)]
     if unknown or len(set(dropped)) >= len(layers):
-        raise DraftwellError(f"a near copy cannot leave out layers {sorted(set(dropped))} of a target that has {len(layers)}: correct "
-                             "drop_layers in the pair's YAML file", code="no_such_layer")
+        raise DraftwellError(
+            f"a near copy cannot leave out layers {sorted(set(dropped))} of a target that "
+            f"has {len(layers)}: correct "
+            "drop_layers in the pair's YAML file",
+            code="no_such_layer",
+        )
     kept = [layer for number, layer in enumerate(layers) if number not in dropped]
     for number, layer in enumerate(kept):
         layer.self_attn.layer_idx = number  # where the library's own cache keeps its keys
     module.base_model.layers = nn.ModuleList(kept)
     config = module.config.get_text_config()
     if getattr(config, "layer_types", None):
-        config.layer_types = [kind for number, kind in enumerate(config.layer_types) if number not in dropped]
+        config.layer_types = [
+            kind for number, kind in enumerate(config.layer_types) if number not in dropped
+        ]
     config.num_hidden_layers = len(kept)
     return module

@@ -1,8 +1,9 @@
 """Products of a few tokens with a weight in a layout of our own (`kernels/packed_matmul.cpp`).
 
-SmolLM2-135M's products take 6.4 ms for one token and as much for eight, where oneDNN takes 10 and 11 (docs/log.md, "A kernel for a few
-tokens"): a draft of seven tokens is verified in the time of one. Without AVX-512 up to six tokens take the time of one. Libraries of
-compiled layers contain the kernel.
+SmolLM2-135M's products take 6.4 ms for one token and as much for eight, where oneDNN takes 10 and
+11 (docs/log.md, "A kernel for a few tokens"): a draft of seven tokens is verified in the time of
+one. Without AVX-512 up to six tokens take the time of one. Libraries of compiled layers contain the
+kernel.
 """
 
 from __future__ import annotations
@@ -42,18 +43,20 @@ AOTITorchError aoti_torch_cpu_packed_matmul(AtenTensorHandle x, AtenTensorHandle
         draftwell::matmul((const uint16_t*)from, (const uint16_t*)by, (float*)into, tokens, pairs, sizes[1]);
     return AOTI_TORCH_SUCCESS;
 }
-"""
+"""  # noqa: E501
 """How torch's ahead-of-time compiler calls the kernel (`compiled_library.shims`)."""
 
 
 def packed(weight: Tensor) -> Tensor:
-    """`[out, in]`, bfloat16 or int8 → `[out / OUTPUTS, in / 2, 2, …]` as the kernel reads it, or the weight as it is where that comes out
-    uneven."""
+    """`[out, in]`, bfloat16 or int8 → `[out / OUTPUTS, in / 2, 2, …]` as the kernel reads it, or
+    the weight as it is where that comes out uneven."""
     outputs, inputs = weight.shape
     if outputs % OUTPUTS or inputs % 2:
         return weight
     blocks = weight.view(-1, 2, LANES, inputs // 2, 2)
-    return blocks.permute((0, 3, 1, 4, 2) if weight.dtype == torch.int8 else (0, 3, 1, 2, 4)).contiguous()
+    return blocks.permute(
+        (0, 3, 1, 4, 2) if weight.dtype == torch.int8 else (0, 3, 1, 2, 4)
+    ).contiguous()
 
 
 def unpacked(weight: Tensor) -> Tensor:
@@ -64,8 +67,8 @@ def unpacked(weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("draftwell::packed_matmul", mutates_args=())
 def packed_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x `[tokens, in]`, bfloat16 for the kernel, a `packed` weight → `[tokens, out]` float32; by torch, what libraries compute by the
-    kernel."""
+    """x `[tokens, in]`, bfloat16 for the kernel, a `packed` weight → `[tokens, out]` float32; by
+    torch, what libraries compute by the kernel."""
     return x.float() @ unpacked(weight).float().T
 
 

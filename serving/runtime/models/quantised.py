@@ -1,15 +1,16 @@
 """Weights of fewer bytes.
 
-A weight is rounded once, when it is loaded, and the model is then *that* model: every path, whatever its dtype and its number of rows,
-multiplies by the same rounded weight. So a strategy that is lossless gives what plain decoding with these weights gives; how far that is
-from the full weights is measured by the gate (`components/gate/weights_check.py`).
+A weight is rounded once, when it is loaded, and the model is then *that* model: every path,
+whatever its dtype and its number of rows, multiplies by the same rounded weight. So a strategy that
+is lossless gives what plain decoding with these weights gives; how far that is from the full
+weights is measured by the gate (`components/gate/weights_check.py`).
 
 - int8: `whole * scale`, a scale for each output channel, symmetric.
-- int4: `(whole - 8) * scale + zero`, a scale and a zero for each `GROUP` inputs of an output channel, from their least to their largest
-  weight, as llama.cpp's Q4_1 has them: 5 bits a weight.
+- int4: `(whole - 8) * scale + zero`, a scale and a zero for each `GROUP` inputs of an output
+  channel, from their least to their largest weight, as llama.cpp's Q4_1 has them: 5 bits a weight.
 
-Scales and zeros are bfloat16 numbers in every dtype, as torch's kernels want them. Embeddings and head keep their weights: rounding a head
-cost more agreement than time (docs/log.md).
+Scales and zeros are bfloat16 numbers in every dtype, as torch's kernels want them. Embeddings and
+head keep their weights: rounding a head cost more agreement than time (docs/log.md).
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class Rounded(NamedTuple):
         if self.zero is None:
             return self.whole.float() * self.scale.float()[:, None]
         grouped = self.whole.float().view(*self.scale.shape, GROUP)
-        return ((grouped - 8) * self.scale.float()[..., None] + self.zero.float()[..., None]).flatten(1)
+        return (
+            (grouped - 8) * self.scale.float()[..., None] + self.zero.float()[..., None]
+        ).flatten(1)
 
     def stored(self) -> tuple[Tensor, Tensor]:
-        """What kernels read: `whole` and `scale`; of int4 torch's packed layout, uint8, and `[groups, out, 2]` scales and zeros."""
+        """What kernels read: `whole` and `scale`; of int4 torch's packed layout, uint8, and
+        `[groups, out, 2]` scales and zeros."""
         if self.zero is None:
             return self.whole, self.scale
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.whole.int(), 1)
@@ -60,7 +64,11 @@ class Rounded(NamedTuple):
 def rounded(weight: Tensor, weights: Weights) -> Rounded:
     """A weight `[out, in]` rounded; to int8 also where int4's kernel does not take its shape."""
     fits = weight.shape[1] % GROUP == 0 and weight.shape[0] % CHANNELS == 0
-    return _int4(weight.detach().float()) if weights == "int4" and fits else _int8(weight.detach().float())
+    return (
+        _int4(weight.detach().float())
+        if weights == "int4" and fits
+        else _int8(weight.detach().float())
+    )
 
 
 def product(x: Tensor, stored: tuple[Tensor, Tensor]) -> Tensor:
@@ -82,5 +90,7 @@ def _int4(weight: Tensor) -> Rounded:
     least, most = grouped.aminmax(dim=-1)
     scale = ((most - least) / 15).clamp(min=LEAST).bfloat16()
     zero = (least + 8 * scale.float()).bfloat16()
-    whole = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round().clamp(0, 15)
+    whole = (
+        ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round().clamp(0, 15)
+    )
     return Rounded(whole.to(torch.int8).flatten(1), scale, zero)

@@ -1,7 +1,9 @@
-"""Attention of a few tokens over one slot by a kernel of our own (`kernels/row_attention.cpp`): keys and values are read once for all.
+"""Attention of a few tokens over one slot by a kernel of our own (`kernels/row_attention.cpp`):
+keys and values are read once for all.
 
-With it a forward pass over eight tokens of SmolLM2-135M after 200 others takes .8 times as long on a processor without AVX-512
-(docs/log.md, "Without AVX-512"). Libraries of compiled layers contain the kernel.
+With it a forward pass over eight tokens of SmolLM2-135M after 200 others takes .8 times as long on
+a processor without AVX-512 (docs/log.md, "Without AVX-512"). Libraries of compiled layers contain
+the kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ AOTITorchError aoti_torch_cpu_row_attention(AtenTensorHandle query, AtenTensorHa
     draftwell::row_attention(row, (float*)into);
     return AOTI_TORCH_SUCCESS;
 }
-"""
+"""  # noqa: E501
 """How torch's ahead-of-time compiler calls the kernel (`compiled_library.shims`)."""
 
 
@@ -52,13 +54,17 @@ def fits(head_dim: int) -> bool:
 
 
 @torch.library.custom_op("draftwell::row_attention", mutates_args=())
-def row_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+def row_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
     """Attention of the tokens of one row; by torch, what libraries compute by the kernel.
 
     Args:
         query: `[n, heads, head_dim]` float32, contiguous for the kernel.
-        keys, values: `[kv_heads, positions, head_dim]` bfloat16, of one slot: each head's positions side by side.
-        mask: additive, `[n, end]` bfloat16, contiguous for the kernel; each token sees one position at least.
+        keys, values: `[kv_heads, positions, head_dim]` bfloat16, of one slot: each head's positions
+            side by side.
+        mask: additive, `[n, end]` bfloat16, contiguous for the kernel; each token sees one position
+            at least.
         softcap: bound of the scores, by tanh; 0: none.
     Returns:
         `[n, heads * head_dim]` float32.
@@ -68,9 +74,13 @@ def row_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sca
     scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    return ((scores + mask.float()).softmax(-1) @ values).transpose(0, 1).reshape(query.shape[0], -1)
+    return (
+        ((scores + mask.float()).softmax(-1) @ values).transpose(0, 1).reshape(query.shape[0], -1)
+    )
 
 
 @row_attention.register_fake
-def _(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+def _(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1] * query.shape[2], dtype=torch.float32)

@@ -1,7 +1,8 @@
 """Candidates beside those that a head covers: the tokens of a slot's own text.
 
-A head of 8,192 tokens misses most names, and a text's names are those of its prompt. The rows of the output embedding are the target's,
-so that further ones can stand beside them without any training.
+A head of 8,192 tokens misses most names, and a text's names are those of its prompt. The rows of
+the output embedding are the target's, so that further ones can stand beside them without any
+training.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class SeenTokens:
 
     def read(self, slot: int, tokens: Iterable[int]) -> None:
         """Take up tokens of a slot's text."""
-        self._seen.setdefault(slot, {}).update(dict.fromkeys(token for token in tokens if token not in self._covered))
+        self._seen.setdefault(slot, {}).update(
+            dict.fromkeys(token for token in tokens if token not in self._covered)
+        )
 
     def widened(self, slot: int, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """A slot's logits with columns for its own tokens, and the ids of all columns, ascending.
@@ -61,13 +64,15 @@ class SeenTokens:
 
 
 class Columns:
-    """The columns of a slot whose text continues: what a step adds to them does not grow with the text.
+    """The columns of a slot whose text continues: what a step adds to them does not grow with the
+    text.
 
     Attributes:
         count: the slot's own tokens.
         rows: `[count or more, hidden]`, their rows of the output embedding.
         support: `[head + count]` ids of all columns, ascending.
-        order: `[head + count]` where each of these is among the head's columns with the slot's own after them.
+        order: `[head + count]` where each of these is among the head's columns with the slot's own
+            after them.
     """
 
     def __init__(self, covered: Tensor):
@@ -78,7 +83,8 @@ class Columns:
         """Put in further tokens, ascending, none of which has a column.
 
         Args:
-            rows: `[vocab, hidden]`, of which theirs are kept, in float32: on CPUs a product of so few in bfloat16 takes thrice as long.
+            rows: `[vocab, hidden]`, of which theirs are kept, in float32: on CPUs a product of so
+                few in bfloat16 takes thrice as long.
         """
         device, known, total = self.support.device, len(self.support), self.count + len(tokens)
         new = torch.tensor(tokens, device=device)
@@ -89,8 +95,14 @@ class Columns:
             self.rows = larger
         self.rows[self.count : total] = rows[new]
         columns = torch.arange(known + len(tokens), device=device)
-        places = torch.cat([columns[:known] + torch.searchsorted(new, self.support),
-                            columns[: len(tokens)] + torch.searchsorted(self.support, new)])
-        self.support, self.order = (torch.empty_like(places).index_copy_(0, places, torch.cat(both))
-                                    for both in ((self.support, new), (self.order, columns[known:])))
+        places = torch.cat(
+            [
+                columns[:known] + torch.searchsorted(new, self.support),
+                columns[: len(tokens)] + torch.searchsorted(self.support, new),
+            ]
+        )
+        self.support, self.order = (
+            torch.empty_like(places).index_copy_(0, places, torch.cat(both))
+            for both in ((self.support, new), (self.order, columns[known:]))
+        )
         self.count = total

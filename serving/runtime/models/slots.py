@@ -1,11 +1,13 @@
 """Key/value slots: one static tensor a layer, allocated once, shared by all requests of a model.
 
-A slot belongs to one request. Its length says how many positions are valid; rollback lowers it, nothing is copied. A
-request that drafts several sequences takes *branch* slots next to its own. They are made when first asked for and are never
-given to requests, so that sequences and requests cannot wait for each other; what exists never moves, because a forward pass of
-another request may be writing to it.
+A slot belongs to one request. Its length says how many positions are valid; rollback lowers it,
+nothing is copied. A request that drafts several sequences takes *branch* slots next to its own.
+They are made when first asked for and are never given to requests, so that sequences and requests
+cannot wait for each other; what exists never moves, because a forward pass of another request may
+be writing to it.
 
-A slot that was given back keeps its content until it is taken again: the next request may begin alike (`slot_texts.py`).
+A slot that was given back keeps its content until it is taken again: the next request may begin
+alike (`slot_texts.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ class Slots:
         OutOfMemory: the device has no room for them.
     """
 
-    def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        shapes: list[tuple[int, int]],
+        count: int,
+        max_context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
         self.count, self.max_context = count, max_context
         self.lengths = [0] * count
         self._written = [0] * count
@@ -43,30 +52,48 @@ class Slots:
         self.texts = SlotTexts()
         self.features: Tensor | None = None
         """`[count, max_context, width]`, hidden states that a head drafts from (`features.py`)."""
-        with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
-            self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
-            self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+        with room_for(
+            f"{count} slots of {max_context} positions",
+            "start with fewer slots or a shorter context",
+        ):
+            self.keys = [
+                torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes
+            ]
+            self.values = [
+                torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes
+            ]
         self._memories: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        """Of requests' slots: views, since making sixty of them in each forward pass takes a hundredth of it."""
+        """Of requests' slots: views, since making sixty of them in each forward pass takes a
+        hundredth of it."""
 
     def keep_features(self, width: int) -> None:
         """Make room for `width` numbers for each position of a request's slot."""
-        with room_for(f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"):
-            self.features = torch.empty(self.count, self.max_context, width, dtype=self._dtype, device=self._device)
+        with room_for(
+            f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"
+        ):
+            self.features = torch.empty(
+                self.count, self.max_context, width, dtype=self._dtype, device=self._device
+            )
         self.texts.forget()  # of what was read before there are none
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
-        """Take a free slot: the one that begins with most of a prompt, if at least half of what it holds is in common; else an empty one,
-        or the one that has been free for longest.
+        """Take a free slot: the one that begins with most of a prompt, if at least half of what it
+        holds is in common; else an empty one, or the one that has been free for longest.
 
         Args:
-            text: begins with the tokens that the slot holds already, as many as its length says, and is to be continued; None: whatever
-                it holds is not used.
-            prompt: tokens of the request; the last one is always read again, because its row is wanted.
+            text: begins with the tokens that the slot holds already, as many as its length says,
+                and is to be continued; None: whatever it holds is not used.
+            prompt: tokens of the request; the last one is always read again, because its row is
+                wanted.
         """
         if not self._free:
-            raise DraftwellError(f"all {self.count} slots are in use: wait for a request to end or start with more slots",
-                                 code="no_free_slot")
+            raise DraftwellError(
+                (
+                    f"all {self.count} slots are in use: wait for a request to end or start "
+                    "with more slots"
+                ),
+                code="no_free_slot",
+            )
         slot, held = self._choose(text, prompt)
         self._free.remove(slot)
         if text is not None:
@@ -79,10 +106,12 @@ class Slots:
     def _choose(self, text: SlotText | None, prompt: Sequence[int]) -> tuple[int, int]:
         """A free slot, and how many of the prompt's tokens to go on from.
 
-        Of a slot with less than half in common that part is copied later, where there is another slot: so a system prompt that all
-        conversations share costs none of them its slot.
+        Of a slot with less than half in common that part is copied later, where there is another
+        slot: so a system prompt that all conversations share costs none of them its slot.
         """
-        other = next((slot for slot in reversed(self._free) if slot not in self.texts), self._free[0])
+        other = next(
+            (slot for slot in reversed(self._free) if slot not in self.texts), self._free[0]
+        )
         if text is None or text.owner is None:
             return other, 0
         slot, common = self.texts.longest(text.owner, prompt[:-1], self._free)
@@ -91,7 +120,8 @@ class Slots:
         return other, 0
 
     def _wipe(self, slot: int, start: int = 0) -> None:
-        """Set what an earlier request wrote from `start` on to 0: masked positions count with weight 0, and 0 · NaN is NaN."""
+        """Set what an earlier request wrote from `start` on to 0: masked positions count with
+        weight 0, and 0 · NaN is NaN."""
         for layer in range(len(self._shapes)):
             for memory in self.memory(layer, slot):
                 memory[:, start : self._written[slot]].zero_()
@@ -100,14 +130,24 @@ class Slots:
     def open_branch(self) -> int:
         """Take a slot for a further sequence of a request that has a slot already."""
         if not self._free_branches:
-            with room_for(f"another slot of {self.max_context} positions", "draft fewer sequences or start with a shorter context"):
-                # empty, not zeros: memory that no sequence ever reaches is then never taken from the machine
-                keys, values = ([torch.empty(h, self.max_context, d, dtype=self._dtype, device=self._device) for h, d in self._shapes]
-                                for _ in range(2))
+            with room_for(
+                f"another slot of {self.max_context} positions",
+                "draft fewer sequences or start with a shorter context",
+            ):
+                # empty, not zeros: memory that no sequence ever reaches is then never taken from
+                # the machine
+                keys, values = (
+                    [
+                        torch.empty(h, self.max_context, d, dtype=self._dtype, device=self._device)
+                        for h, d in self._shapes
+                    ]
+                    for _ in range(2)
+                )
             self._branches.append((keys, values))
             self._free_branches.append(len(self.lengths))
             self.lengths.append(0)
-        slot = min(self._free_branches)  # neighbours, where it can be: some models run those as one batch
+        # neighbours, where it can be: some models run those as one batch
+        slot = min(self._free_branches)
         self._free_branches.remove(slot)
         self.lengths[slot] = 0
         return slot
@@ -123,15 +163,22 @@ class Slots:
     def rollback(self, slot: int, length: int) -> None:
         """Keep the first `length` positions of a slot."""
         if not 0 <= length <= self.lengths[slot]:
-            raise ValueError(f"cannot roll slot {slot} of length {self.lengths[slot]} back to {length}")
+            raise ValueError(
+                f"cannot roll slot {slot} of length {self.lengths[slot]} back to {length}"
+            )
         self.lengths[slot] = length
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        """Make `into` hold what the first `length` positions of `source` hold, and nothing else; the first `known` it holds already."""
+        """Make `into` hold what the first `length` positions of `source` hold, and nothing else;
+        the first `known` it holds already."""
         if source == into or not 0 <= known <= length <= self.lengths[source]:
-            raise ValueError(f"cannot fork {length} positions of slot {source} of length {self.lengths[source]} into slot {into}")
+            raise ValueError(
+                f"cannot fork {length} positions of slot {source} of length "
+                f"{self.lengths[source]} into slot {into}"
+            )
         if into < self.count:
-            self._written[into] = max(self._written[into], length)  # first: a copy may fail half-way
+            # first: a copy may fail half-way
+            self._written[into] = max(self._written[into], length)
         for layer in range(len(self._shapes)):
             for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
@@ -143,15 +190,22 @@ class Slots:
         self.lengths[into] = length
 
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
-        """Of a slot whose first `length` positions are followed by a tree keep those, and the tokens of one path right after them.
+        """Of a slot whose first `length` positions are followed by a tree keep those, and the
+        tokens of one path right after them.
 
         Args:
             path: places in the tree, ascending.
         """
         end = length + len(path)
-        if not 0 <= length <= end <= self.lengths[slot] or any(length + place >= self.lengths[slot] for place in path):
-            raise ValueError(f"slot {slot} of length {self.lengths[slot]} holds no tree with the places {list(path)} after {length} tokens")
-        first = next((at for at, place in enumerate(path) if place != at), len(path))  # what comes before lies where it shall be
+        if not 0 <= length <= end <= self.lengths[slot] or any(
+            length + place >= self.lengths[slot] for place in path
+        ):
+            raise ValueError(
+                f"slot {slot} of length {self.lengths[slot]} holds no tree with the places "
+                f"{list(path)} after {length} tokens"
+            )
+        # what comes before lies where it shall be
+        first = next((at for at, place in enumerate(path) if place != at), len(path))
         if first < len(path):
             source = torch.tensor([length + place for place in path[first:]], device=self._device)
             for layer in range(len(self._shapes)):
@@ -165,14 +219,20 @@ class Slots:
         """Extend a slot by `tokens` positions and return where they start."""
         start = self.lengths[slot]
         if start + tokens > self.max_context:
-            raise ContextTooLong(f"{start + tokens} tokens do not fit the context of {self.max_context}: shorten the prompt or max_tokens")
+            raise ContextTooLong(
+                f"{start + tokens} tokens do not fit the context of {self.max_context}: "
+                "shorten the prompt or max_tokens"
+            )
         self.lengths[slot] = start + tokens
         if slot < self.count:
             self._written[slot] = max(self._written[slot], start + tokens)
         return start
 
-    def write(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values `[kv_heads, tokens, head_dim]`; return views of all valid ones of the slot."""
+    def write(
+        self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Store new keys and values `[kv_heads, tokens, head_dim]`; return views of all valid ones
+        of the slot."""
         end = start + keys.shape[1]
         all_keys, all_values = self.memory(layer, slot)
         all_keys[:, start:end] = keys
@@ -183,7 +243,10 @@ class Slots:
         """Keys and values `[kv_heads, max_context, head_dim]` of a slot."""
         if slot < self.count:
             if slot not in self._memories:
-                self._memories[slot] = [(keys[slot], values[slot]) for keys, values in zip(self.keys, self.values, strict=True)]
+                self._memories[slot] = [
+                    (keys[slot], values[slot])
+                    for keys, values in zip(self.keys, self.values, strict=True)
+                ]
             return self._memories[slot][layer]
         keys, values = self._branches[slot - self.count]
         return keys[layer], values[layer]

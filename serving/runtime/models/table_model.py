@@ -22,7 +22,8 @@ class TableModel:
     """Logits of the next token from the last `order` tokens.
 
     Args:
-        table: `[vocab] * (order + 1)` float32 logits; contexts shorter than `order` are padded with token 0.
+        table: `[vocab] * (order + 1)` float32 logits; contexts shorter than `order` are padded with
+            token 0.
     """
 
     def __init__(self, table: Tensor, *, slots: int = 8, max_context: int = 512):
@@ -32,14 +33,19 @@ class TableModel:
         self.max_context = max_context
         self.slots = Slots([], slots, max_context, torch.float32, torch.device("cpu"))
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
-        self._skipped: list[list[frozenset[int]]] = [[] for _ in range(slots)]  # `Forward.skip` of the pass that read each of them
+        # `Forward.skip` of the pass that read each of them
+        self._skipped: list[list[frozenset[int]]] = [[] for _ in range(slots)]
         self._noises: dict[frozenset[int], Tensor] = {}
 
     @classmethod
-    def random(cls, vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 2.0, slots: int = 8) -> Self:
+    def random(
+        cls, vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 2.0, slots: int = 8
+    ) -> Self:
         """A table of normal logits with the given standard deviation."""
         generator = torch.Generator().manual_seed(seed)
-        return cls(torch.randn([vocab_size] * (order + 1), generator=generator) * sharpness, slots=slots)
+        return cls(
+            torch.randn([vocab_size] * (order + 1), generator=generator) * sharpness, slots=slots
+        )
 
     def open(self, text: SlotText | None = None, prompt: Sequence[int] = ()) -> int:
         return self.slots.open(text, prompt)
@@ -88,7 +94,10 @@ class TableModel:
         outputs = []
         for row in rows:
             if not 1 <= row.keep <= len(row.tokens):
-                raise ValueError(f"{row.keep} rows of {len(row.tokens)} tokens: a forward pass keeps at least one, at most all it feeds")
+                raise ValueError(
+                    f"{row.keep} rows of {len(row.tokens)} tokens: a forward pass keeps at "
+                    "least one, at most all it feeds"
+                )
             start = self.slots.reserve(row.slot, len(row.tokens))
             known = self.tokens[row.slot][:start] + list(row.tokens)
             self.tokens[row.slot] = known
@@ -100,14 +109,20 @@ class TableModel:
                 paths = [tree.path(i) for i in range(len(tree) - row.keep, len(tree))]
                 contexts = [known[:start] + [row.tokens[place] for place in path] for path in paths]
             logits = torch.stack([self.next_logits(context) for context in contexts])
-            for skip in {*self._skipped[row.slot][max(0, start - self.order) :]}:  # an earlier pass's too, as with keys and values
+            # an earlier pass's too, as with keys and values
+            for skip in {*self._skipped[row.slot][max(0, start - self.order) :]}:
                 logits += self._noise(skip)
             outputs.append(Output(logits.clone(), logits.clone()))
         return outputs
 
     def _noise(self, skip: frozenset[int]) -> Tensor:
-        """What skipping sublayers adds to the logits `[vocab]`, the same each time; nothing where none is."""
+        """What skipping sublayers adds to the logits `[vocab]`, the same each time; nothing where
+        none is."""
         if skip not in self._noises:
             generator = torch.Generator().manual_seed(sum(1 << one for one in skip))
-            self._noises[skip] = torch.randn(self.vocab_size, generator=generator) if skip else torch.zeros(self.vocab_size)
+            self._noises[skip] = (
+                torch.randn(self.vocab_size, generator=generator)
+                if skip
+                else torch.zeros(self.vocab_size)
+            )
         return self._noises[skip]

@@ -1,8 +1,9 @@
 """Any causal language model of transformers, wrapped in the slot interface.
 
-All rows of a batch are packed into one sequence `[1, total]` with explicit positions; an attention function registered
-with transformers' `AttentionInterface` writes each row's keys and values into its slot and attends within the slot only.
-No padding, no mask tensors, no cache objects of transformers; rollback is a lowered length.
+All rows of a batch are packed into one sequence `[1, total]` with explicit positions; an attention
+function registered with transformers' `AttentionInterface` writes each row's keys and values into
+its slot and attends within the slot only. No padding, no mask tensors, no cache objects of
+transformers; rollback is a lowered length.
 """
 
 from __future__ import annotations
@@ -21,19 +22,32 @@ from serving.runtime.models.slots import Slots
 from serving.runtime.models.visible import visible
 
 ATTENTION = "draftwell_slots"
-OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt"})
-"""Architectures whose attention does not go through `AttentionInterface`; `unbatched_model` runs some of them."""
+OWN_ATTENTION = frozenset(
+    {"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt"}
+)
+"""Architectures whose attention does not go through `AttentionInterface`; `unbatched_model` runs
+some of them."""
 
 
-def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,  # noqa: PLR0913
-                   scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
-                   sliding_window: int | None = None, **kwargs: Any) -> tuple[Tensor, None]:
-    """Attention of packed rows over their slots; the parameters are those that transformers' `AttentionInterface` passes.
+def slot_attention(  # noqa: PLR0913
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of packed rows over their slots; the parameters are those that transformers'
+    `AttentionInterface` passes.
 
     Args:
         query: `[1, heads, total, head_dim]`; key, value: `[1, kv_heads, total, head_dim]`.
-        kwargs: must hold `draftwell_rows`, a list of (slot, start, tokens), `draftwell_trees`, the parents of those that are trees, and
-            `draftwell_slots`, the `Slots`.
+        kwargs: must hold `draftwell_rows`, a list of (slot, start, tokens), `draftwell_trees`, the
+            parents of those that are trees, and `draftwell_slots`, the `Slots`.
     Returns:
         `[1, total, heads, head_dim]`.
     """
@@ -44,24 +58,37 @@ def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
     trees: Trees = kwargs["draftwell_trees"]
     for slot, start, count in kwargs["draftwell_rows"]:
         q = query[0, :, at : at + count]
-        keys, values = slots.write(layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count])
+        keys, values = slots.write(
+            layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count]
+        )
         outputs.append(_attend(q, keys, values, start, scaling, softcap, window, trees.get(slot)))
         at += count
     return torch.cat(outputs, 1).transpose(0, 1)[None], None
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, start: int, scaling: float | None, softcap: float | None,
-            window: int | None, parents: Sequence[int] | None) -> Tensor:
-    """One row: q `[heads, count, d]` at positions start.. over keys `[kv_heads, end, d]` → `[heads, count, d]`.
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scaling: float | None,
+    softcap: float | None,
+    window: int | None,
+    parents: Sequence[int] | None,
+) -> Tensor:
+    """One row: q `[heads, count, d]` at positions start.. over keys `[kv_heads, end, d]` → `[heads,
+    count, d]`.
 
-    Query groups are folded into the query axis, so that keys are never repeated for grouped-query attention.
+    Query groups are folded into the query axis, so that keys are never repeated for grouped-query
+    attention.
     """
     heads, count, dim = q.shape
     kv_heads, end = keys.shape[0], keys.shape[1]
     groups = heads // kv_heads
     mask = None
     if count > 1 or (window and end > window):
-        mask = visible(start, count, window, parents, q.device).repeat(groups, 1)  # [groups * count, end]
+        # [groups * count, end]
+        mask = visible(start, count, window, parents, q.device).repeat(groups, 1)
     folded = q.reshape(kv_heads, groups * count, dim)
     if softcap:
         scores = folded @ keys.transpose(1, 2) * (scaling if scaling is not None else dim**-0.5)
@@ -70,7 +97,9 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, start: int, scaling: float 
             scores = scores.masked_fill(~mask, float("-inf"))
         out = scores.float().softmax(-1).to(q.dtype) @ values
     else:
-        out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scaling)[0]
+        out = F.scaled_dot_product_attention(
+            folded[None], keys[None], values[None], attn_mask=mask, scale=scaling
+        )[0]
     return out.reshape(heads, count, dim)
 
 
@@ -85,7 +114,8 @@ class TransformersModel(ModuleModel):
         vocab_size: cut logits to this size (the shared tokenizer's).
 
     Attributes:
-        features: layers before which hidden states are kept for a head; none until `keep_hidden_states`.
+        features: layers before which hidden states are kept for a head; none until
+            `keep_hidden_states`.
     """
 
     slots_type: ClassVar[type[Slots]] = Slots
@@ -93,37 +123,59 @@ class TransformersModel(ModuleModel):
     keeps_states: ClassVar[bool] = True
     """Whether `keep_hidden_states` can be asked for."""
 
-    def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any):
+    def __init__(
+        self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any
+    ):
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION, slot_attention)
         module.set_attn_implementation(ATTENTION)
         config = module.config.get_text_config()
         check_supported(module, config)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        memory = self.slots_type([(kv_heads, head_dim)] * config.num_hidden_layers, slots,
-                                 max_context or min(4096, config.max_position_embeddings), module.dtype, module.device)
+        memory = self.slots_type(
+            [(kv_heads, head_dim)] * config.num_hidden_layers,
+            slots,
+            max_context or min(4096, config.max_position_embeddings),
+            module.dtype,
+            module.device,
+        )
         super().__init__(module.eval(), memory, **settings)
         self.features: tuple[int, ...] = ()
 
     def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
-        """Keep the hidden states before these layers from now on, for each position that is read into a request's slot.
+        """Keep the hidden states before these layers from now on, for each position that is read
+        into a request's slot.
 
         Raises:
-            DraftwellError: those of other layers are kept already, for another head (`other_layers`).
+            DraftwellError: those of other layers are kept already, for another head
+                (`other_layers`).
         """
         if self.features and self.features != layers:
-            raise DraftwellError(f"the target keeps hidden states of the layers {self.features} for another head, not of {layers}: use one "
-                                 "head at a time", code="other_layers")
+            raise DraftwellError(
+                f"the target keeps hidden states of the layers {self.features} for another "
+                f"head, not of {layers}: use one "
+                "head at a time",
+                code="other_layers",
+            )
         if not self.features:
             self.slots.keep_features(len(layers) * self.hidden_size)
             self.features = layers
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
         features = self.features  # a head that is loaded meanwhile changes them
-        found = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed, draftwell_trees=trees,
-                           draftwell_slots=self.slots, output_hidden_states=bool(features))
+        found = self._body(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            draftwell_rows=placed,
+            draftwell_trees=trees,
+            draftwell_slots=self.slots,
+            output_hidden_states=bool(features),
+        )
         if features:
             entered = Entered(features, placed)
             for layer in sorted(set(features)):
@@ -134,15 +186,29 @@ class TransformersModel(ModuleModel):
 
 
 def check_supported(module: Any, config: Any) -> None:
-    """Refuse architectures that would give wrong numbers here: recurrent ones, and those with attention code of their own."""
+    """Refuse architectures that would give wrong numbers here: recurrent ones, and those with
+    attention code of their own."""
     name = config.model_type
     refuse_recurrent(module)
     if config._attn_implementation != ATTENTION or name in OWN_ATTENTION:
-        raise DraftwellError(f"{name} models bring their own attention code and cannot run over slots: choose another model",
-                             code="unsupported_architecture")
-    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        raise DraftwellError(
+            (
+                f"{name} models bring their own attention code and cannot run over slots: "
+                "choose another model"
+            ),
+            code="unsupported_architecture",
+        )
+    strange = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     sinks = any(part.endswith("sinks") for part, _ in module.named_parameters())
     if strange or sinks:
         what = "attention sinks" if sinks else f"layers of {', '.join(sorted(strange))}"
-        raise DraftwellError(f"{name} models have {what}, which attention over slots does not know: choose another model",
-                             code="unsupported_architecture")
+        raise DraftwellError(
+            (
+                f"{name} models have {what}, which attention over slots does not know: choose "
+                "another model"
+            ),
+            code="unsupported_architecture",
+        )

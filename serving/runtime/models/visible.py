@@ -10,13 +10,19 @@ from torch import Tensor
 from serving.runtime.trees import ROOT, depths
 
 
-def visible(start: int, count: int, window: int | None, parents: Sequence[int] | None = None,
-            device: torch.device | None = None) -> Tensor:
+def visible(
+    start: int,
+    count: int,
+    window: int | None,
+    parents: Sequence[int] | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
     """`[count, start + count]` bool of a row of `count` tokens after `start` others.
 
     Args:
         window: positions that a token sees, its own included; None: all.
-        parents: of each token of a tree the place of its parent in the row, or `ROOT`; None: each follows the one before it.
+        parents: of each token of a tree the place of its parent in the row, or `ROOT`; None: each
+            follows the one before it.
 
     >>> visible(1, 3, None, [-1, 0, 0]).int().tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]

@@ -1,4 +1,5 @@
-"""Serial schedule with alternatives: a draft is a chain, or a chain with tokens beside it that are verified in the same pass (ours)."""
+"""Serial schedule with alternatives: a draft is a chain, or a chain with tokens beside it that are
+verified in the same pass (ours)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class WideningDrafter(Drafter, Protocol):
     """A drafter that may put alternatives beside its drafts, and learns from every verdict."""
 
     def widened(self, session: Session, draft: Draft) -> DraftTree | None:
-        """The draft's tokens and, after them, the alternatives; None: the draft is verified as it is."""
+        """The draft's tokens and, after them, the alternatives; None: the draft is verified as it
+        is."""
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """What became of a draft."""
@@ -24,7 +26,9 @@ class WideningDrafter(Drafter, Protocol):
         """What became of a draft with alternatives."""
 
 
-def serial_with_alternatives(session: Session, drafter: WideningDrafter, rule: AcceptanceRule, tree_rule: TreeRule) -> Step[None]:
+def serial_with_alternatives(
+    session: Session, drafter: WideningDrafter, rule: AcceptanceRule, tree_rule: TreeRule
+) -> Step[None]:
     """Run a request to its end."""
     yield from session.prefill()
     while not session.text.finished:

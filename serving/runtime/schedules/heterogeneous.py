@@ -1,9 +1,11 @@
-"""DuoDecoding's schedule: draft and target run at once, on devices or cores of their own (DuoDecoding, Algorithms 1 and 2).
+"""DuoDecoding's schedule: draft and target run at once, on devices or cores of their own
+(DuoDecoding, Algorithms 1 and 2).
 
-Every round the target reads what the last round left unverified, while the draft makes this round's sequences after it.
-The leftover is judged first, and a rejection in it discards the sequences. All kept: the sequences' first tokens are tested,
-in rank order, on the row after it. The winner's other tokens are the next leftover; without a winner a token is sampled
-and nothing is left over. There is no bonus. The prompt's round drafts one token, for the shortest time to first token.
+Every round the target reads what the last round left unverified, while the draft makes this round's
+sequences after it. The leftover is judged first, and a rejection in it discards the sequences. All
+kept: the sequences' first tokens are tested, in rank order, on the row after it. The winner's other
+tokens are the next leftover; without a winner a token is sampled and nothing is left over. There is
+no bonus. The prompt's round drafts one token, for the shortest time to first token.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 
-def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRule, candidates: CandidateRule, budget: int) -> Step[None]:
+def heterogeneous(
+    session: Session,
+    drafter: SequenceDrafter,
+    rule: AcceptanceRule,
+    candidates: CandidateRule,
+    budget: int,
+) -> Step[None]:
     """Run a request to its end.
 
     Args:
@@ -37,12 +45,17 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
             session.commit(leftover, verdict, rows)
             leftover = Draft()
         else:
-            leftover = choose_sequence(session, leftover, sequences, rows, candidates, chosen=gamma > 1)
+            leftover = choose_sequence(
+                session, leftover, sequences, rows, candidates, chosen=gamma > 1
+            )
         gamma = budget
 
 
-def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int) -> Step[tuple[Rows, list[DraftSequence]]]:
-    """Target rows for the leftover and the position after it, and the sequences drafted meanwhile (none after the end)."""
+def verify_and_draft(
+    session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int
+) -> Step[tuple[Rows, list[DraftSequence]]]:
+    """Target rows for the leftover and the position after it, and the sequences drafted meanwhile
+    (none after the end)."""
     limit = session.draft_room(len(leftover))
     if limit == 0 or (leftover.tokens and leftover.tokens[-1] in session.sampling.stop_token_ids):
         return (yield from session.verify(leftover)), []
@@ -51,12 +64,20 @@ def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter
     return both
 
 
-def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequence], rows: Rows, candidates: CandidateRule, *,
-                    chosen: bool = True) -> Draft:
+def choose_sequence(
+    session: Session,
+    leftover: Draft,
+    sequences: list[DraftSequence],
+    rows: Rows,
+    candidates: CandidateRule,
+    *,
+    chosen: bool = True,
+) -> Draft:
     """Commit a kept leftover and the token after it; return the next leftover.
 
     Args:
-        chosen: whether there could have been another number of sequences, so that the round is counted.
+        chosen: whether there could have been another number of sequences, so that the round is
+            counted.
     """
     kept = len(leftover)
     branching = len(session.text.ids) + kept

@@ -1,12 +1,12 @@
 """SPIDE's schedule: serial drafting and parallel verification, intertwined (SPIDE, Algorithm 1).
 
-Serial: draft until the stop policy says that verification pays. Parallel: while the target verifies the k unverified
-tokens, the draft continues for s tokens; the first of them, x_{k+1}, is tested on the row that would have given the bonus.
-All kept: stay parallel with the other s − 1 as the next unverified tokens. A rejection drops everything after it and
-goes back to serial.
+Serial: draft until the stop policy says that verification pays. Parallel: while the target verifies
+the k unverified tokens, the draft continues for s tokens; the first of them, x_{k+1}, is tested on
+the row that would have given the bonus. All kept: stay parallel with the other s − 1 as the next
+unverified tokens. A rejection drops everything after it and goes back to serial.
 
-Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), the reading of docs/methods.md holds: x_{k+1} is never tested twice,
-and unverified tokens are a pending draft, not text.
+Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), the reading of docs/methods.md
+holds: x_{k+1} is never tested twice, and unverified tokens are a pending draft, not text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 
-def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule: AcceptanceRule,
-                overlap_steps: Callable[[int], int], learn: Callable[[Draft, Verdict], None]) -> Step[None]:
+def intertwined(
+    session: Session,
+    drafter: Drafter,
+    continuation: Drafter,
+    rule: AcceptanceRule,
+    overlap_steps: Callable[[int], int],
+    learn: Callable[[Draft, Verdict], None],
+) -> Step[None]:
     """Run a request to its end.
 
     Args:
@@ -37,22 +43,32 @@ def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule:
         pending = yield from drafter.propose(session, session.draft_room(1))
         rejected = False
         while not rejected and not text.finished:
-            ahead = yield from verify_and_go_on(session, pending, continuation, overlap_steps(len(pending)))
+            ahead = yield from verify_and_go_on(
+                session, pending, continuation, overlap_steps(len(pending))
+            )
             rows, more = ahead
             judged = pending + more[:1]
-            verdict = rule.judge(judged, rows, session.rng, bonus=not len(more) and len(pending) < text.remaining)
+            verdict = rule.judge(
+                judged, rows, session.rng, bonus=not len(more) and len(pending) < text.remaining
+            )
             session.commit(judged, verdict, rows)
             learn(judged, verdict)
-            # A bonus means that the draft had stopped (budget): the next draft starts serially again.
+            # A bonus means that the draft had stopped (budget): the next draft starts serially
+            # again.
             rejected = verdict.token is not None
             pending = more[1:]
 
 
-def verify_and_go_on(session: Session, pending: Draft, continuation: Drafter, steps: int) -> Step[tuple[Rows, Draft]]:
-    """Target rows for `pending` and the next position, and at most `steps` tokens drafted meanwhile."""
+def verify_and_go_on(
+    session: Session, pending: Draft, continuation: Drafter, steps: int
+) -> Step[tuple[Rows, Draft]]:
+    """Target rows for `pending` and the next position, and at most `steps` tokens drafted
+    meanwhile."""
     ended = pending.tokens[-1:] and pending.tokens[-1] in session.sampling.stop_token_ids
     limit = 0 if ended else min(steps, session.draft_room(len(pending)))
     if limit == 0:
         return (yield from session.verify(pending)), Draft()
-    both: tuple[Rows, Draft] = yield Overlap(session.verify(pending), continuation.propose(session, limit, pending))
+    both: tuple[Rows, Draft] = yield Overlap(
+        session.verify(pending), continuation.propose(session, limit, pending)
+    )
     return both

@@ -1,12 +1,13 @@
 """PEARL's schedule: draft and target always run at once (PEARL 2024, 2408.11850).
 
-Pre-verify: while the draft makes gamma tokens x_1..x_gamma, the target gives the row for x_1 alone. Rejected: residual, and
-pre-verify again. Accepted: post-verify. The target reads x_2..x_gamma while the draft makes the next gamma tokens, and the
-first of those is tested on the row after x_gamma. All kept: the other gamma − 1 are the next unverified tokens. A rejection
-at i drops everything after it and goes back to pre-verify.
+Pre-verify: while the draft makes gamma tokens x_1..x_gamma, the target gives the row for x_1 alone.
+Rejected: residual, and pre-verify again. Accepted: post-verify. The target reads x_2..x_gamma while
+the draft makes the next gamma tokens, and the first of those is tested on the row after x_gamma.
+All kept: the other gamma − 1 are the next unverified tokens. A rejection at i drops everything
+after it and goes back to pre-verify.
 
-Pre-verify is post-verify with nothing unverified, so one loop serves both. Every token is tested once; there is no bonus,
-because the row that would give it tests the next draft's first token.
+Pre-verify is post-verify with nothing unverified, so one loop serves both. Every token is tested
+once; there is no bonus, because the row that would give it tests the next draft's first token.
 """
 
 from __future__ import annotations

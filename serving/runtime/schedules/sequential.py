@@ -1,8 +1,9 @@
-"""SPRINTER's schedule: a learned verifier keeps tokens on its own; the target is called only at a flag.
+"""SPRINTER's schedule: a learned verifier keeps tokens on its own; the target is called only at a
+flag.
 
-SPRINTER, Algorithm 2: draft x and score it; keep it without a target call while score >= tau. A flag, a stop token
-(ours), or the last token of a run at its cap: the target runs once over all it has not seen and judges only that token,
-exactly; kept: bonus from the next row.
+SPRINTER, Algorithm 2: draft x and score it; keep it without a target call while score >= tau. A
+flag, a stop token (ours), or the last token of a run at its cap: the target runs once over all it
+has not seen and judges only that token, exactly; kept: bonus from the next row.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 
-def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool], rule: AcceptanceRule, cap: int,
-               reads_after: bool) -> Step[None]:
+def sequential(
+    session: Session,
+    trusts: Callable[[Rows, Rows | None, int], bool],
+    rule: AcceptanceRule,
+    cap: int,
+    reads_after: bool,
+) -> Step[None]:
     """Run a request to its end.
 
     Args:
-        trusts: (row that produced x, row having read x or None, x) → keep x without asking the target.
+        trusts: (row that produced x, row having read x or None, x) → keep x without asking the
+            target.
         rule: judges the one token that the target is asked about.
         cap: longest run; its last token is always judged.
-        reads_after: `trusts` wants the row having read x (its forward pass is the next draft step, so nothing is wasted).
+        reads_after: `trusts` wants the row having read x (its forward pass is the next draft step,
+            so nothing is wasted).
     """
     yield from session.prefill()
     text, draft = session.text, session.draft
@@ -51,7 +59,10 @@ def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool
         row = None
         session.stats.drafted += len(run)
         if text.finished:
-            session.stats.count(run, Verdict(accepted=len(run), token=None, judged=len(run), rescued_at=range(len(run))))
+            session.stats.count(
+                run,
+                Verdict(accepted=len(run), token=None, judged=len(run), rescued_at=range(len(run))),
+            )
             yield from session.rate_rest()
             return
         yield from ask_target(session, run, rule)
@@ -64,7 +75,11 @@ def ask_target(session: Session, run: Draft, rule: AcceptanceRule) -> Step[None]
     rows = yield from session.verify(flagged)
     verdict = rule.judge(flagged, rows, session.rng, bonus=text.remaining > 1)
     kept = len(text.ids) + verdict.accepted
-    session.append(flagged.tokens[: verdict.accepted] + ([verdict.token] if verdict.token is not None else []), verdict.origins, rows)
+    session.append(
+        flagged.tokens[: verdict.accepted] + ([verdict.token] if verdict.token is not None else []),
+        verdict.origins,
+        rows,
+    )
     for lane in session.lanes.values():
         lane.rollback(kept)
     rescued = [*range(trusted), *(trusted + i for i in verdict.rescued_at)]

@@ -10,13 +10,21 @@ from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Verdict
 
 
-def serial(session: Session, drafter: Drafter, rule: AcceptanceRule, learn: Callable[[Draft, Verdict], None] | None = None, *,
-           draft_first: bool = False) -> Step[None]:
+def serial(
+    session: Session,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    learn: Callable[[Draft, Verdict], None] | None = None,
+    *,
+    draft_first: bool = False,
+) -> Step[None]:
     """Run a request to its end.
 
     Args:
-        draft_first: draft behind the prompt before the target reads it, which then judges the draft in the same pass.
-        learn: called between verifications with what was judged; the only place where online state may change.
+        draft_first: draft behind the prompt before the target reads it, which then judges the draft
+            in the same pass.
+        learn: called between verifications with what was judged; the only place where online state
+            may change.
     """
     if not draft_first:
         yield from session.prefill()

@@ -1,4 +1,5 @@
-"""Serial schedule with trees: draft a tree, verify it in one forward pass, keep one path (SpecInfer, 2305.09781, Algorithm 1)."""
+"""Serial schedule with trees: draft a tree, verify it in one forward pass, keep one path
+(SpecInfer, 2305.09781, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -11,13 +12,18 @@ from serving.runtime.trees import DraftTree
 from serving.runtime.types import Rows
 
 
-def serial_trees(session: Session, drafter: TreeDrafter, rule: TreeRule,
-                 follow: Callable[[DraftTree, list[int], Rows], None] | None = None) -> Step[None]:
+def serial_trees(
+    session: Session,
+    drafter: TreeDrafter,
+    rule: TreeRule,
+    follow: Callable[[DraftTree, list[int], Rows], None] | None = None,
+) -> Step[None]:
     """Run a request to its end.
 
     Args:
-        follow: called after the prompt and after each verification, for a drafter that reads the target's rows: with the tree, the path
-            that was kept, and the rows after the text and after each token of the tree. After the prompt the tree is empty.
+        follow: called after the prompt and after each verification, for a drafter that reads the
+            target's rows: with the tree, the path that was kept, and the rows after the text and
+            after each token of the tree. After the prompt the tree is empty.
     """
     rows = yield from session.prefill()
     if follow:

@@ -22,30 +22,51 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """A model as one request sees it: a slot that holds the first `length` tokens of text and draft.
+    """A model as one request sees it: a slot that holds the first `length` tokens of text and
+    draft.
 
     Args:
         text: of the slot; what it holds was read by an earlier request.
     """
 
-    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,  # noqa: PLR0913
-                 prompt: Sequence[int] = (), text: SlotText | None = None, grammar: GrammarMasks | None = None):
-        self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
+    def __init__(  # noqa: PLR0913
+        self,
+        role: Role,
+        model: Model,
+        slot: int,
+        sampling: Sampling,
+        stats: Stats,
+        prompt_length: int = 0,
+        prompt: Sequence[int] = (),
+        text: SlotText | None = None,
+        grammar: GrammarMasks | None = None,
+    ):
+        self.role, self.model, self.slot, self.sampling, self.stats = (
+            role,
+            model,
+            slot,
+            sampling,
+            stats,
+        )
         self.prompt_length = prompt_length
         self.text = text or SlotText()
-        self.length = self.reused = len(self.text.tokens)  # `reused`: until this request has read something itself
-        self._skimmed = 0  # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
+        # `reused`: until this request has read something itself
+        self.length = self.reused = len(self.text.tokens)
+        # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
+        self._skimmed = 0
         self._skip: frozenset[int] = frozenset()
         self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
         self.grammar = grammar
         self.penalties = Penalties(sampling, prompt, grammar, spare=role != "target")
-        self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
+        # of the few requests whose distributions are kept (recording.py)
+        self.recorder: Recorder | None = None
 
     @property
     def chains(self) -> bool:
-        """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the ones that this request would."""
+        """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the
+        ones that this request would."""
         if self.recorder is not None:  # a chain skips the row after a bonus token
             return False
         asked = self.sampling
@@ -57,14 +78,24 @@ class Lane:
         """Whether this request has read nothing yet."""
         return self.length <= self.reused
 
-    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1, features: Tensor | None = None, *,
-             sure: bool = True) -> Step[Rows]:
-        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
+    def read(
+        self,
+        sequence: Sequence[int],
+        keep: int = 1,
+        steps: int = 1,
+        features: Tensor | None = None,
+        *,
+        sure: bool = True,
+    ) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of
+        its last `keep` tokens.
 
         Args:
             features: of a head: what those unseen tokens are paired with, as in `Forward`.
-            steps: continue greedily until there are so many rows; the slot has then seen the token of every row but the last.
-            sure: False: `features` are guesses, so that no later request may go on from what is read.
+            steps: continue greedily until there are so many rows; the slot has then seen the token
+                of every row but the last.
+            sure: False: `features` are guesses, so that no later request may go on from what is
+                read.
         """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
         start, prefill = self.length, self.fresh
@@ -80,10 +111,13 @@ class Lane:
         else:
             self.stats.draft_calls += steps
         kept = keep
-        if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
+        # also the rows of tokens that the model has not read yet, which nobody else asks for
+        if self.recorder is not None:
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
         rates = 1 < kept == len(unseen) and len(sequence) <= self.prompt_length
-        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, rates=rates, features=features)
+        output: Output = yield Forward(
+            self.role, self.slot, unseen, kept, prefill, steps, rates=rates, features=features
+        )
         self.length = len(sequence) + steps - 1
         if sure and self.text.owner is not None:  # else nobody asks which tokens a chain chose
             self.text.extend(start, unseen if steps == 1 else (*unseen, *output.top()[: steps - 1]))
@@ -94,7 +128,8 @@ class Lane:
         return self._rows(output, sequence)
 
     def _rows(self, output: Output, sequence: Sequence[int]) -> Rows:
-        if self.sampling.penalises and len(sequence) >= self.prompt_length:  # else all rows are within the prompt
+        # else all rows are within the prompt
+        if self.sampling.penalises and len(sequence) >= self.prompt_length:
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
 
@@ -106,24 +141,28 @@ class Lane:
     def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Rows]:
         """As `read`, with sublayers skipped: the model drafts for itself (`Forward.skip`).
 
-        Nothing of it counts as read: `rollback` forgets it whatever the length, and whatever reads next or skips others does that first.
+        Nothing of it counts as read: `rollback` forgets it whatever the length, and whatever reads
+        next or skips others does that first.
         """
         if skip != self._skip:
             self.rollback(self.length)
         held = max(self.length, self._skimmed)
         self.stats.draft_calls += 1
-        output: Output = yield Forward(self.role, self.slot, tuple(sequence[held:]), keep, skip=skip)
+        output: Output = yield Forward(
+            self.role, self.slot, tuple(sequence[held:]), keep, skip=skip
+        )
         self._skimmed, self._skip = len(sequence), skip
         return self._rows(output, sequence)
 
     @property
     def trees(self) -> bool:
-        """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
-        written before them (penalties, grammars)."""
+        """Whether `read_tree` takes trees with alternatives: the model reads them, and this
+        request's rows do not depend on what was written before them (penalties, grammars)."""
         return getattr(self.model, "trees", False) and not self.sampling.penalises
 
     def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
-        """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the sequence and after each token of the tree.
+        """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the
+        sequence and after each token of the tree.
 
         `settle` must follow, which keeps one path of the tree.
         """
@@ -134,39 +173,58 @@ class Lane:
         parents = (*range(-1, before - 1), *(before + parent for parent in tree.parents))
         self.stats.target_tokens += before + len(tree)
         self.stats.target_calls += 1
-        output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
+        output: Output = yield Forward(
+            self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents
+        )
         self.length = len(sequence) + len(tree)
         self.text.extend(start, unseen)
         self._tree_read = list(sequence), tree, output
         return output.rows(self.sampling)
 
     def hidden_states(self, start: int, end: int) -> Tensor:
-        """States `[end − start, width]` of positions that the slot holds, for a head (of a target that keeps them)."""
+        """States `[end − start, width]` of positions that the slot holds, for a head (of a target
+        that keeps them)."""
         states: Tensor = self.model.hidden_states(self.slot, start, end)  # type: ignore[attr-defined]
         return states
 
     def read_after(self, tree: DraftTree, features: Tensor, keep: int) -> Step[Rows]:
-        """Feed a head a tree after what its slot holds; rows after its last `keep` tokens. Whoever reads on rolls it back first.
+        """Feed a head a tree after what its slot holds; rows after its last `keep` tokens. Whoever
+        reads on rolls it back first.
 
-        They are without penalties and grammar: only for requests whose target reads trees (`trees`).
+        They are without penalties and grammar: only for requests whose target reads trees
+        (`trees`).
 
         Args:
             features: as in `read`, one for each token.
         """
         self.stats.draft_calls += 1
-        output: Output = yield Forward(self.role, self.slot, tuple(tree.tokens), keep, parents=tuple(tree.parents), features=features)
+        output: Output = yield Forward(
+            self.role,
+            self.slot,
+            tuple(tree.tokens),
+            keep,
+            parents=tuple(tree.parents),
+            features=features,
+        )
         self.length += len(tree)
         return output.rows(self.sampling)
 
     def settle(self, length: int, path: Sequence[int]) -> None:
-        """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
+        """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in
+        order, and forget its other tokens."""
         self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
         self.length = length + len(path)
         if self._tree_read is not None:
             self.text.extend(length, [self._tree_read[1].tokens[place] for place in path])
-        if self.recorder is not None and self._tree_read is not None:  # as though the path had been the draft
+        # as though the path had been the draft
+        if self.recorder is not None and self._tree_read is not None:
             sequence, tree, output = self._tree_read
-            self.recorder.saw(self.role, sequence + [tree.tokens[i] for i in path], output.at([0, *(i + 1 for i in path)]), 1)
+            self.recorder.saw(
+                self.role,
+                sequence + [tree.tokens[i] for i in path],
+                output.at([0, *(i + 1 for i in path)]),
+                1,
+            )
         self._tree_read = None
 
     def rollback(self, length: int) -> None:
@@ -179,12 +237,23 @@ class Lane:
             self.model.rollback(self.slot, self.length)
 
     def branch(self, number: int, length: int) -> Lane:
-        """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
-        asked for, closed with the session."""
+        """A lane next to this one that holds its first `length` tokens, for a further sequence;
+        numbered from 0, opened when first asked for, closed with the session."""
         while len(self.branches) <= number:
             slot, prompt = self.model.open_branch(), self.penalties.prompt
-            self.branches.append(Lane(self.role, self.model, slot, self.sampling, self.stats, self.prompt_length, prompt,
-                                      SlotText(self.text.owner), self.grammar))
+            self.branches.append(
+                Lane(
+                    self.role,
+                    self.model,
+                    slot,
+                    self.sampling,
+                    self.stats,
+                    self.prompt_length,
+                    prompt,
+                    SlotText(self.text.owner),
+                    self.grammar,
+                )
+            )
             self.branches[-1].recorder = self.recorder
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))

@@ -1,4 +1,5 @@
-"""Some positions of several: the one that a token was proposed under, the last ones, or a path of a tree."""
+"""Some positions of several: the one that a token was proposed under, the last ones, or a path of a
+tree."""
 
 from __future__ import annotations
 

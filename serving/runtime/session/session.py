@@ -22,7 +22,8 @@ from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize
 Follow = Callable[[DraftTree, list[int], Rows], None]
-"""What drafters that read the target's rows are called with after a verification: the tree, the path kept, and the rows."""
+"""What drafters that read the target's rows are called with after a verification: the tree, the
+path kept, and the rows."""
 
 
 class Session:
@@ -31,21 +32,34 @@ class Session:
     Args:
         prompt: token ids, at least one.
         models: the pair's models by role; a slot is opened on each.
-        draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forward passes; schedules
-            read it when a draft begins, so it never looks at the tokens that it cuts, and any strategy stays as exact as it is.
-            What is drafted also has to fit into the context of every model but the target: a text that outgrows one is decoded plainly.
-        owner: requests of the same owner go on from what slots hold of each other's prompts and answers; None: nothing is shared.
+        draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server
+            changes it between forward passes; schedules read it when a draft begins, so it never
+            looks at the tokens that it cuts, and any strategy stays as exact as it is. What is
+            drafted also has to fit into the context of every model but the target: a text that
+            outgrows one is decoded plainly.
+        owner: requests of the same owner go on from what slots hold of each other's prompts and
+            answers; None: nothing is shared.
     Raises:
         InvalidRequest: an empty prompt, or a token outside the vocabulary.
         VocabularyMismatch: the models' vocabularies differ.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED,
-                 owner: Hashable = None):
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        models: Mapping[Role, Model],
+        draft_limit: int = UNLIMITED,
+        owner: Hashable = None,
+    ):
         self.draft_limit, self.owner = draft_limit, owner
         self.predicted_limit = UNLIMITED
-        """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
-        self.draft_context = min((model.max_context for role, model in models.items() if role != "target"), default=UNLIMITED)
+        """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as
+        `draft_limit` is."""
+        self.draft_context = min(
+            (model.max_context for role, model in models.items() if role != "target"),
+            default=UNLIMITED,
+        )
         self.text = Text(prompt, sampling)
         check_request(prompt, sampling, models)
         self.sampling = sampling
@@ -55,9 +69,13 @@ class Session:
         self.given: Callable[[Session, Follow | None], Step[bool]] | None = None
         """Drafts that come with the request, before its strategy's own (strategies/given.py)."""
         self.origins: list[Origin] = []  # of the output's tokens
-        self.ratings: list[Rating] = []  # theirs too, where asked for; after the output while a strategy trusts its draft
-        self.prompt_ratings: list[Rating | None] = []  # None: the first token, which nothing predicts
-        self.grammar = GrammarMasks(sampling.grammar, sampling.stop_token_ids) if sampling.grammar else None
+        # theirs too, where asked for; after the output while a strategy trusts its draft
+        self.ratings: list[Rating] = []
+        # None: the first token, which nothing predicts
+        self.prompt_ratings: list[Rating | None] = []
+        self.grammar = (
+            GrammarMasks(sampling.grammar, sampling.stop_token_ids) if sampling.grammar else None
+        )
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
@@ -69,10 +87,21 @@ class Session:
     def _lane(self, role: Role, model: Model, owner: Hashable) -> Lane:
         """Take a slot on a model."""
         prompt = self.text.ids
-        unpaired = role == "head"  # its first pair has the prompt's second token, and rests on the first
+        # its first pair has the prompt's second token, and rests on the first
+        unpaired = role == "head"
         text = None if owner is None else SlotText((owner, prompt[0]) if unpaired else owner)
         slot = model.open() if text is None else model.open(text, prompt[unpaired:])
-        return Lane(role, model, slot, self.sampling, self.stats, len(prompt) - unpaired, prompt[:], text, self.grammar)
+        return Lane(
+            role,
+            model,
+            slot,
+            self.sampling,
+            self.stats,
+            len(prompt) - unpaired,
+            prompt[:],
+            text,
+            self.grammar,
+        )
 
     @property
     def target(self) -> Lane:
@@ -91,7 +120,8 @@ class Session:
         return self.lanes["head"]
 
     def prefill(self) -> Step[Rows]:
-        """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
+        """Read the prompt and sample the first token from the target, which gives the shortest time
+        to first token."""
         return (yield from self.decode_plainly())
 
     def decode_plainly(self) -> Step[Rows]:
@@ -102,17 +132,19 @@ class Session:
 
     @property
     def longest_draft(self) -> int:
-        """Tokens that may be drafted after the text: `draft_limit`, or what the drafting models' contexts leave. 0: decode plainly."""
+        """Tokens that may be drafted after the text: `draft_limit`, or what the drafting models'
+        contexts leave. 0: decode plainly."""
         return max(0, min(self.draft_limit, self.draft_context - len(self.text.ids)))
 
     def draft_room(self, taken: int) -> int:
-        """How long a draft may be after `taken` unverified tokens: what the budget and the contexts leave, at most `draft_limit`."""
+        """How long a draft may be after `taken` unverified tokens: what the budget and the contexts
+        leave, at most `draft_limit`."""
         room = self.draft_context - len(self.text.ids)
         return max(0, min(min(self.text.remaining, room) - taken, self.draft_limit))
 
     def follow_prediction(self, follow: Follow | None = None) -> Step[bool]:
-        """One round whose draft is the client's prediction, or what the grammar leaves no choice about, where nothing is pending; False:
-        there is none, or nothing is known here.
+        """One round whose draft is the client's prediction, or what the grammar leaves no choice
+        about, where nothing is pending; False: there is none, or nothing is known here.
 
         Args:
             follow: as in `serial_trees`.
@@ -126,12 +158,14 @@ class Session:
 
     @property
     def verified_room(self) -> int:
-        """How long a draft may be that no model makes, so that one more token fits: what the budget and the target's context leave."""
+        """How long a draft may be that no model makes, so that one more token fits: what the budget
+        and the target's context leave."""
         context = self.target.model.max_context - len(self.text.ids)
         return max(0, min(self.text.remaining, context) - 1)
 
     def tree_room(self) -> int:
-        """Tokens that a tree may have altogether: what `draft_limit` and the target's context leave, for each takes a position there."""
+        """Tokens that a tree may have altogether: what `draft_limit` and the target's context
+        leave, for each takes a position there."""
         return max(0, min(self.draft_limit, self.target.model.max_context - len(self.text.ids)))
 
     def append_sampled(self, rows: Rows) -> None:
@@ -139,13 +173,16 @@ class Session:
         self.stats.sampled += self.append([rows.sample(0, self.rng.sample)], ["target"], rows)
         self.stats.verdicts += 1
 
-    def append(self, tokens: Sequence[int], origins: Sequence[Origin], rows: Rows | None = None) -> int:
+    def append(
+        self, tokens: Sequence[int], origins: Sequence[Origin], rows: Rows | None = None
+    ) -> int:
         """Make tokens final, up to the first stop token or the budget; return how many were taken.
 
         Args:
             origins: one for each token.
-            rows: the target's, the first of them for the first token that has no rating yet; None where the target has not read so
-                far, because the draft is trusted: `verify` or `rate_rest` makes up for it.
+            rows: the target's, the first of them for the first token that has no rating yet; None
+                where the target has not read so far, because the draft is trusted: `verify` or
+                `rate_rest` makes up for it.
         """
         taken = self.text.append(tokens)
         self.origins += origins[:taken]
@@ -154,8 +191,10 @@ class Session:
         return taken
 
     def verify(self, draft: Draft) -> Step[Rows]:
-        """Target rows for every draft token and for the bonus token after them: `len(draft) + 1` rows."""
-        self.stats.target_calls += self.target.fresh  # a prompt's forward pass that also verifies is a call
+        """Target rows for every draft token and for the bonus token after them: `len(draft) + 1`
+        rows."""
+        # a prompt's forward pass that also verifies is a call
+        self.stats.target_calls += self.target.fresh
         count, unrated = len(draft) + 1, self.unrated
         rows = yield from self.target.read(self.text.ids + draft.tokens, keep=unrated + count)
         if not unrated:
@@ -170,12 +209,15 @@ class Session:
         return (yield from self.target.read_tree(self.text.ids, tree))
 
     def commit_tree(self, tree: DraftTree, verdict: TreeVerdict, rows: Rows) -> None:
-        """As `commit`, of the path that a rule kept. A position counts as judged once, however many alternatives were tested there."""
+        """As `commit`, of the path that a rule kept. A position counts as judged once, however many
+        alternatives were tested there."""
         if not tree.is_chain:
             self.target.settle(len(self.text.ids), verdict.path)
         kept = len(verdict.path)
         path = RowView(rows, [0, *(place + 1 for place in verdict.path)])
-        self.commit(tree.draft(verdict.path), Verdict(kept, verdict.token, kept + verdict.rejected), path)
+        self.commit(
+            tree.draft(verdict.path), Verdict(kept, verdict.token, kept + verdict.rejected), path
+        )
 
     def commit(self, draft: Draft, verdict: Verdict, rows: Rows) -> None:
         """Make a verdict's tokens final and roll every lane back after a rejection.
@@ -185,7 +227,9 @@ class Session:
         """
         kept = len(self.text.ids) + verdict.accepted
         tokens = draft.tokens[: verdict.accepted]
-        self.append(tokens if verdict.token is None else [*tokens, verdict.token], verdict.origins, rows)
+        self.append(
+            tokens if verdict.token is None else [*tokens, verdict.token], verdict.origins, rows
+        )
         self.stats.count(draft, verdict)
         if verdict.rejected:
             for lane in self.lanes.values():
@@ -205,11 +249,15 @@ class Session:
         return 0 if self.sampling.logprobs is None else len(self.origins) - len(self.ratings)
 
     def emitted(self, start: int) -> list[Emitted]:
-        """Final tokens from output position `start` on, up to the first that still waits for its rating."""
+        """Final tokens from output position `start` on, up to the first that still waits for its
+        rating."""
         known = len(self.origins) - self.unrated
         ratings = self.ratings[start:known] if self.ratings else [None] * (known - start)
         tokens = self.text.ids[self.text.prompt_length + start : self.text.prompt_length + known]
-        return [Emitted(*token) for token in zip(tokens, self.origins[start:known], ratings, strict=True)]
+        return [
+            Emitted(*token)
+            for token in zip(tokens, self.origins[start:known], ratings, strict=True)
+        ]
 
     def rate_rest(self) -> Step[None]:
         """Rate what the target has not read, with one more forward pass if there is anything."""
@@ -217,10 +265,13 @@ class Session:
             self._rate((yield from self.target.read(self.text.ids[:-1], keep=self.unrated)))
 
     def rate_prompt(self, rows: Rows, start: int) -> None:
-        """Rate prompt tokens by rows of which the first has read the prompt up to its token `start`."""
+        """Rate prompt tokens by rows of which the first has read the prompt up to its token
+        `start`."""
         if not self.prompt_ratings:
             self.prompt_ratings.append(None)
-        for row, token in enumerate(self.text.ids[start + 1 : min(start + 1 + len(rows), self.text.prompt_length)]):
+        for row, token in enumerate(
+            self.text.ids[start + 1 : min(start + 1 + len(rows), self.text.prompt_length)]
+        ):
             self.prompt_ratings.append(rate(rows, row, token, self.sampling.logprobs or 0))
 
     def _rate(self, rows: Rows) -> None:

@@ -17,17 +17,21 @@ Interval = tuple[str, float, float]
 class Stats:
     """What happened during one generation.
 
-    Seconds are wall time inside forward passes (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
-    the part of it in which at least one forward pass ran; `timeline` has every forward pass of this generation, `overlap_seconds`
-    those of every `Overlap` and of its longer side alone.
+    Seconds are wall time inside forward passes (shared evenly by the requests of a batch), `wall`
+    is the whole request and `busy` the part of it in which at least one forward pass ran;
+    `timeline` has every forward pass of this generation, `overlap_seconds` those of every `Overlap`
+    and of its longer side alone.
 
-    With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
-    target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
-    `cached_tokens` of the prompt the target need not read, because a slot held them; `target_tokens` leave them out. `verdicts` are
-    the judgements by the target, of no draft too. `predicted…` are the parts of `drafted`, `judged`, `accepted` and `rounds` for
-    which a client's prediction was the draft, `forced…` those for which a grammar left no choice. `kept` has the accepted tokens by
-    what drafted them: `drafter`, which is named before a draft is judged and is "strategy" where a strategy has one drafter only.
-    `sequences` counts the rounds that drafted so many sequences, by whether the first sequence's first token was kept.
+    With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from
+    them speak of what the target was given; `inner_*` of what the qualifier was given by the draft
+    (`inner_sampled`: its corrections and bonuses). `cached_tokens` of the prompt the target need
+    not read, because a slot held them; `target_tokens` leave them out. `verdicts` are the
+    judgements by the target, of no draft too. `predicted…` are the parts of `drafted`, `judged`,
+    `accepted` and `rounds` for which a client's prediction was the draft, `forced…` those for which
+    a grammar left no choice. `kept` has the accepted tokens by what drafted them: `drafter`, which
+    is named before a draft is judged and is "strategy" where a strategy has one drafter only.
+    `sequences` counts the rounds that drafted so many sequences, by whether the first sequence's
+    first token was kept.
     """
 
     emitted: int = 0
@@ -73,7 +77,8 @@ class Stats:
     overlap_seconds: list[tuple[float, float]] = field(default_factory=list)
 
     def time_forward(self, command: Forward, start: float, end: float, sharers: int) -> None:
-        """Note a forward pass that ran from `start` to `end` for `sharers` requests; a shadow's is none of the request's."""
+        """Note a forward pass that ran from `start` to `end` for `sharers` requests; a shadow's is
+        none of the request's."""
         if command.model == SHADOW:
             return
         self.timeline.append(("draft" if command.skip else command.model, start, end))
@@ -107,7 +112,8 @@ class Stats:
             self.accepted_at[i] += i < verdict.accepted
 
     def count_inner(self, draft: Draft, verdict: Verdict) -> None:
-        """Count one judgement by the qualifier; its drafter counted the tokens as drafted for the target, which they are not."""
+        """Count one judgement by the qualifier; its drafter counted the tokens as drafted for the
+        target, which they are not."""
         self.drafted -= len(draft)
         self.inner_rounds += 1
         self.inner_drafted += len(draft)
@@ -117,7 +123,8 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
-        """Sum of the counters of many generations; timelines, and who drafts next, stay with their generation."""
+        """Sum of the counters of many generations; timelines, and who drafts next, stay with their
+        generation."""
         result = cls()
         for part in parts:
             for name in cls.__dataclass_fields__.keys() - {"timeline", "drafter"}:
@@ -126,12 +133,23 @@ class Stats:
 
     @property
     def own(self) -> Stats:
-        """The same without what came with the request (a prediction, what a grammar forces): what the strategy itself drafted."""
-        return replace(self, drafted=self.drafted - self.predicted - self.forced,
-                       judged=self.judged - self.predicted_judged - self.forced_judged,
-                       accepted=self.accepted - self.predicted_accepted - self.forced_accepted,
-                       rounds=self.rounds - self.predicted_rounds - self.forced_rounds, predicted=0, predicted_judged=0,
-                       predicted_accepted=0, predicted_rounds=0, forced=0, forced_judged=0, forced_accepted=0, forced_rounds=0)
+        """The same without what came with the request (a prediction, what a grammar forces): what
+        the strategy itself drafted."""
+        return replace(
+            self,
+            drafted=self.drafted - self.predicted - self.forced,
+            judged=self.judged - self.predicted_judged - self.forced_judged,
+            accepted=self.accepted - self.predicted_accepted - self.forced_accepted,
+            rounds=self.rounds - self.predicted_rounds - self.forced_rounds,
+            predicted=0,
+            predicted_judged=0,
+            predicted_accepted=0,
+            predicted_rounds=0,
+            forced=0,
+            forced_judged=0,
+            forced_accepted=0,
+            forced_rounds=0,
+        )
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -170,7 +188,8 @@ class Stats:
 
     @property
     def overlap_stretch(self) -> float | None:
-        """How many times as long as their longer sides overlaps took, all together; 1 would be perfect, None without any."""
+        """How many times as long as their longer sides overlaps took, all together; 1 would be
+        perfect, None without any."""
         longer = sum(alone for _, alone in self.overlap_seconds)
         return sum(together for together, _ in self.overlap_seconds) / longer if longer else None
 

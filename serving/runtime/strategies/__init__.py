@@ -1,4 +1,5 @@
-"""Decoding strategies: one small file each, listed in `catalogue.STRATEGIES`, sources in PAPERS.md."""
+"""Decoding strategies: one small file each, listed in `catalogue.STRATEGIES`, sources in
+PAPERS.md."""
 
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.strategies.catalogue import STRATEGIES, build_strategy, describe, find_strategy

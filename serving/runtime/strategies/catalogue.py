@@ -74,48 +74,73 @@ def find_strategy(name: str) -> type[Strategy]:
     return STRATEGIES[name]
 
 
-def build_strategy(name: str, parameters: dict[str, Any] | None = None, resources: StrategyResources | None = None) -> Strategy:
+def build_strategy(
+    name: str, parameters: dict[str, Any] | None = None, resources: StrategyResources | None = None
+) -> Strategy:
     """A strategy from its name and parameters (strings are converted as pydantic does).
 
     Raises:
-        DraftwellError: unknown name or parameter, a setting without default left out, or a value out of bounds; the line says
-            which.
+        DraftwellError: unknown name or parameter, a setting without default left out, or a value
+            out of bounds; the line says which.
     """
     cls = find_strategy(name)
     try:
         config = cls.Config.model_validate(parameters or {})
     except ValidationError as error:
-        first = min(error.errors(), key=lambda e: e["type"] == "missing")  # a misspelt name explains the missing one
+        # a misspelt name explains the missing one
+        first = min(error.errors(), key=lambda e: e["type"] == "missing")
         key = ".".join(map(str, first["loc"])) or "its parameters together"
         if first["type"] == "extra_forbidden":
             known = ", ".join(cls.Config.model_fields) or "none"
-            raise DraftwellError(f"strategy {name} has no parameter {key!r}: it has {known}", code="unknown_parameter") from error
+            raise DraftwellError(
+                f"strategy {name} has no parameter {key!r}: it has {known}",
+                code="unknown_parameter",
+            ) from error
         if first["type"] == "missing":
             missing = [str(e["loc"][0]) for e in error.errors()]
-            raise DraftwellError(f"strategy {name} has no default for {' and '.join(missing)}: give a value with --set, for example "
-                                 f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)", code="parameter_missing") from error
-        raise DraftwellError(f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})", code="bad_parameter") from error
+            raise DraftwellError(
+                f"strategy {name} has no default for {' and '.join(missing)}: give a value "
+                "with --set, for example "
+                f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)",
+                code="parameter_missing",
+            ) from error
+        raise DraftwellError(
+            f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})",
+            code="bad_parameter",
+        ) from error
     return cls(config, resources or StrategyResources())
 
 
 def describe(cls: type[Strategy]) -> dict[str, Any]:
-    """Name, lossless, parameters with default (or required), bounds or choices and description, artifacts, models, paper: plain JSON."""
+    """Name, lossless, parameters with default (or required), bounds or choices and description,
+    artifacts, models, paper: plain JSON."""
     complete = cls.Config.model_json_schema()
     schema = complete.get("properties", {})
     parameters = {}
     for name, info in schema.items():
         kinds = info.get("anyOf", [info])
-        bounds: dict[str, Any] = next((k for k in kinds if "minimum" in k or "exclusiveMinimum" in k or "maximum" in k), {})
+        bounds: dict[str, Any] = next(
+            (k for k in kinds if "minimum" in k or "exclusiveMinimum" in k or "maximum" in k), {}
+        )
         default = info.get("default")
         parameters[name] = {
             "type": next(k["type"] for k in kinds if k.get("type") != "null"),
             "required": name in complete.get("required", ()),
-            "default": None if isinstance(default, float) and not math.isfinite(default) else default,
+            "default": None
+            if isinstance(default, float) and not math.isfinite(default)
+            else default,
             "minimum": bounds.get("minimum", bounds.get("exclusiveMinimum")),
             "exclusive_minimum": "exclusiveMinimum" in bounds,
             "maximum": bounds.get("maximum"),
             "choices": next((k["enum"] for k in kinds if "enum" in k), None),
             "description": info.get("description", ""),
         }
-    return {"name": cls.name, "lossless": cls.lossless, "parameters": parameters, "artifacts": list(cls.artifacts),
-            "optional_artifacts": list(cls.optional_artifacts), "models": list(cls.roles), "paper": cls.paper}
+    return {
+        "name": cls.name,
+        "lossless": cls.lossless,
+        "parameters": parameters,
+        "artifacts": list(cls.artifacts),
+        "optional_artifacts": list(cls.optional_artifacts),
+        "models": list(cls.roles),
+        "paper": cls.paper,
+    }

@@ -1,4 +1,5 @@
-"""A choice of strategy: its name and the parameters that differ from its defaults. Used wherever a strategy is named with settings."""
+"""A choice of strategy: its name and the parameters that differ from its defaults. Used wherever a
+strategy is named with settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A strategy from parts, without a class of its own: for compositions that no paper has (docs/compose.md)."""
+"""A strategy from parts, without a class of its own: for compositions that no paper has
+(docs/compose.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class Composed(Strategy):
     paper = "–"
     Config = StrategyConfig
 
-    def __init__(self, steps: Callable[[Session], Step[None]], roles: tuple[Role, ...], overlaps: bool):
+    def __init__(
+        self, steps: Callable[[Session], Step[None]], roles: tuple[Role, ...], overlaps: bool
+    ):
         super().__init__(StrategyConfig(), StrategyResources())
         self.steps = steps
         self.roles, self.overlaps = roles, overlaps  # type: ignore[misc]
@@ -27,11 +30,17 @@ class Composed(Strategy):
         yield from self.steps(session)
 
 
-def compose(steps: Callable[[Session], Step[Any]], *, roles: tuple[Role, ...] = ("target", "draft"), overlaps: bool = False) -> Strategy:
+def compose(
+    steps: Callable[[Session], Step[Any]],
+    *,
+    roles: tuple[Role, ...] = ("target", "draft"),
+    overlaps: bool = False,
+) -> Strategy:
     """A strategy that decodes a request with `steps`.
 
     Args:
-        steps: called once for every request; builds the parts, which belong to one request, and yields from a schedule.
+        steps: called once for every request; builds the parts, which belong to one request, and
+            yields from a schedule.
         roles: the models it uses.
         overlaps: the schedule yields overlaps of draft and target.
 

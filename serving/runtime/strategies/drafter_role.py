@@ -1,4 +1,5 @@
-"""Another model in the draft's place: baselines that PyramidSD's paper drafts with its qualifier."""
+"""Another model in the draft's place: baselines that PyramidSD's paper drafts with its
+qualifier."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ def drafting_with(drafter: DrafterRole, models: Mapping[Role, Model]) -> dict[Ro
         DraftwellError: the pair has no such model.
     """
     if drafter not in models:
-        raise DraftwellError(f"drafter={drafter} needs a {drafter} model, which this pair does not have: leave it out, or take a pair "
-                             "that `draftwell pairs` shows with one", code="model_missing")
+        raise DraftwellError(
+            f"drafter={drafter} needs a {drafter} model, which this pair does not have: "
+            "leave it out, or take a pair "
+            "that `draftwell pairs` shows with one",
+            code="model_missing",
+        )
     return {**models, "draft": models[drafter]}

@@ -1,4 +1,5 @@
-"""Drafts that come with the request, in front of any strategy: what its grammar leaves no choice about, and a client's prediction."""
+"""Drafts that come with the request, in front of any strategy: what its grammar leaves no choice
+about, and a client's prediction."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Verdict
 
 FEWEST_FORCED, MOST_FORCED = 2, 32
-"""Forced tokens of a draft. A single one is not worth a round in which the strategy drafts nothing."""
+"""Forced tokens of a draft. A single one is not worth a round in which the strategy drafts
+nothing."""
 
 
 class Given(Protocol):
@@ -43,11 +45,14 @@ class Predicted:
         self.prediction = prediction
 
     def propose(self, session: Session) -> Draft:
-        return self.prediction.propose(session.text, session.predicted_room, worth=self.worth(session.stats))
+        return self.prediction.propose(
+            session.text, session.predicted_room, worth=self.worth(session.stats)
+        )
 
     @staticmethod
     def worth(stats: Stats) -> float:
-        """Draft tokens that a round of the strategy's own has brought, on average; one round that brought one token is added."""
+        """Draft tokens that a round of the strategy's own has brought, on average; one round that
+        brought one token is added."""
         kept = stats.accepted - stats.predicted_accepted - stats.forced_accepted
         rounds = stats.verdicts - stats.predicted_rounds - stats.forced_rounds
         return (kept + 1) / (max(0, rounds) + 1)
@@ -62,7 +67,8 @@ class Predicted:
 
 
 class Forced:
-    """What the grammar leaves no choice about, in its usual spelling: the target may spell it with other tokens."""
+    """What the grammar leaves no choice about, in its usual spelling: the target may spell it with
+    other tokens."""
 
     name = "grammar"
 
@@ -83,9 +89,11 @@ class Forced:
 
 
 class GivenRounds:
-    """Rounds whose draft is given, judged exactly whatever the strategy's own rule; one object serves one request.
+    """Rounds whose draft is given, judged exactly whatever the strategy's own rule; one object
+    serves one request.
 
-    Between two rounds of any schedule nothing is pending, and the text may have grown by whatever an exact rule kept.
+    Between two rounds of any schedule nothing is pending, and the text may have grown by whatever
+    an exact rule kept.
 
     Args:
         sources: the first that proposes something has the round.
@@ -110,12 +118,17 @@ class GivenRounds:
         session.stats.drafter = before
         source.learn(session, draft, verdict)
         if follow:
-            follow(DraftTree(draft.tokens, list(range(-1, len(draft) - 1))), list(range(verdict.accepted)), rows)
+            follow(
+                DraftTree(draft.tokens, list(range(-1, len(draft) - 1))),
+                list(range(verdict.accepted)),
+                rows,
+            )
         return True
 
 
 def draft_given(session: Session) -> None:
-    """Let what comes with a request be verified before anything else is drafted, if there is anything."""
+    """Let what comes with a request be verified before anything else is drafted, if there is
+    anything."""
     sources: list[Given] = []
     if session.grammar is not None and session.sampling.draft_forced:
         sources.append(Forced(session.grammar))

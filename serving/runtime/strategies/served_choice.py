@@ -10,10 +10,15 @@ from serving.temperature import class_of
 def served_choice(config: DecodingConfig, temperature: float) -> StrategyChoice:
     """The choice for requests of a temperature.
 
-    Where none was tuned for sampled requests, they are decoded plainly: nothing is chosen over plain decoding whose speed was not measured,
-    and the greedy choice was measured at temperature 0. One that the gate found fast enough for them stands in the config that a server
-    reads (`DecodingConfig.with_greedy_for_sampled`).
+    Where none was tuned for sampled requests, they are decoded plainly: nothing is chosen over
+    plain decoding whose speed was not measured, and the greedy choice was measured at temperature
+    0. One that the gate found fast enough for them stands in the config that a server reads
+    (`DecodingConfig.with_greedy_for_sampled`).
     """
     if class_of(temperature) == "greedy":
         return StrategyChoice(config.strategy, config.parameters)
-    return PLAIN if config.sampled is None else StrategyChoice(config.sampled.strategy, config.sampled.parameters)
+    return (
+        PLAIN
+        if config.sampled is None
+        else StrategyChoice(config.sampled.strategy, config.sampled.parameters)
+    )

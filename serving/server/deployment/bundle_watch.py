@@ -1,4 +1,5 @@
-"""Noticing a new bundle: the link `current` points elsewhere, a manifest was replaced, or SIGHUP was received."""
+"""Noticing a new bundle: the link `current` points elsewhere, a manifest was replaced, or SIGHUP
+was received."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
-"""Seconds before a bundle that could not be loaded is reported again; each pause is twice as long as the last."""
+"""Seconds before a bundle that could not be loaded is reported again; each pause is twice as long
+as the last."""
 
 Mark = tuple[str, int, int, int]
 
@@ -24,13 +26,16 @@ class BundleWatch:
     """Checks a bundle's path every second, on its own thread, and reports a bundle that is new.
 
     Args:
-        bundle: a bundle's folder or a link to it. If a link `current` in the same parent folder points to this folder, the link is
-            followed: `--bundle dist/pair/7-cpu` switches to 8-cpu when `current` does.
-        changed: called on this object's thread with the folder to serve; a change during a call is reported afterwards. If it returns
-            False, the bundle is reported again later.
+        bundle: a bundle's folder or a link to it. If a link `current` in the same parent folder
+            points to this folder, the link is followed: `--bundle dist/pair/7-cpu` switches to
+            8-cpu when `current` does.
+        changed: called on this object's thread with the folder to serve; a change during a call is
+            reported afterwards. If it returns False, the bundle is reported again later.
     """
 
-    def __init__(self, bundle: Path, changed: Callable[[Path], object], *, seconds: float = POLL_SECONDS):
+    def __init__(
+        self, bundle: Path, changed: Callable[[Path], object], *, seconds: float = POLL_SECONDS
+    ):
         self.place, self._changed, self._seconds = followed(bundle), changed, seconds
         self._seen = mark(self.place)
         self._asked = False
@@ -43,7 +48,8 @@ class BundleWatch:
         self._thread.start()
 
     def ask(self) -> None:
-        """Report the bundle at the next check even if it is the same. Takes no lock: signal handlers may call it."""
+        """Report the bundle at the next check even if it is the same. Takes no lock: signal
+        handlers may call it."""
         self._asked = True
 
     def close(self) -> None:
@@ -54,7 +60,8 @@ class BundleWatch:
         """Check once, and report a new bundle."""
         found, asked = mark(self.place), self._asked
         new = asked or found != self._seen
-        if (found is None and not asked) or not (new or time.monotonic() >= self._again_at):  # during a replacement there may be no bundle
+        # during a replacement there may be no bundle
+        if (found is None and not asked) or not (new or time.monotonic() >= self._again_at):
             return
         self._pause = FIRST_PAUSE if new else min(2 * self._pause, LONGEST_PAUSE)
         self._seen, self._asked, self._again_at = found, False, math.inf
@@ -70,7 +77,8 @@ class BundleWatch:
 
 
 def followed(bundle: Path) -> Path:
-    """The path to watch: the bundle's own, or the link `current` next to it if that points to it."""
+    """The path to watch: the bundle's own, or the link `current` next to it if that points to
+    it."""
     current = bundle.absolute().parent / "current"
     if not bundle.is_symlink() and current.is_symlink() and current.resolve() == bundle.resolve():
         return current
@@ -78,7 +86,8 @@ def followed(bundle: Path) -> Path:
 
 
 def mark(place: Path) -> Mark | None:
-    """Identity of a bundle: its resolved path, and its manifest's inode, size and date; None without one."""
+    """Identity of a bundle: its resolved path, and its manifest's inode, size and date; None
+    without one."""
     try:
         folder = place.resolve(strict=True)
         stat = (folder / MANIFEST).stat()

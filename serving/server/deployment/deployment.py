@@ -1,4 +1,5 @@
-"""A served model with its scheduler and its HTTP service, and the check that it answers before it takes over."""
+"""A served model with its scheduler and its HTTP service, and the check that it answers before it
+takes over."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ class NoAnswerInTime(DraftwellError):
 
 
 class Intake:
-    """A deployment's access to a scheduler that others may share: tickets without a strategy get this deployment's."""
+    """A deployment's access to a scheduler that others may share: tickets without a strategy get
+    this deployment's."""
 
     def __init__(self, scheduler: Scheduler, strategy: Strategy):
         self.scheduler, self.strategy = scheduler, strategy
 
     def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
-        """As `Scheduler.submit`. An HTTP request submits once; the scheduler then finishes its tickets without the pin."""
+        """As `Scheduler.submit`. An HTTP request submits once; the scheduler then finishes its
+        tickets without the pin."""
         for ticket in tickets:
             ticket.strategy = ticket.strategy or self.strategy
         self.scheduler.submit(*tickets, urgent=urgent)
@@ -66,7 +69,8 @@ class Deployment:
         self.service = Service(served, self.intake)  # type: ignore[arg-type]  # an Intake is all of a Scheduler that it uses
 
     def pace(self) -> None:
-        """Limit drafts under load by this deployment's costs, also on a scheduler that another deployment created."""
+        """Limit drafts under load by this deployment's costs, also on a scheduler that another
+        deployment created."""
         scheduler, costs = self.scheduler, self.served.costs
         if scheduler.load is None:
             scheduler.load = load_control(self.served)
@@ -81,8 +85,13 @@ class Deployment:
             DraftwellError: the request failed (`new_model_fails`).
         """
         sampled = self.served.strategies.get(temperature=SERVED_TEMPERATURE)
-        for strategy, temperature in {sampled: SERVED_TEMPERATURE, self.served.strategy: 0.0}.items():
-            self._rehearse(type(strategy)(strategy.config, strategy.resources.private()), temperature, timeout)
+        for strategy, temperature in {
+            sampled: SERVED_TEMPERATURE,
+            self.served.strategy: 0.0,
+        }.items():
+            self._rehearse(
+                type(strategy)(strategy.config, strategy.resources.private()), temperature, timeout
+            )
 
     def _rehearse(self, strategy: Strategy, temperature: float, timeout: float) -> None:
         over = threading.Event()
@@ -94,8 +103,14 @@ class Deployment:
                 over.set()
 
         sampling = self.served.pair.sampling(max_tokens=8, temperature=temperature)
-        ticket = Ticket(self.served.encode("Hello"), sampling, TextStream(self.served.decode), deliver,
-                        deadline=time.monotonic() + timeout, strategy=strategy)
+        ticket = Ticket(
+            self.served.encode("Hello"),
+            sampling,
+            TextStream(self.served.decode),
+            deliver,
+            deadline=time.monotonic() + timeout,
+            strategy=strategy,
+        )
         ticket.own = True
         self.intake.submit(ticket, urgent=True)
         answered = over.wait(timeout + 5)
@@ -105,9 +120,15 @@ class Deployment:
             late = not answered or isinstance(failed, DeadlineExceeded)
             if late:
                 raise NoAnswerInTime(f"the new model does not answer ({failed})")
-            raise DraftwellError(f"the new model does not answer ({failed})", code="new_model_fails")
+            raise DraftwellError(
+                f"the new model does not answer ({failed})", code="new_model_fails"
+            )
 
 
 def load_control(served: ServedModel) -> LoadControl | None:
     """What limits drafts under load; None where nothing has to be limited, or no cost is known."""
-    return LoadControl(served.costs, served.measured_lengths) if served.costs and served.slots > 1 else None
+    return (
+        LoadControl(served.costs, served.measured_lengths)
+        if served.costs and served.slots > 1
+        else None
+    )

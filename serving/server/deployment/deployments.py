@@ -1,10 +1,12 @@
 """What is being served, and how one bundle replaces another without losing a request.
 
-Every HTTP request belongs to the deployment that was newest when its body had arrived (pinning.py), so one version gives the whole answer.
-A switch loads the next bundle alongside the old one, sends one request through it, and only then makes it the newest. The old one accepts
-what its requests still submit, finishes it however long that takes, and is freed; a client that reads slowly delays nobody. If the next
-bundle cannot be loaded or does not answer, the old one continues. Deployments of one fingerprint share models, engine and scheduler
-thread: a switch between them is only a new strategy, and costs nothing.
+Every HTTP request belongs to the deployment that was newest when its body had arrived (pinning.py),
+so one version gives the whole answer. A switch loads the next bundle alongside the old one, sends
+one request through it, and only then makes it the newest. The old one accepts what its requests
+still submit, finishes it however long that takes, and is freed; a client that reads slowly delays
+nobody. If the next bundle cannot be loaded or does not answer, the old one continues. Deployments
+of one fingerprint share models, engine and scheduler thread: a switch between them is only a new
+strategy, and costs nothing.
 """
 
 from __future__ import annotations
@@ -41,15 +43,27 @@ class Deployments:
         prompt_tokens: of every engine's `PromptBudget`.
     """
 
-    def __init__(self, served: ServedModel, *, capacity: int = QUEUE, observers: Sequence[Observer] = (),
-                 prompt_tokens: int | None = None):
-        self._capacity, self._observers, self._prompt_tokens = capacity, tuple(observers), prompt_tokens
-        self._lock = threading.Lock()  # a request is pinned either before a switch, which then waits for it, or after it
+    def __init__(
+        self,
+        served: ServedModel,
+        *,
+        capacity: int = QUEUE,
+        observers: Sequence[Observer] = (),
+        prompt_tokens: int | None = None,
+    ):
+        self._capacity, self._observers, self._prompt_tokens = (
+            capacity,
+            tuple(observers),
+            prompt_tokens,
+        )
+        # a request is pinned either before a switch, which then waits for it, or after it
+        self._lock = threading.Lock()
         self._switching = threading.Lock()  # one switch at a time
         self._newest = self._deploy(served, None)
         self._pins = {self._newest.scheduler: 0}  # requests that may still submit to each scheduler
         self.users = 0
-        """HTTP requests being answered, from the first byte to the last; counted on the event loop."""
+        """HTTP requests being answered, from the first byte to the last; counted on the event
+        loop."""
         self._draining = False
         self.switches = 0
         self.last_switch_error: str | None = None
@@ -58,7 +72,8 @@ class Deployments:
 
     @property
     def current(self) -> Deployment:
-        """Inside an HTTP request the deployment that the request is pinned to; elsewhere the newest."""
+        """Inside an HTTP request the deployment that the request is pinned to; elsewhere the
+        newest."""
         pin = current_pin()
         deployment: Deployment = pin.deployment if pin else self._newest
         return deployment
@@ -76,34 +91,49 @@ class Deployments:
     @property
     def device_lost(self) -> DeviceLost | None:
         """The error of a device that has failed for good: only a new process answers again."""
-        return next((scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None)
+        return next(
+            (scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None
+        )
 
     def health(self) -> dict[str, Any]:
-        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a restart helps."""
+        """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": only a
+        restart helps."""
         now = self._newest
         load = now.scheduler.load
         ended = not now.scheduler.alive and not self._draining  # a drain ends it
         failed = ended or self.device_lost or now.scheduler.hung
         status = "failed" if failed else "draining" if self._draining else "ok"
-        return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
-                "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
-                "switches": self.switches, "last_switch_error": self.last_switch_error,
-                "speculation_under_load": load.describe() if load else "unlimited: one slot, or the cost of batches was not measured"}
+        return {
+            "status": status,
+            "model": now.served.name,
+            "version": now.served.version,
+            "strategy": now.served.strategy.name,
+            "tuned": now.served.tuned,
+            "slots": now.served.slots,
+            "running": now.scheduler.running,
+            "waiting": now.scheduler.waiting,
+            "switches": self.switches,
+            "last_switch_error": self.last_switch_error,
+            "speculation_under_load": load.describe()
+            if load
+            else "unlimited: one slot, or the cost of batches was not measured",
+        }
 
     def start(self) -> None:
         """Begin to accept requests."""
         self._newest.scheduler.start()
 
     def drain(self) -> None:
-        """Refuse new requests; those already accepted continue. Never call it from a signal handler, which may interrupt a holder of the
-        lock."""
+        """Refuse new requests; those already accepted continue. Never call it from a signal
+        handler, which may interrupt a holder of the lock."""
         with self._lock:
             self._draining, schedulers = True, list(self._pins)
         for scheduler in schedulers:
             scheduler.stop_taking()
 
     def abort(self) -> None:
-        """Refuse new requests, and answer those already accepted with a 503, or with an error at the end of their stream."""
+        """Refuse new requests, and answer those already accepted with a 503, or with an error at
+        the end of their stream."""
         self.drain()
         for scheduler in list(self._pins):
             scheduler.abort()
@@ -115,13 +145,17 @@ class Deployments:
         for scheduler in list(self._pins):
             scheduler.close(None if until is None else max(0.0, until - time.monotonic()))
 
-    def switch(self, load: Load, follow: Callable[[ServedModel], object] = lambda served: None) -> bool:
-        """Load the next model and make it the newest, from a thread of the caller's. The old one ends on a thread of its own.
+    def switch(
+        self, load: Load, follow: Callable[[ServedModel], object] = lambda served: None
+    ) -> bool:
+        """Load the next model and make it the newest, from a thread of the caller's. The old one
+        ends on a thread of its own.
 
         Args:
             follow: called with the new model as soon as it serves.
         Returns:
-            False if it was refused, which is logged and kept in `last_switch_error`; the old one keeps serving.
+            False if it was refused, which is logged and kept in `last_switch_error`; the old one
+            keeps serving.
         """
         with self._switching:
             old, started = self._newest, time.monotonic()
@@ -130,8 +164,12 @@ class Deployments:
             except Exception as error:
                 self.last_switch_error = without_paths(str(error) or type(error).__name__)
                 self.worth_another_try = isinstance(error, NoAnswerInTime)
-                log.error("the new bundle is refused, %s keeps serving: %s", old.served.label, " ".join(str(error).split()),
-                          exc_info=None if isinstance(error, DraftwellError) else error)
+                log.error(
+                    "the new bundle is refused, %s keeps serving: %s",
+                    old.served.label,
+                    " ".join(str(error).split()),
+                    exc_info=None if isinstance(error, DraftwellError) else error,
+                )
                 return False
             new.pace()
             with self._lock:
@@ -141,11 +179,18 @@ class Deployments:
                     new.scheduler.stop_taking()
             self.switches += 1
             self.last_switch_error, self.worth_another_try = None, False
-            log.info("switched to %s from %s, in %.1f s", new.served.label, old.served.label, time.monotonic() - started)
+            log.info(
+                "switched to %s from %s, in %.1f s",
+                new.served.label,
+                old.served.label,
+                time.monotonic() - started,
+            )
             if old.scheduler is not new.scheduler:
                 leaving, gone = [old.scheduler], weakref.ref(old.served)
                 del old
-                threading.Thread(target=self._retire, args=(leaving, gone), name="draftwell-retire", daemon=True).start()
+                threading.Thread(
+                    target=self._retire, args=(leaving, gone), name="draftwell-retire", daemon=True
+                ).start()
             follow(new.served)
             return True
 
@@ -165,13 +210,24 @@ class Deployments:
 
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
-            engine = served.pair.engine(budget=PromptBudget(self._prompt_tokens), governor=served.governor)
-            scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
-                                  observers=self._observers, load=load_control(served), prompt_sharing=served.prompt_sharing)
+            engine = served.pair.engine(
+                budget=PromptBudget(self._prompt_tokens), governor=served.governor
+            )
+            scheduler = Scheduler(
+                engine,
+                served.strategy,
+                served.slots,
+                threads=served.threads,
+                capacity=self._capacity,
+                observers=self._observers,
+                load=load_control(served),
+                prompt_sharing=served.prompt_sharing,
+            )
         return Deployment(served, scheduler)
 
     def _retire(self, leaving: list[Scheduler], served: weakref.ref[ServedModel]) -> None:
-        """End a scheduler when no request can submit to it and all are answered, and free its models."""
+        """End a scheduler when no request can submit to it and all are answered, and free its
+        models."""
         scheduler = leaving.pop()  # the thread's arguments would keep it alive
         while self._pins[scheduler]:  # from now on it only decreases
             time.sleep(0.02)

@@ -10,7 +10,8 @@ _pin: ContextVar[RequestPin | None] = ContextVar("pin", default=None)
 
 
 class RequestPin:
-    """Ties one HTTP request to a deployment, from its first use of it until its tickets are with the scheduler.
+    """Ties one HTTP request to a deployment, from its first use of it until its tickets are with
+    the scheduler.
 
     Args:
         take: gives the newest deployment and counts the request as one of its users.

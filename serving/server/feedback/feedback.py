@@ -1,8 +1,10 @@
-"""Feedback: a share of the served requests, recorded for monitoring (docs/drift.md). Off unless a folder is named.
+"""Feedback: a share of the served requests, recorded for monitoring (docs/drift.md). Off unless a
+folder is named.
 
-An observer of the scheduler. A selected request gets a recorder (`serving.recording.recorder`); every other one costs a random number.
-Records go to the spool's thread through a bounded queue. Without texts a record holds only numbers: the draft's confidence and the
-target's probability of its tokens. No token, prompt or hidden state is kept, and the names of prompts are random.
+An observer of the scheduler. A selected request gets a recorder (`serving.recording.recorder`);
+every other one costs a random number. Records go to the spool's thread through a bounded queue.
+Without texts a record holds only numbers: the draft's confidence and the target's probability of
+its tokens. No token, prompt or hidden state is kept, and the names of prompts are random.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class Source:
-    """A serving pair. It must not reference the pair itself, which would then stay in memory after a switch of bundles.
+    """A serving pair. It must not reference the pair itself, which would then stay in memory after
+    a switch of bundles.
 
     Args:
         hidden: whether the bundle's verifier reads the draft's hidden states.
@@ -62,13 +65,18 @@ class Feedback(Observer):
     """Records a share of the requests. Schedulers of several pairs may call it at once.
 
     Args:
-        spool: where records go; None: a new one in the settings' folder. It is started and closed with this object.
+        spool: where records go; None: a new one in the settings' folder. It is started and closed
+            with this object.
     """
 
     def __init__(self, settings: FeedbackSettings, spool: Spool | None = None):
         self.settings = settings
-        self.spool = spool or Spool(settings.folder, max_bytes=settings.max_bytes, bytes_per_minute=settings.bytes_per_minute,
-                                    private=settings.text)
+        self.spool = spool or Spool(
+            settings.folder,
+            max_bytes=settings.max_bytes,
+            bytes_per_minute=settings.bytes_per_minute,
+            private=settings.text,
+        )
         self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair
         self._open: dict[int, tuple[Ticket, Source, PositionRecorder]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -80,13 +88,19 @@ class Feedback(Observer):
         """Record requests that this pair serves from now on, if it has a draft.
 
         Args:
-            artifacts: the bundle's; if its verifier reads the draft's hidden states, records with text include them.
+            artifacts: the bundle's; if its verifier reads the draft's hidden states, records with
+                text include them.
         """
         verifier = (artifacts or {}).get(Verifier.kind)
         hidden = isinstance(verifier, Verifier) and "before" in verifier.features
         if "draft" not in pair.models:
             return
-        source = Source(RecordOrigin(pair.name, pair.fingerprint, pair.dtype), pair.tokenizer, hidden, ref(pair.models["draft"]))
+        source = Source(
+            RecordOrigin(pair.name, pair.fingerprint, pair.dtype),
+            pair.tokenizer,
+            hidden,
+            ref(pair.models["draft"]),
+        )
         with self._lock:
             self._sources[pair.models["target"]] = source
 
@@ -134,13 +148,16 @@ class Feedback(Observer):
     def _record(self, ticket: Ticket, job: Job, source: Source, draft: Model) -> None:
         self._remember(digest_of(ticket.prompt))
         lossless = ticket.strategy is not None and ticket.strategy.lossless
-        recorder = PositionRecorder(job.session, lossless=lossless, hidden=self.settings.text and source.hidden)
+        recorder = PositionRecorder(
+            job.session, lossless=lossless, hidden=self.settings.text and source.hidden
+        )
         self._open[id(ticket)] = ticket, source, recorder
         if "draft" not in job.session.lanes:
             read_along(job, draft, recorder)
 
     def finished(self, ticket: Ticket, event: Event) -> None:
-        """Queue the record for the spool; nothing is kept of requests that failed or were cancelled."""
+        """Queue the record for the spool; nothing is kept of requests that failed or were
+        cancelled."""
         with self._lock:
             found = self._open.pop(id(ticket), None)
         if found is None:
@@ -154,8 +171,17 @@ class Feedback(Observer):
         kind = "target" if recorder.lossless else LOSSY
         name, text = secrets.token_hex(8), self.settings.text
         self.spool.counts["recorded"] += 1
-        self.spool.offer(Record(name, source.origin, ticket.sampling, kind, positions if text else [blind(p) for p in positions],
-                                list(ticket.prompt) if text else None, body_of(ticket, source) if text else None))
+        self.spool.offer(
+            Record(
+                name,
+                source.origin,
+                ticket.sampling,
+                kind,
+                positions if text else [blind(p) for p in positions],
+                list(ticket.prompt) if text else None,
+                body_of(ticket, source) if text else None,
+            )
+        )
 
     def _remember(self, prompt: bytes) -> None:
         self._seen[prompt] = None
@@ -165,7 +191,9 @@ class Feedback(Observer):
     def _allows(self) -> bool:
         """A token bucket that holds one minute's requests."""
         now, size = time.monotonic(), max(1.0, self.settings.per_minute)
-        self._allowance = min(size, self._allowance + (now - self._refilled) * self.settings.per_minute / 60)
+        self._allowance = min(
+            size, self._allowance + (now - self._refilled) * self.settings.per_minute / 60
+        )
         self._refilled = now
         if self._allowance < 1:
             return False
@@ -179,8 +207,9 @@ def digest_of(prompt: Sequence[int]) -> bytes:
 
 
 def unlike_others(ticket: Ticket) -> bool:
-    """Whether a request changes the logits in a way that no trace records, has a prediction in front of its strategy, or only has its
-    prompt rated: its distributions do not represent the traffic."""
+    """Whether a request changes the logits in a way that no trace records, has a prediction in
+    front of its strategy, or only has its prompt rated: its distributions do not represent the
+    traffic."""
     asked = ticket.sampling
     cut = asked.min_p and not asked.greedy
     altered = asked.penalises or asked.biases or asked.banned_token_ids or asked.prediction or cut
@@ -193,10 +222,15 @@ def blind(position: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def body_of(ticket: Ticket, source: Source) -> dict[str, Any] | None:
-    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None if the ticket has none."""
+    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None
+    if the ticket has none."""
     if ticket.body is None:
         return None
-    said = {name: ticket.body[name] for name in ("messages", "prompt") if ticket.body.get(name) is not None}
+    said = {
+        name: ticket.body[name]
+        for name in ("messages", "prompt")
+        if ticket.body.get(name) is not None
+    }
     assert ticket.job is not None
     output = source.tokenizer.decode(ticket.job.output, skip_special_tokens=True)
     return {"model": source.origin.pair, **said, "output": output} if said else None

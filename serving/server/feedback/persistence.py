@@ -1,5 +1,5 @@
-"""What a server stores about its requests: online state across restarts (model/snapshots.py) and feedback (feedback.py). Both are off by
-default."""
+"""What a server stores about its requests: online state across restarts (model/snapshots.py) and
+feedback (feedback.py). Both are off by default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ class Persistence:
         DraftwellError: a folder cannot be written to.
     """
 
-    def __init__(self, state_dir: Path | None = None, state_seconds: float = STATE_SECONDS, feedback: FeedbackSettings | None = None):
+    def __init__(
+        self,
+        state_dir: Path | None = None,
+        state_seconds: float = STATE_SECONDS,
+        feedback: FeedbackSettings | None = None,
+    ):
         self.snapshots = Snapshots(state_dir, state_seconds) if state_dir else None
         self.feedback = Feedback(feedback) if feedback else None
 
@@ -34,7 +39,8 @@ class Persistence:
         return (self.feedback,) if self.feedback else ()
 
     def prepare(self, served: ServedModel) -> ServedModel:
-        """Let a loaded model that does not serve yet start from what was learnt over its bundle; returns the model."""
+        """Let a loaded model that does not serve yet start from what was learnt over its bundle;
+        returns the model."""
         if self.snapshots and isinstance(served.strategies, StrategyPool) and served.origin:
             self.snapshots.resume(served.strategies, served.origin)
             served.strategy = served.strategies.get()  # of the state that was resumed

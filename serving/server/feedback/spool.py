@@ -1,9 +1,12 @@
-"""The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its own thread.
+"""The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its
+own thread.
 
-Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in the trace schema and, if texts are
-kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by time.
-Invariants: `offer` never blocks; what does not fit (queue, bytes per minute) is dropped and counted; the files never take more than
-`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which the next start removes.
+Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in
+the trace schema and, if texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies,
+which `draftwell collect --prompts` reads. Names sort by time. Invariants: `offer` never blocks;
+what does not fit (queue, bytes per minute) is dropped and counted; the files never take more than
+`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which the
+next start removes.
 """
 
 from __future__ import annotations
@@ -51,10 +54,22 @@ class Spool:
         DraftwellError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int = FEEDBACK_MEGABYTES << 20,
-                 bytes_per_minute: int = FEEDBACK_BYTES_PER_MINUTE, flush_seconds: float = FLUSH_SECONDS, queued: int = QUEUE,
-                 private: bool = False):
-        self.folder, self.max_bytes, self.bytes_per_minute, self.flush_seconds = folder, max_bytes, bytes_per_minute, flush_seconds
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int = FEEDBACK_MEGABYTES << 20,
+        bytes_per_minute: int = FEEDBACK_BYTES_PER_MINUTE,
+        flush_seconds: float = FLUSH_SECONDS,
+        queued: int = QUEUE,
+        private: bool = False,
+    ):
+        self.folder, self.max_bytes, self.bytes_per_minute, self.flush_seconds = (
+            folder,
+            max_bytes,
+            bytes_per_minute,
+            flush_seconds,
+        )
         self.private = private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
@@ -93,7 +108,8 @@ class Spool:
 
     def write(self, records: Sequence[Record]) -> None:
         """Write a batch now; failures are counted, and each kind is logged once."""
-        ordered = sorted(records, key=lambda record: record.settings)  # stable: each shard keeps the order in time
+        # stable: each shard keeps the order in time
+        ordered = sorted(records, key=lambda record: record.settings)
         for _, group in groupby(ordered, key=lambda record: record.settings):
             self._write_what_fits(list(group))
         try:
@@ -108,7 +124,10 @@ class Spool:
             if size_of_all(files) > self._room():
                 kept = self._those_that_fit(batch)
                 self.counts["dropped_too_fast"] += len(batch) - len(kept)
-                self._complain(f"more than {self.bytes_per_minute} bytes per minute: some feedback is dropped; lower --feedback-rate")
+                self._complain(
+                    f"more than {self.bytes_per_minute} bytes per minute: some feedback is "
+                    "dropped; lower --feedback-rate"
+                )
                 if not kept:
                     return
                 batch, files = kept, contents(kept)
@@ -116,7 +135,9 @@ class Spool:
             stamp, mode = self._stamp(), 0o600 if self.private else 0o644
             for kind, suffix, data in files:
                 if data:
-                    write_atomically(self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode)
+                    write_atomically(
+                        self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode
+                    )
             self.counts["written"] += len(batch)
             self.counts["bytes"] += size_of_all(files)
         except Exception as error:
@@ -125,8 +146,8 @@ class Spool:
             self._complain(f"feedback could not be written: {what}")
 
     def _those_that_fit(self, batch: Sequence[Record]) -> list[Record]:
-        """The first records that fit, and later ones that are small enough. Each is measured as a shard of its own,
-        which is at least as large as its part of a common shard."""
+        """The first records that fit, and later ones that are small enough. Each is measured as a
+        shard of its own, which is at least as large as its part of a common shard."""
         kept, room = [], self._room()
         for record in batch:
             size = size_of_all(contents([record]))
@@ -142,12 +163,24 @@ class Spool:
             write_atomically(probe.with_name(f".{probe.name}.probe"), b"")
             probe.with_name(f".{probe.name}.probe").unlink()
         except OSError as error:
-            raise DraftwellError(f"feedback cannot be written to {self.folder} ({error.strerror}): name another --feedback-dir",
-                                 code="feedback_folder_not_writable") from error
+            raise DraftwellError(
+                (
+                    f"feedback cannot be written to {self.folder} ({error.strerror}): name "
+                    "another --feedback-dir"
+                ),
+                code="feedback_folder_not_writable",
+            ) from error
         for path in self.folder.iterdir():
             if (found := HALF.fullmatch(path.name)) and abandoned(path, int(found[3])):
                 path.unlink(missing_ok=True)
-        self._last = max((int(found[2]) for path in self.folder.iterdir() if (found := OURS.fullmatch(path.name))), default=0)
+        self._last = max(
+            (
+                int(found[2])
+                for path in self.folder.iterdir()
+                if (found := OURS.fullmatch(path.name))
+            ),
+            default=0,
+        )
 
     def _run(self) -> None:
         batch: list[Record] = []
@@ -169,20 +202,28 @@ class Spool:
                 return
 
     def _stamp(self) -> int:
-        """Milliseconds, later than those of every file in the folder, even if the clock goes back."""
+        """Milliseconds, later than those of every file in the folder, even if the clock goes
+        back."""
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
 
     def _room(self) -> float:
         """Bytes that may be written now: a token bucket that holds one minute's bytes."""
         now = time.monotonic()
-        self._allowance = min(float(self.bytes_per_minute), self._allowance + (now - self._refilled) * self.bytes_per_minute / 60)
+        self._allowance = min(
+            float(self.bytes_per_minute),
+            self._allowance + (now - self._refilled) * self.bytes_per_minute / 60,
+        )
         self._refilled = now
         return self._allowance
 
     def _make_room(self) -> None:
         """Delete the oldest files until the others fit."""
-        files = sorted((found[2], path) for path in self.folder.iterdir() if (found := OURS.fullmatch(path.name)))
+        files = sorted(
+            (found[2], path)
+            for path in self.folder.iterdir()
+            if (found := OURS.fullmatch(path.name))
+        )
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
         for _, path in files:
@@ -193,7 +234,9 @@ class Spool:
             self.counts["removed_files"] += 1
             if "room" not in self._complained:
                 self._complained.add("room")
-                log.info("the spool is full (%d bytes): the oldest feedback is deleted", self.max_bytes)
+                log.info(
+                    "the spool is full (%d bytes): the oldest feedback is deleted", self.max_bytes
+                )
 
     def _complain(self, what: str) -> None:
         if what not in self._complained:  # once: a log line each minute would fill the disk
@@ -202,7 +245,8 @@ class Spool:
 
 
 def abandoned(path: Path, pid: int) -> bool:
-    """Whether a temporary file will never be finished: its process has ended, or was an earlier one with this process's id."""
+    """Whether a temporary file will never be finished: its process has ended, or was an earlier one
+    with this process's id."""
     if pid == os.getpid():
         return True
     try:

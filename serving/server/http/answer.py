@@ -16,7 +16,15 @@ from starlette.types import Receive, Scope, Send
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError
 from serving.server.http.generation import Generation
-from serving.server.http.responses import ChatShape, Logprobs, RatedToken, Shape, Speculation, Usage, trace_of
+from serving.server.http.responses import (
+    ChatShape,
+    Logprobs,
+    RatedToken,
+    Shape,
+    Speculation,
+    Usage,
+    trace_of,
+)
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta, End
@@ -25,22 +33,30 @@ Found = tuple[AnswerChoice, Delta | End]
 T = TypeVar("T")
 
 PING_SECONDS = 15.0
-"""How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
+"""How long a stream may be silent: proxies and clients close connections that are so for a minute
+or less."""
 PING = ": ping\n\n"
 """A comment, which readers of server-sent events skip."""
-WRITERS, STREAMERS = (ThreadPoolExecutor(2, thread_name_prefix=name) for name in ("answer", "stream"))
-"""Threads of whole answers, and of the events of streams: these do not wait for answers of seconds, nor for prompts to be encoded."""
+WRITERS, STREAMERS = (
+    ThreadPoolExecutor(2, thread_name_prefix=name) for name in ("answer", "stream")
+)
+"""Threads of whole answers, and of the events of streams: these do not wait for answers of seconds,
+nor for prompts to be encoded."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Answer:
     """The events of a conversation as JSON, in one object or in pieces."""
 
-    def __init__(self, served: ServedModel, conversation: Conversation, body: Generation, shape: Shape):
+    def __init__(
+        self, served: ServedModel, conversation: Conversation, body: Generation, shape: Shape
+    ):
         self.served, self.conversation, self.body, self.shape = served, conversation, body, shape
         self.rated = body.alternatives is not None
         self.traced = body.decoding.trace is True
-        self._logprobs: dict[int, Logprobs] = {c.index: shape.logprobs(served.token_text) for c in conversation.choices}
+        self._logprobs: dict[int, Logprobs] = {
+            c.index: shape.logprobs(served.token_text) for c in conversation.choices
+        }
         self._begun: set[int] = set()
         self._told: Counter[int] = Counter()
         """Choice → tokens of the chunks so far."""
@@ -72,24 +88,35 @@ class Answer:
         return Response(await self.apart(written, WRITERS), media_type="application/json")
 
     async def apart(self, write: Callable[[], T], pool: ThreadPoolExecutor = STREAMERS) -> T:
-        """What `write` returns, in a thread where log-probs or origins of tokens are listed: tens of thousands may have to be spelt and
-        written."""
+        """What `write` returns, in a thread where log-probs or origins of tokens are listed: tens
+        of thousands may have to be spelt and written."""
         if not self.rated and not self.traced:
             return write()
         return await asyncio.get_running_loop().run_in_executor(pool, write)
 
-    def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
+    def _assembled(
+        self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]
+    ) -> dict[str, Any]:
         choices = self.conversation.choices
         done = []
         for choice in choices:
-            rated = self._logprobs[choice.index].of(self._rated(choice, tokens[choice.index], first=True)) if self.rated else None
+            rated = (
+                self._logprobs[choice.index].of(
+                    self._rated(choice, tokens[choice.index], first=True)
+                )
+                if self.rated
+                else None
+            )
             done.append(self._whole(choice, choice.before + texts[choice.index], rated))
-        trace = [entry for choice in choices for entry in trace_of(tokens[choice.index], choice.index)]
+        trace = [
+            entry for choice in choices for entry in trace_of(tokens[choice.index], choice.index)
+        ]
         fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
         return self.shape.answer(done, usage=self._usage().model_dump(), **fields)
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
-        """Server-sent events, from the first event of the conversation on, with comments as `sent` has them."""
+        """Server-sent events, from the first event of the conversation on, with comments as `sent`
+        has them."""
         try:
             async for piece in self.sent(first, self._pieces):
                 yield piece
@@ -100,9 +127,12 @@ class Answer:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
 
-    async def sent(self, first: Found | None, write: Callable[[AnswerChoice, Delta | End], str]) -> AsyncIterator[str]:
-        """What `write` makes of the conversation's events; a comment wherever nothing is sent for `PING_SECONDS`, also where events have
-        come of which nothing may be shown yet, such as the parts of a call."""
+    async def sent(
+        self, first: Found | None, write: Callable[[AnswerChoice, Delta | End], str]
+    ) -> AsyncIterator[str]:
+        """What `write` makes of the conversation's events; a comment wherever nothing is sent for
+        `PING_SECONDS`, also where events have come of which nothing may be shown yet, such as the
+        parts of a call."""
         clock = asyncio.get_running_loop().time
         found, due = first, clock() + PING_SECONDS
         while True:
@@ -119,9 +149,19 @@ class Answer:
         usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
         if self.body.wants_usage_so_far:
             prompt = len(choice.prompt)
-            self._told[choice.index] += len(event.tokens) if isinstance(event, Delta) and choice.shows else 0
-            tokens = choice.completion_tokens if isinstance(event, End) else self._told[choice.index]
-            usage = {"usage": {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}}
+            self._told[choice.index] += (
+                len(event.tokens) if isinstance(event, Delta) and choice.shows else 0
+            )
+            tokens = (
+                choice.completion_tokens if isinstance(event, End) else self._told[choice.index]
+            )
+            usage = {
+                "usage": {
+                    "prompt_tokens": prompt,
+                    "completion_tokens": tokens,
+                    "total_tokens": prompt + tokens,
+                }
+            }
         return "".join(sse(chunk | usage) for chunk in self._chunks(choice, event))
 
     def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:
@@ -145,14 +185,24 @@ class Answer:
         if isinstance(event, End):
             chunks += self._rest(choice)
             fields = self._extension(self._stats() if self.conversation.over else {})
-            chunks.append(self.shape.chunk(self.shape.piece(index, None, self._reason(choice)), **fields))
+            chunks.append(
+                self.shape.chunk(self.shape.piece(index, None, self._reason(choice)), **fields)
+            )
         return chunks
 
-    def _whole(self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def _whole(
+        self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """A choice of the complete answer."""
         return self.shape.whole(choice.index, text, self._reason(choice), logprobs)
 
-    def _said(self, choice: AnswerChoice, text: str, logprobs: dict[str, Any] | None, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    def _said(
+        self,
+        choice: AnswerChoice,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        fields: dict[str, Any],
+    ) -> list[dict[str, Any]]:
         """Chunks of more text."""
         return [self.shape.chunk(self.shape.piece(choice.index, text, logprobs=logprobs), **fields)]
 
@@ -165,8 +215,11 @@ class Answer:
         assert choice.end is not None
         return choice.end.finish_reason if choice.shows else "length"
 
-    def _rated(self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
-        """Tokens with ratings: those of the prompt first, if it is echoed, then the choice's own."""
+    def _rated(
+        self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool
+    ) -> list[RatedToken]:
+        """Tokens with ratings: those of the prompt first, if it is echoed, then the choice's
+        own."""
         own: list[RatedToken] = [(token.id, token.rating) for token in tokens]
         if first and choice.prompt_ratings:
             return [*zip(choice.prompt, choice.prompt_ratings, strict=True), *own]
@@ -187,20 +240,30 @@ class Answer:
         choices, count = self.conversation.choices, self.body.n or 1
         prompts = sum(len(choice.prompt) for choice in choices) // count
         together = [choices[first : first + count] for first in range(0, len(choices), count)]
-        cached = sum(min(choice.stats.cached_tokens for choice in same) for same in together)  # what one of them has read was read
+        # what one of them has read was read
+        cached = sum(min(choice.stats.cached_tokens for choice in same) for same in together)
         tokens = sum(choice.completion_tokens for choice in choices)
         if self.body.prediction is not None:  # of the client's prediction alone
-            accepted = sum(min(choice.stats.predicted_accepted, choice.completion_tokens) for choice in choices)
-            return Usage.of(prompts, tokens, accepted, sum(choice.stats.predicted for choice in choices), cached)
+            accepted = sum(
+                min(choice.stats.predicted_accepted, choice.completion_tokens) for choice in choices
+            )
+            return Usage.of(
+                prompts, tokens, accepted, sum(choice.stats.predicted for choice in choices), cached
+            )
         accepted = sum(choice.text.accepted for choice in choices if choice.shows)
-        return Usage.of(prompts, tokens, accepted, sum(choice.stats.drafted for choice in choices), cached)
+        return Usage.of(
+            prompts, tokens, accepted, sum(choice.stats.drafted for choice in choices), cached
+        )
 
 
 class EventStream(StreamingResponse):
-    """Sends an answer in pieces. Its conversation is closed in any case, even if sending never began."""
+    """Sends an answer in pieces. Its conversation is closed in any case, even if sending never
+    began."""
 
     def __init__(self, answer: Answer, first: Found | None):
-        super().__init__(answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS)
+        super().__init__(
+            answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS
+        )
         self._conversation = answer.conversation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

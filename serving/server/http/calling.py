@@ -20,7 +20,9 @@ Choice = Literal["none", "auto", "required"] | ChosenFunction | None
 class Calling(Generation):
     """A request that may offer tools."""
 
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call; default: several")
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: at most one call; default: several"
+    )
 
     @property
     def functions(self) -> list[Tool]:
@@ -43,8 +45,12 @@ class Calling(Generation):
             raise contradiction("tool_choice", "needs tools to choose from")
         asked = self.asked_format
         if self.offered and asked is not None and asked.rule is None:
-            raise contradiction("tools", f"cannot be combined with {asked.field}: ask for JSON or for a choice of texts, or set "
-                                         "tool_choice to none")
+            raise contradiction(
+                "tools",
+                f"cannot be combined with {asked.field}: ask for JSON or for a choice of "
+                "texts, or set "
+                "tool_choice to none",
+            )
         return self
 
     @property
@@ -62,15 +68,24 @@ class Calling(Generation):
 
     @property
     def format(self) -> Format | None:
-        """Calls where they are asked for; where the model decides, calls or what the request's own format says."""
+        """Calls where they are asked for; where the model decides, calls or what the request's own
+        format says."""
         tools, asked = self.offered, self.asked_format
-        most = 1 if self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction) else MOST_CALLS
+        most = (
+            1
+            if self.parallel_tool_calls is False or isinstance(self.choice, ChosenFunction)
+            else MOST_CALLS
+        )
         calls = Format("tools", lambda own: calls_grammar(tools, own, most=most))
         if tools and self.must_call:
             return calls
         if tools and asked is not None and asked.rule is not None:
             rule = asked.rule
-            return Format(asked.field, lambda own: calls_grammar(tools, own, most=most, answer=rule()), parts=(calls,))
+            return Format(
+                asked.field,
+                lambda own: calls_grammar(tools, own, most=most, answer=rule()),
+                parts=(calls,),
+            )
         if tools and any(tool.function.strict for tool in tools):
             return Format("tools", lambda own: calls_grammar(tools, own, most=most, text=True))
         return asked
@@ -83,7 +98,10 @@ class Calling(Generation):
 
     def parser(self) -> ToolCallParser:
         """Takes the calls out of one answer's text."""
-        return ToolCallParser({tool.function.name for tool in self.offered}, 1 if self.parallel_tool_calls is False else None)
+        return ToolCallParser(
+            {tool.function.name for tool in self.offered},
+            1 if self.parallel_tool_calls is False else None,
+        )
 
     @property
     def tool_options(self) -> dict[str, Any]:

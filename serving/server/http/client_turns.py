@@ -1,6 +1,8 @@
-"""Threads for what a request needs before it can wait for a slot: so much of one client's at once, the rest of its in turn.
+"""Threads for what a request needs before it can wait for a slot: so much of one client's at once,
+the rest of its in turn.
 
-So a client with a thousand long prompts, or grammars that take seconds to compile, delays another client's request by a few of them.
+So a client with a thousand long prompts, or grammars that take seconds to compile, delays another
+client's request by a few of them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class ClientTurns:
         self._clients: dict[str, Turns] = {}
 
     async def run(self, client: str, work: Callable[..., T], *given: Any, **options: Any) -> T:
-        """What `work` returns. If nobody waits for it any more its turn lasts until the thread is done with it: work cannot be stopped."""
+        """What `work` returns. If nobody waits for it any more its turn lasts until the thread is
+        done with it: work cannot be stopped."""
         turns = self._clients.setdefault(client, Turns(asyncio.Semaphore(self._most)))
         turns.users += 1
         try:

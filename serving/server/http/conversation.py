@@ -1,4 +1,5 @@
-"""The tickets of one HTTP request, on the event loop: submitted together, read as events arrive, cancelled together."""
+"""The tickets of one HTTP request, on the event loop: submitted together, read as events arrive,
+cancelled together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,16 @@ from serving.server.http.errors import (
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket
+from serving.server.scheduling.ticket import (
+    Cancelled,
+    DeadlineExceeded,
+    Delta,
+    End,
+    Event,
+    Failure,
+    SchedulerClosed,
+    Ticket,
+)
 
 CLIENT_CLOSED_REQUEST = 499
 RESTART_SECONDS = 20
@@ -71,7 +81,8 @@ class AnswerChoice:
 
 
 class Conversation:
-    """All choices of a request. `close` cancels those that still run; so does a disconnected client.
+    """All choices of a request. `close` cancels those that still run; so does a disconnected
+    client.
 
     Args:
         deadline: `time.monotonic` seconds, None for none.
@@ -80,16 +91,33 @@ class Conversation:
         owner: as in `Ticket`.
     """
 
-    def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[AnswerChoice], *, deadline: float | None = None,
-                 own_deadline: bool = False, client: str = "", owner: Hashable = ""):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        request: Request,
+        choices: Sequence[AnswerChoice],
+        *,
+        deadline: float | None = None,
+        own_deadline: bool = False,
+        client: str = "",
+        owner: Hashable = "",
+    ):
         self.choices = choices
         self._scheduler, self._request, self._own_deadline = scheduler, request, own_deadline
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
         for choice in choices:
-            choice.ticket = Ticket(choice.prompt, choice.sampling, choice.text, self._deliver_to(choice.index), client=client,
-                                   deadline=deadline, strategy=choice.strategy, body=choice.body)
+            choice.ticket = Ticket(
+                choice.prompt,
+                choice.sampling,
+                choice.text,
+                self._deliver_to(choice.index),
+                client=client,
+                deadline=deadline,
+                strategy=choice.strategy,
+                body=choice.body,
+            )
             choice.ticket.owner = owner
 
     def submit(self) -> None:
@@ -167,13 +195,25 @@ class Conversation:
         if isinstance(error, ContextTooLong):
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
-            return APIError(400, without_paths(error), code=None if error.code == InvalidRequest.code else error.code)
+            return APIError(
+                400,
+                without_paths(error),
+                code=None if error.code == InvalidRequest.code else error.code,
+            )
         if isinstance(error, DeviceLost):
             internal_error(error)  # into the log
-            return APIError(503, "the server's device has failed: it stops, to be started again", code="device_lost",
-                            headers=retry_after(RESTART_SECONDS))
+            return APIError(
+                503,
+                "the server's device has failed: it stops, to be started again",
+                code="device_lost",
+                headers=retry_after(RESTART_SECONDS),
+            )
         if isinstance(error, OutOfMemory):
             internal_error(error)  # into the log
-            return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory",
-                            headers=NO_RETRY)
+            return APIError(
+                503,
+                "the server is out of memory for this request: send a shorter one",
+                code="out_of_memory",
+                headers=NO_RETRY,
+            )
         return internal_error(error)

@@ -41,7 +41,9 @@ class Deadline:
             APIError: it is, as for a request that waits for a slot.
         """
         try:
-            async with asyncio.timeout(None if self.at is None else self.at - time.monotonic()) as limit:
+            async with asyncio.timeout(
+                None if self.at is None else self.at - time.monotonic()
+            ) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():

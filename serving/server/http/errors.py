@@ -1,4 +1,5 @@
-"""Errors in OpenAI's format, wherever they come from: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format, wherever they come from: `{"error": {"message", "type", "param",
+"code"}}`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 500
 UNION_BRANCHES = ("str", "int", "constrained-str", "constrained-int")
-"""What pydantic adds to the location of an error inside a union; other branches contain a bracket, such as `list[int]`."""
+"""What pydantic adds to the location of an error inside a union; other branches contain a bracket,
+such as `list[int]`."""
 TOO_MANY_REQUESTS = 429
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients otherwise send a request that failed twice more."""
@@ -37,10 +39,23 @@ class APIError(Exception):
         headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status, self.message, self.param, self.code, self.headers = (
+            status,
+            message,
+            param,
+            code,
+            headers,
+        )
 
     @property
     def body(self) -> dict[str, Any]:
@@ -48,7 +63,14 @@ class APIError(Exception):
         if self.status == TOO_MANY_REQUESTS:
             kind = "rate_limit_error"
         param = None if self.param is None else clean(self.param)
-        return {"error": {"message": clean(self.message), "type": kind, "param": param, "code": self.code}}
+        return {
+            "error": {
+                "message": clean(self.message),
+                "type": kind,
+                "param": param,
+                "code": self.code,
+            }
+        }
 
     @property
     def response(self) -> JSONResponse:
@@ -56,8 +78,9 @@ class APIError(Exception):
 
 
 def retry_after(seconds: int) -> dict[str, str]:
-    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
-    together, but at most a minute, beyond which OpenAI's client ignores it."""
+    """The header that says when to try again: up to half as long again as `seconds`, so that those
+    refused together do not come back together, but at most a minute, beyond which OpenAI's client
+    ignores it."""
     return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
 
 
@@ -69,12 +92,15 @@ def deadline_exceeded(message: str = LATE, *, own: bool) -> APIError:
     """
     if own:
         return APIError(408, message, param="timeout", code="deadline_exceeded", headers=NO_RETRY)
-    return APIError(504, message, code="deadline_exceeded", headers=NO_RETRY)  # a retry would triple the overload
+    # a retry would triple the overload
+    return APIError(504, message, code="deadline_exceeded", headers=NO_RETRY)
 
 
 def queue_full(message: str, retry_after_seconds: int) -> APIError:
     """429: too many requests wait."""
-    return APIError(TOO_MANY_REQUESTS, message, code="queue_full", headers=retry_after(retry_after_seconds))
+    return APIError(
+        TOO_MANY_REQUESTS, message, code="queue_full", headers=retry_after(retry_after_seconds)
+    )
 
 
 def shutting_down() -> APIError:
@@ -92,7 +118,8 @@ _folders: set[str] = set()
 
 
 def hide_folders(*folders: Path) -> None:
-    """Register folders and their parents with `without_paths`: their names may contain spaces or quotes."""
+    """Register folders and their parents with `without_paths`: their names may contain spaces or
+    quotes."""
     for folder in folders:
         for path in {folder.absolute(), folder.resolve()}:
             _folders.update(str(part) for part in (path, *path.parents) if part != part.parent)
@@ -105,9 +132,13 @@ def without_paths(error: Exception | str) -> str:
     'the bundle 7-cpu is damaged'
     """
     text = str(error)
-    for folder in sorted(_folders, key=len, reverse=True):  # the longest first: its parents are part of it
-        text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?![\w.-])", lambda found: "/" if found.string[found.end():][:1] == "/" else
-                      Path(found[0]).name, text)
+    # the longest first: its parents are part of it
+    for folder in sorted(_folders, key=len, reverse=True):
+        text = re.sub(
+            rf"(?<![\w.]){re.escape(folder)}(?![\w.-])",
+            lambda found: "/" if found.string[found.end() :][:1] == "/" else Path(found[0]).name,
+            text,
+        )
     return " ".join(re.sub(r"(?<![\w.])/+(?:[^\s/:'\"]+/)*([^\s/:'\"]*)", r"\1", text).split())
 
 
@@ -118,19 +149,31 @@ def internal_error(error: Exception) -> APIError:
 
 
 def from_validation(error: RequestValidationError) -> APIError:
-    """The most specific of pydantic's errors: the deepest in the body, and not one of a union's other branch."""
-    found: Mapping[str, Any] = max(error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
+    """The most specific of pydantic's errors: the deepest in the body, and not one of a union's
+    other branch."""
+    found: Mapping[str, Any] = max(
+        error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"]))
+    )
     context: Mapping[str, Any] = found.get("ctx") or {}
     param = context.get("param") or field_path(found["loc"])
     if found["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {context.get('error', found['msg'])}")
     if found["loc"] == ("body",) and found["type"] in ("model_attributes_type", "dict_type"):
-        return APIError(400, "the body must be a JSON object, sent with the header Content-Type: application/json")
+        return APIError(
+            400,
+            "the body must be a JSON object, sent with the header Content-Type: application/json",
+        )
     if found["type"] == "missing":
-        return APIError(400, f"missing required parameter: '{param}'" if param else "the body is empty: send JSON", param=param)
+        return APIError(
+            400,
+            f"missing required parameter: '{param}'" if param else "the body is empty: send JSON",
+            param=param,
+        )
     if found["type"] in ("unknown_field", "unsupported_field"):
         return APIError(400, found["msg"], param=param, code=found["type"])
-    return APIError(400, f"invalid value for '{param}': {found['msg']}" if param else found["msg"], param=param)
+    return APIError(
+        400, f"invalid value for '{param}': {found['msg']}" if param else found["msg"], param=param
+    )
 
 
 def field_path(loc: tuple[int | str, ...]) -> str | None:
@@ -157,16 +200,26 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "too_many_requests"}.get(error.status_code)
-        message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(error.detail)
+        code = {
+            404: "not_found",
+            405: "method_not_allowed",
+            413: "request_too_large",
+            503: "too_many_requests",
+        }.get(error.status_code)
+        message = (
+            f"{error.detail}: {request.method} {request.url.path}"
+            if error.status_code in (404, 405)
+            else str(error.detail)
+        )
         return APIError(error.status_code, message, code=code, headers=error.headers).response
 
     app.add_middleware(CatchFaults)
 
 
 class CatchFaults:
-    """Answers unexpected errors with 500. Starlette's own handler answers too, but raises again, which closes the connection: a client
-    that has already sent its next request over it would get no answer."""
+    """Answers unexpected errors with 500. Starlette's own handler answers too, but raises again,
+    which closes the connection: a client that has already sent its next request over it would get
+    no answer."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
@@ -15,9 +24,16 @@ from serving.server.http.bounds import few_values
 from serving.server.http.characters import whole_characters, whole_values
 
 MOST_TEXTS = 900
-"""Texts of a choice: each is a reading (`guidance.MOST_ITEMS`), and tools beside them are further ones."""
-Definition = Annotated[str, StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION), AfterValidator(whole_characters)]
-JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(few_values), AfterValidator(whole_values)]
+"""Texts of a choice: each is a reading (`guidance.MOST_ITEMS`), and tools beside them are further
+ones."""
+Definition = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=guidance.LONGEST_DEFINITION),
+    AfterValidator(whole_characters),
+]
+JsonObject = Annotated[
+    dict[str, JsonValue], BeforeValidator(few_values), AfterValidator(whole_values)
+]
 Schema = JsonObject | bool | Definition
 ShortName = Annotated[str, StringConstraints(max_length=256)]
 ChoiceText = Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)]
@@ -30,11 +46,12 @@ class Format:
 
     Args:
         field: the request field that asks for it.
-        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text whether it is a token of its own, which
-            is written as text.
-        rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can allow it beside other things; None: there
-            is none.
-        parts: what it is made of by other fields, each a format of its own: which of them is at fault where the whole is refused.
+        define: returns the grammar's definition; raises InvalidRequest. Its argument says of a text
+            whether it is a token of its own, which is written as text.
+        rule: returns the body of a rule in llguidance's Lark for the same, so that a grammar can
+            allow it beside other things; None: there is none.
+        parts: what it is made of by other fields, each a format of its own: which of them is at
+            fault where the whole is refused.
     """
 
     field: str
@@ -65,7 +82,9 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError("format", "json_schema belongs to the type json_schema, and to no other")
+            raise PydanticCustomError(
+                "format", "json_schema belongs to the type json_schema, and to no other"
+            )
         return self
 
     def format(self, field: str) -> Format | None:
@@ -82,7 +101,11 @@ class TextFormat(NamedSchema):
 
     def format(self, field: str) -> Format | None:
         """What it asks for; None: any text."""
-        return None if self.type == "text" else json_format(field, self.json_schema if self.type == "json_schema" else None)
+        return (
+            None
+            if self.type == "text"
+            else json_format(field, self.json_schema if self.type == "json_schema" else None)
+        )
 
 
 class StructuredOutputs(BaseModel):
@@ -93,20 +116,32 @@ class StructuredOutputs(BaseModel):
     KINDS: ClassVar[tuple[str, ...]] = ("json", "regex", "choice", "grammar", "json_object")
 
     json_: Schema | None = Field(None, alias="json", description="a JSON schema")
-    regex: Definition | None = Field(None, description="a regular expression that matches the whole answer")
+    regex: Definition | None = Field(
+        None, description="a regular expression that matches the whole answer"
+    )
     choice: Choices | None = Field(None, description="the possible answers")
-    grammar: Definition | None = Field(None, description="a context-free grammar, in Lark or in GBNF")
+    grammar: Definition | None = Field(
+        None, description="a context-free grammar, in Lark or in GBNF"
+    )
     json_object: bool | None = Field(None, description="true: any JSON object")
-    whitespace_pattern: Definition | None = Field(None, description="regular expression of what may stand between the parts of a JSON text")
+    whitespace_pattern: Definition | None = Field(
+        None, description="regular expression of what may stand between the parts of a JSON text"
+    )
     disable_fallback: bool | None = Field(None, description="without effect: there is one backend")
-    disable_any_whitespace: bool | None = Field(None, description="true: nothing stands between the parts of a JSON text")
-    disable_additional_properties: Literal[False] | None = Field(None, description="only false or null: write it into the schema")
+    disable_any_whitespace: bool | None = Field(
+        None, description="true: nothing stands between the parts of a JSON text"
+    )
+    disable_additional_properties: Literal[False] | None = Field(
+        None, description="only false or null: write it into the schema"
+    )
     structural_tag: None = Field(None, description="only null, as vLLM's own class sends it")
 
     @model_validator(mode="after")
     def check_one(self) -> Self:
         if len(self.asked) != 1:
-            raise PydanticCustomError("format", "takes exactly one of json, regex, choice, grammar and json_object")
+            raise PydanticCustomError(
+                "format", "takes exactly one of json, regex, choice, grammar and json_object"
+            )
         return self
 
     @property
@@ -124,14 +159,20 @@ class StructuredOutputs(BaseModel):
         kind = self.asked[0]
         place = f"{field}.{kind}" if within else field
         if kind in ("json", "json_object"):
-            space = "" if self.disable_any_whitespace else self.whitespace_pattern or guidance.WHITESPACE
+            space = (
+                ""
+                if self.disable_any_whitespace
+                else self.whitespace_pattern or guidance.WHITESPACE
+            )
             return json_format(place, self.json_ if kind == "json" else None, space)
         if self.regex is not None:
             pattern = self.regex
             return Format(place, lambda _: guidance.regex(pattern))
         if self.choice is not None:
             texts = self.choice
-            return Format(place, lambda _: guidance.choice(texts), lambda: guidance.alternatives(texts))
+            return Format(
+                place, lambda _: guidance.choice(texts), lambda: guidance.alternatives(texts)
+            )
         assert self.grammar is not None
         rules = self.grammar
         return Format(place, lambda _: guidance.context_free(rules))
@@ -139,6 +180,7 @@ class StructuredOutputs(BaseModel):
 
 def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) -> Format:
     """JSON by a schema, as an object or as text; None: any JSON object."""
+
     def wanted() -> dict[str, Any] | bool:
         wanted: Any = {"type": "object"} if schema is None else schema
         if isinstance(wanted, str):
@@ -150,4 +192,8 @@ def json_format(field: str, schema: Any, whitespace: str = guidance.WHITESPACE) 
             raise guidance.refused("a JSON schema is an object")
         return wanted
 
-    return Format(field, lambda _: guidance.json_schema(wanted(), whitespace), lambda: guidance.json_rule(wanted(), whitespace))
+    return Format(
+        field,
+        lambda _: guidance.json_schema(wanted(), whitespace),
+        lambda: guidance.json_rule(wanted(), whitespace),
+    )

@@ -1,4 +1,5 @@
-"""Plain ASGI middleware around all routes: which hosts a request may name, and its id with one line in the log."""
+"""Plain ASGI middleware around all routes: which hosts a request may name, and its id with one line
+in the log."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers.internal")
 """Names of this machine, the last two from within containers."""
 MOST_REQUESTS = 4096
-"""Requests at once, with those that wait or are still being sent. Connections without one do not count: the protocol closes them."""
+"""Requests at once, with those that wait or are still being sent. Connections without one do not
+count: the protocol closes them."""
 BUSY_SECONDS = 5
 """When those beyond that number may find room."""
 QUIET = frozenset({"/health", "/ready", "/metrics"})
@@ -31,10 +33,12 @@ QUIET = frozenset({"/health", "/ready", "/metrics"})
 
 
 class HostCheck:
-    """Answers 421 to a request whose Host is none of the server's names; probes and scrapers may use any.
+    """Answers 421 to a request whose Host is none of the server's names; probes and scrapers may
+    use any.
 
-    A page of another site can make its own name point to this machine; its requests then count as the same site's and need no CORS, but
-    they still name that site. That takes a name, so addresses are let through.
+    A page of another site can make its own name point to this machine; its requests then count as
+    the same site's and need no CORS, but they still name that site. That takes a name, so addresses
+    are let through.
 
     Args:
         hosts: names without port; one that begins with "." stands for all names that end so.
@@ -44,9 +48,19 @@ class HostCheck:
         self.app, self.hosts = app, {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in QUIET and not self.knows(Headers(scope=scope).get("host", "")):
-            error = APIError(421, "this server does not answer under the name in the Host header: name it with --allowed-host",
-                             code="wrong_host")
+        if (
+            scope["type"] == "http"
+            and scope["path"] not in QUIET
+            and not self.knows(Headers(scope=scope).get("host", ""))
+        ):
+            error = APIError(
+                421,
+                (
+                    "this server does not answer under the name in the Host header: name it "
+                    "with --allowed-host"
+                ),
+                code="wrong_host",
+            )
             await error.response(scope, receive, send)
             return
         await self.app(scope, receive, send)
@@ -78,7 +92,8 @@ def is_address(name: str) -> bool:
 
 
 class RequestLimit:
-    """Answers 503 to requests beyond so many that are being answered or wait; probes and scrapers are let through."""
+    """Answers 503 to requests beyond so many that are being answered or wait; probes and scrapers
+    are let through."""
 
     def __init__(self, app: ASGIApp, most: int = MOST_REQUESTS):
         self.app, self.most, self.now = app, most, 0
@@ -88,8 +103,12 @@ class RequestLimit:
             await self.app(scope, receive, send)
             return
         if self.now >= self.most:
-            error = APIError(503, f"this server already has {self.most} requests: try again later", code="too_many_requests",
-                             headers=retry_after(BUSY_SECONDS))
+            error = APIError(
+                503,
+                f"this server already has {self.most} requests: try again later",
+                code="too_many_requests",
+                headers=retry_after(BUSY_SECONDS),
+            )
             await error.response(scope, receive, send)
             return
         self.now += 1
@@ -100,11 +119,12 @@ class RequestLimit:
 
 
 class RequestLog:
-    """Gives every request an id, the client's own if it sent a usable one, returns it in `x-request-id`, and logs one line when the answer
-    is over.
+    """Gives every request an id, the client's own if it sent a usable one, returns it in
+    `x-request-id`, and logs one line when the answer is over.
 
     Args:
-        routes: what the request may be for, so that the line names it also where the request is refused before it gets there.
+        routes: what the request may be for, so that the line names it also where the request is
+            refused before it gets there.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute] = ()):
@@ -124,17 +144,29 @@ class RequestLog:
                 status = message["status"]
                 MutableHeaders(scope=message)[REQUEST_ID] = name
             await send(message)
-            ended = ended or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            ended = ended or (
+                message["type"] == "http.response.body" and not message.get("more_body", False)
+            )
 
         try:
             await self.app(scope, receive, marked)
         finally:
             if scope["path"] not in QUIET or status >= 400:
                 state = scope.get("state", {})
-                log.info("%s %s %d%s in %.3f s, client %s, request %s", scope["method"], self.path_of(scope), status,
-                         "" if ended else " unfinished", time.monotonic() - started, state.get("client") or "unknown", name)
+                log.info(
+                    "%s %s %d%s in %.3f s, client %s, request %s",
+                    scope["method"],
+                    self.path_of(scope),
+                    status,
+                    "" if ended else " unfinished",
+                    time.monotonic() - started,
+                    state.get("client") or "unknown",
+                    name,
+                )
 
     def path_of(self, scope: Scope) -> str:
         """The path of the request's route; the client's own could hold anything."""
-        route = scope.get("route") or next((one for one in self.routes if one.matches(scope)[0] is not Match.NONE), None)
+        route = scope.get("route") or next(
+            (one for one in self.routes if one.matches(scope)[0] is not Match.NONE), None
+        )
         return str(getattr(route, "path", "unknown path"))

@@ -1,4 +1,5 @@
-"""From texts and conversations to tokens: on threads, a few of each client's at once, and only where they can fit into the context."""
+"""From texts and conversations to tokens: on threads, a few of each client's at once, and only
+where they can fit into the context."""
 
 from __future__ import annotations
 
@@ -45,12 +46,19 @@ class Prompts:
         self.served = served
         self._turns = ClientTurns(ENCODERS)
 
-    async def apart(self, request: Request, work: Callable[..., T], *given: Any, **options: Any) -> T:
+    async def apart(
+        self, request: Request, work: Callable[..., T], *given: Any, **options: Any
+    ) -> T:
         """What `work` returns, on a thread, when it is its client's turn."""
         return await self._turns.run(client_of(request), work, *given, **options)
 
-    async def chat(self, request: Request, messages: list[dict[str, Any]], options: Mapping[str, Any] | None = None,
-                   field: str = "messages") -> Prompt:
+    async def chat(
+        self,
+        request: Request,
+        messages: list[dict[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        field: str = "messages",
+    ) -> Prompt:
         """A conversation as the prompt that the model's chat template makes of it.
 
         Args:
@@ -77,7 +85,9 @@ class Prompts:
         if len(prompt) >= self.served.max_context:
             raise self.too_long(f"{len(prompt)} in the prompt", "prompt")
         self.check_tokens(prompt, "prompt")
-        return Prompt(prompt, "prompt", await self.apart(request, self.served.decode, prompt) if echo else "")
+        return Prompt(
+            prompt, "prompt", await self.apart(request, self.served.decode, prompt) if echo else ""
+        )
 
     async def prediction(self, request: Request, text: str) -> tuple[int, ...]:
         """Tokens of a predicted answer, as far as they can be part of one."""
@@ -92,16 +102,26 @@ class Prompts:
     def _encode_prediction(self, text: str) -> list[int]:
         return self.served.encode(text[: self._most_characters], special=False)
 
-    def _encode_chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str) -> list[int]:
+    def _encode_chat(
+        self, messages: list[dict[str, Any]], options: Mapping[str, Any], field: str
+    ) -> list[int]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        further = sum(len(json.dumps(one)) for one in (*calls, *options.get("tools", ()), options.get("values") or {}))
-        self._check_length(sum(len(message["content"]) for message in messages) + further // 2, field)  # not all of it becomes tokens
+        further = sum(
+            len(json.dumps(one))
+            for one in (*calls, *options.get("tools", ()), options.get("values") or {})
+        )
+        # not all of it becomes tokens
+        self._check_length(
+            sum(len(message["content"]) for message in messages) + further // 2, field
+        )
         return self.served.encode_chat(messages, **options)
 
     def check_tokens(self, tokens: Sequence[int], field: str) -> None:
         """Refuse ids that are not in the vocabulary."""
         if any(not 0 <= token < self.served.vocab_size for token in tokens):
-            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param=field)
+            raise APIError(
+                400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param=field
+            )
 
     def _check_length(self, characters: int, field: str) -> None:
         """Refuse a text that cannot fit, before tokenizing it: long texts take seconds."""
@@ -110,10 +130,17 @@ class Prompts:
 
     @cached_property
     def _most_characters(self) -> int:
-        """Length of the longest text that can fit into the context: all of its tokens are the longest one."""
+        """Length of the longest text that can fit into the context: all of its tokens are the
+        longest one."""
         return self.served.max_context * max(map(len, self.served.pair.tokenizer.get_vocab()))
 
     def too_long(self, wanted: str, field: str) -> APIError:
         """The error of a request that asks for more tokens than the context holds."""
-        return APIError(400, f"this model's maximum context length is {self.served.max_context} tokens, and you asked for more "
-                             f"({wanted}): shorten the {field} or the completion", param=field, code="context_length_exceeded")
+        return APIError(
+            400,
+            f"this model's maximum context length is {self.served.max_context} tokens, and "
+            "you asked for more "
+            f"({wanted}): shorten the {field} or the completion",
+            param=field,
+            code="context_length_exceeded",
+        )

@@ -1,16 +1,32 @@
-"""What a request of the Responses API may hold besides settings: messages, calls and their results, and tools."""
+"""What a request of the Responses API may hold besides settings: messages, calls and their results,
+and tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from serving.server.http.bounds import few_parts, few_values
 from serving.server.http.fields import Label, Text
-from serving.server.http.tools import MOST_TOOLS, CalledFunction, ChosenFunction, FunctionSpec, PastCall, Tool
+from serving.server.http.tools import (
+    MOST_TOOLS,
+    CalledFunction,
+    ChosenFunction,
+    FunctionSpec,
+    PastCall,
+    Tool,
+)
 
 MOST_ITEMS = 2048
 
@@ -27,7 +43,11 @@ class InputPart(BaseModel):
     @model_validator(mode="after")
     def check_text(self) -> Self:
         if self.plain is None:
-            raise PydanticCustomError("missing", "Field required: {name}", {"name": "refusal" if self.type == "refusal" else "text"})
+            raise PydanticCustomError(
+                "missing",
+                "Field required: {name}",
+                {"name": "refusal" if self.type == "refusal" else "text"},
+            )
         return self
 
     @property
@@ -50,7 +70,10 @@ class InputMessage(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """Role and text, as chat templates take them."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": joined_text(self.content)}
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": joined_text(self.content),
+        }
 
 
 class InputCall(CalledFunction):
@@ -61,7 +84,9 @@ class InputCall(CalledFunction):
 
     def plain(self) -> dict[str, Any]:
         """A turn of the assistant, as chat templates take it."""
-        call = PastCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
+        call = PastCall(
+            id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments)
+        )
         return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
 
 
@@ -85,9 +110,16 @@ def kind_of(item: Any) -> str:
     return f"[{kind}]" if kind in ("function_call", "function_call_output") else "[message]"
 
 
-Item = Annotated[Annotated[InputMessage, Tag("[message]")] | Annotated[InputCall, Tag("[function_call]")]
-                 | Annotated[InputResult, Tag("[function_call_output]")], Discriminator(kind_of)]
-Input = Annotated[Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)], BeforeValidator(few_parts)]
+Item = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[InputCall, Tag("[function_call]")]
+    | Annotated[InputResult, Tag("[function_call_output]")],
+    Discriminator(kind_of),
+]
+Input = Annotated[
+    Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)],
+    BeforeValidator(few_parts),
+]
 
 
 class FunctionKind(BaseModel):
@@ -104,7 +136,9 @@ class ChosenTool(ChosenFunction, FunctionKind):
     """A function that has to be called."""
 
 
-FunctionTools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(few_values)]
+FunctionTools = Annotated[
+    list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(few_values)
+]
 FunctionChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
@@ -114,7 +148,8 @@ def tools_of(functions: Sequence[FunctionTool]) -> list[Tool]:
 
 
 def turns_of(items: Sequence[InputMessage | InputCall | InputResult]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it: calls in a row, and those that follow an assistant's text, are one turn."""
+    """The conversation as chat templates take it: calls in a row, and those that follow an
+    assistant's text, are one turn."""
     turns: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputCall) and turns and turns[-1]["role"] == "assistant":

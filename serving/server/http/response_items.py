@@ -21,11 +21,16 @@ class OutputItems:
         parser: takes calls out of the text; None: all of it is one message.
 
     >>> items = OutputItems("resp-1", ToolCallParser({"add"}))
-    >>> found = items.push('Well: <tool_call>{"name": "add", "arguments": {"a"', []) + items.push(": 1}}</tool_call>", [])
-    >>> [kind.removeprefix("response.") for kind, _ in found + items.finish("completed")]  # doctest: +NORMALIZE_WHITESPACE
-    ['output_item.added', 'content_part.added', 'output_text.delta', 'output_text.done', 'content_part.done', 'output_item.done',
-     'output_item.added', 'function_call_arguments.delta', 'function_call_arguments.delta', 'function_call_arguments.done',
-     'output_item.done']
+    >>> found = items.push('Well: <tool_call>{"name": "add", "arguments": {"a"', []) + items.push(
+    ...     ": 1}}</tool_call>", []
+    ... )
+    >>> [
+    ...     kind.removeprefix("response.") for kind, _ in found + items.finish("completed")
+    ... ]  # doctest: +NORMALIZE_WHITESPACE
+    ['output_item.added', 'content_part.added', 'output_text.delta', 'output_text.done',
+    'content_part.done', 'output_item.done',
+     'output_item.added', 'function_call_arguments.delta', 'function_call_arguments.delta',
+     'function_call_arguments.done', 'output_item.done']
     >>> [item["type"] for item in items.items]
     ['message', 'function_call']
     """
@@ -49,7 +54,8 @@ class OutputItems:
         Args:
             status: of the last item.
         """
-        cut = self._parser is not None and self._parser.within_arguments  # by a stop string: no call to make
+        # by a stop string: no call to make
+        cut = self._parser is not None and self._parser.within_arguments
         events = self._events(self._parser.finish()) if self._parser is not None else []
         if not self.items:
             events += self._begin_message()
@@ -60,7 +66,13 @@ class OutputItems:
         return [] if self._parser is not None else [*self._begin_message()]
 
     def _events(self, pieces: Sequence[Piece]) -> list[Event]:
-        return [event for piece in pieces for event in (self._said(piece.text) if isinstance(piece, Text) else self._called(piece))]
+        return [
+            event
+            for piece in pieces
+            for event in (
+                self._said(piece.text) if isinstance(piece, Text) else self._called(piece)
+            )
+        ]
 
     def _said(self, text: str) -> Iterator[Event]:
         if not self._open or self.items[-1]["type"] != "message":
@@ -69,13 +81,19 @@ class OutputItems:
         part, (logprobs, self._logprobs) = self.items[-1]["content"][0], (self._logprobs, [])
         part["text"] += text
         part["logprobs"] += logprobs
-        yield "response.output_text.delta", self._place | {"content_index": 0, "delta": text, "logprobs": logprobs}
+        yield (
+            "response.output_text.delta",
+            self._place | {"content_index": 0, "delta": text, "logprobs": logprobs},
+        )
 
     def _called(self, call: Call) -> Iterator[Event]:
         self._logprobs = []
         if call.id is not None:
             yield from self._close()
-            yield self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+            yield self._begin(
+                "fc",
+                {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""},
+            )
         if call.arguments:
             self.items[-1]["arguments"] += call.arguments
             yield "response.function_call_arguments.delta", self._place | {"delta": call.arguments}
@@ -83,13 +101,25 @@ class OutputItems:
     def _begin_message(self) -> Iterator[Event]:
         yield self._begin("msg", {"type": "message", "role": "assistant", "content": []})
         self.items[-1]["content"] = [part_of("", [])]
-        yield "response.content_part.added", self._place | {"content_index": 0, "part": part_of("", [])}
+        yield (
+            "response.content_part.added",
+            self._place | {"content_index": 0, "part": part_of("", [])},
+        )
 
     def _begin(self, prefix: str, item: dict[str, Any]) -> Event:
         made_of = f"{self._response} {len(self.items)}"
-        self.items.append({"id": f"{prefix}_{uuid.uuid5(uuid.NAMESPACE_OID, made_of).hex}", "status": "in_progress"} | item)
+        self.items.append(
+            {
+                "id": f"{prefix}_{uuid.uuid5(uuid.NAMESPACE_OID, made_of).hex}",
+                "status": "in_progress",
+            }
+            | item
+        )
         self._open = True
-        return "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(self.items[-1])}
+        return "response.output_item.added", {
+            "output_index": len(self.items) - 1,
+            "item": dict(self.items[-1]),
+        }
 
     def _close(self, status: Status = "completed") -> Iterator[Event]:
         """End the last item, if it may grow."""
@@ -99,10 +129,17 @@ class OutputItems:
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            yield "response.output_text.done", self._place | {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            yield (
+                "response.output_text.done",
+                self._place
+                | {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]},
+            )
             yield "response.content_part.done", self._place | {"content_index": 0, "part": part}
         else:
-            yield "response.function_call_arguments.done", self._place | {"name": item["name"], "arguments": item["arguments"]}
+            yield (
+                "response.function_call_arguments.done",
+                self._place | {"name": item["name"], "arguments": item["arguments"]},
+            )
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     @property

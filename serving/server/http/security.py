@@ -1,6 +1,7 @@
 """Access: API keys, largest body, allowed origins. Plain ASGI middleware, before any route.
 
-A client is identified by its key, or by its address if the server needs no key; `client_of` names it without revealing the key.
+A client is identified by its key, or by its address if the server needs no key; `client_of` names
+it without revealing the key.
 """
 
 from __future__ import annotations
@@ -27,14 +28,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
 from serving.server.http.errors import NO_RETRY, APIError, retry_after
-from serving.server.http.guards import BUSY_SECONDS, OWN_NAMES, REQUEST_ID, HostCheck, RequestLimit, without_port
+from serving.server.http.guards import (
+    BUSY_SECONDS,
+    OWN_NAMES,
+    REQUEST_ID,
+    HostCheck,
+    RequestLimit,
+    without_port,
+)
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
 MOST_BODY_BYTES = 8 * 2**20
 MOST_BODIES_BYTES = 256 * 2**20
-"""Of all requests that are being answered or wait: their bodies stay in memory until they are answered."""
+"""Of all requests that are being answered or wait: their bodies stay in memory until they are
+answered."""
 BODY_SECONDS = 60.0
 """How long a body may take to arrive."""
 
@@ -59,22 +68,27 @@ class Security:
 
     def knows(self, key: bytes) -> bool:
         """Whether a key is one of the server's. All are compared, each in constant time."""
-        return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419  # a generator would stop at the first
+        # a generator would stop at the first
+        return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419
 
 
 def read_keys(file: Path | None = None) -> tuple[str, ...]:
     """Keys of a file (one per line) or, without a file, of DRAFTWELL_API_KEY (separated by commas).
 
     Raises:
-        DraftwellError: the file cannot be read (`unreadable_keys`), or file or variable hold no key (`no_keys`): a server that is meant to
-            need keys must not start without one.
+        DraftwellError: the file cannot be read (`unreadable_keys`), or file or variable hold no key
+            (`no_keys`): a server that is meant to need keys must not start without one.
     """
     if file is not None:
         try:
             words = file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DraftwellError(f"cannot read the API keys in {file} ({getattr(error, 'strerror', None) or 'not text'}): name a text file "
-                                 "with one key per line", code="unreadable_keys") from error
+            raise DraftwellError(
+                f"cannot read the API keys in {file} "
+                f"({getattr(error, 'strerror', None) or 'not text'}): name a text file "
+                "with one key per line",
+                code="unreadable_keys",
+            ) from error
         source = str(file)
     elif (value := os.environ.get(KEY_VARIABLE)) is not None:
         words, source = value.split(","), KEY_VARIABLE
@@ -82,7 +96,10 @@ def read_keys(file: Path | None = None) -> tuple[str, ...]:
         return ()
     keys = tuple(word.strip() for word in words if word.strip())
     if not keys:
-        raise DraftwellError(f"{source} holds no API key: add one, or leave it out to serve without keys", code="no_keys")
+        raise DraftwellError(
+            f"{source} holds no API key: add one, or leave it out to serve without keys",
+            code="no_keys",
+        )
     return keys
 
 
@@ -93,10 +110,19 @@ def install_security(app: FastAPI, security: Security) -> None:
     if security.hosts:
         app.add_middleware(HostCheck, hosts=security.hosts)
     app.add_middleware(RequestLimit)
-    if security.cors_origins:  # outside of the others: a preflight carries no key, and a page may read why its request was refused
-        app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
-                           allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
-                           allow_credentials=False, expose_headers=["Retry-After", REQUEST_ID])
+    # outside of the others: a preflight carries no key, and a page may read why its request was
+    # refused
+    if security.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=security.cors_origins,
+            allow_methods=["GET", "POST"],
+            # OpenAI's client for browsers sends a dozen of its own; the origin is
+            # what decides
+            allow_headers=["*"],
+            allow_credentials=False,
+            expose_headers=["Retry-After", REQUEST_ID],
+        )
 
 
 def is_open(path: str) -> bool:
@@ -110,7 +136,8 @@ def client_of(request: Request) -> str:
 
 
 def tenant_of(request: Request) -> str | None:
-    """Whose online state a request uses: a name derived from its key; None if the server needs no key."""
+    """Whose online state a request uses: a name derived from its key; None if the server needs no
+    key."""
     tenant: str | None = getattr(request.state, "tenant", None)
     return tenant
 
@@ -123,7 +150,8 @@ def is_trusted(request: Request) -> bool:
 class KeyCheck:
     """Answers 401 unless the request carries a key; notes who the client is.
 
-    The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics scrapers that support nothing else).
+    The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics
+    scrapers that support nothing else).
     """
 
     def __init__(self, app: ASGIApp, security: Security):
@@ -138,16 +166,29 @@ class KeyCheck:
             await self.refuse(key)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["tenant"] = hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32] if self.security.keys and key else None
+        state["tenant"] = (
+            hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32]
+            if self.security.keys and key
+            else None
+        )
         state["trusted"] = not self.security.keys or self.security.knows(key)
         state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
         await self.app(scope, receive, send)
 
     def refuse(self, key: bytes) -> JSONResponse:
-        """The 401. It does not request basic authentication, because a browser would store the key; the page asks for it itself."""
-        message = ("this API key is not one of the server's" if key else
-                   "this server needs an API key: send the header Authorization: Bearer KEY")
-        return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="draftwell"'}).response
+        """The 401. It does not request basic authentication, because a browser would store the key;
+        the page asks for it itself."""
+        message = (
+            "this API key is not one of the server's"
+            if key
+            else "this server needs an API key: send the header Authorization: Bearer KEY"
+        )
+        return APIError(
+            401,
+            message,
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": 'Bearer realm="draftwell"'},
+        ).response
 
 
 def key_in(authorization: str) -> bytes:
@@ -164,11 +205,17 @@ def key_in(authorization: str) -> bytes:
 
 
 class BodyLimit:
-    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and 503 to one for which all bodies that are
-    there, or those of the same client, leave no room. A client's have a quarter of it, but at least room for one."""
+    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks, and
+    503 to one for which all bodies that are there, or those of the same client, leave no room. A
+    client's have a quarter of it, but at least room for one."""
 
     def __init__(self, app: ASGIApp, limit: int, together: int):
-        self.app, self.limit, self.together, self.share = app, limit, together, max(limit, together // 4)
+        self.app, self.limit, self.together, self.share = (
+            app,
+            limit,
+            together,
+            max(limit, together // 4),
+        )
         self.held: Counter[str] = Counter()
         """Client → bytes of its bodies."""
 
@@ -181,9 +228,14 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        size, client = int(length[:20]) if length.isdecimal() else 0, str(scope.get("state", {}).get("client", ""))
+        size, client = (
+            int(length[:20]) if length.isdecimal() else 0,
+            str(scope.get("state", {}).get("client", "")),
+        )
         if size > self.limit or (size and self.full(client, size)):
-            await (self.refusal() if size > self.limit else self.no_room()).response(scope, receive, send)
+            await (self.refusal() if size > self.limit else self.no_room()).response(
+                scope, receive, send
+            )
             return
         seen = 0
 
@@ -192,10 +244,15 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal seen, arriving
             try:
-                async with asyncio.timeout_at(until if arriving else None):  # afterwards only a disconnect is waited for
+                # afterwards only a disconnect is waited for
+                async with asyncio.timeout_at(until if arriving else None):
                     message = await receive()
             except TimeoutError as error:
-                raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", NO_RETRY) from error
+                raise HTTPException(
+                    408,
+                    f"the body did not arrive within {BODY_SECONDS:g} s: send it faster",
+                    NO_RETRY,
+                ) from error
             arriving = arriving and message.get("more_body", False)
             more = len(message.get("body", b""))
             seen += more
@@ -203,7 +260,8 @@ class BodyLimit:
             self.held[client] += more
             if seen > self.limit or crowded:
                 told = self.refusal() if seen > self.limit else self.no_room()
-                raise HTTPException(told.status, told.message, told.headers)  # FastAPI passes on only this type; handlers format it
+                # FastAPI passes on only this type; handlers format it
+                raise HTTPException(told.status, told.message, told.headers)
             return message
 
         try:
@@ -214,22 +272,38 @@ class BodyLimit:
                 del self.held[client]
 
     def refusal(self) -> APIError:
-        return APIError(413, f"the body is larger than {self.limit} bytes: send a smaller one", code="request_too_large")
+        return APIError(
+            413,
+            f"the body is larger than {self.limit} bytes: send a smaller one",
+            code="request_too_large",
+        )
 
     def no_room(self) -> APIError:
-        return APIError(503, f"requests hold {self.together} bytes of this server, or yours {self.share}: try again later",
-                        code="too_many_requests", headers=retry_after(BUSY_SECONDS))
+        return APIError(
+            503,
+            (
+                f"requests hold {self.together} bytes of this server, or yours {self.share}: "
+                "try again later"
+            ),
+            code="too_many_requests",
+            headers=retry_after(BUSY_SECONDS),
+        )
 
 
 def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...]:
     """Names that a server bound to `host` answers under; empty: any.
 
-    A server without keys that listens on this machine alone is what another site's page could reach by a name of its own.
+    A server without keys that listens on this machine alone is what another site's page could reach
+    by a name of its own.
 
     Args:
         allowed: further names; their ports do not matter.
 
-    >>> "localhost" in hosts_of("127.0.0.1", [], keys=False), hosts_of("0.0.0.0", [], keys=False), hosts_of("::1", ["*"], keys=False)
+    >>> (
+    ...     "localhost" in hosts_of("127.0.0.1", [], keys=False),
+    ...     hosts_of("0.0.0.0", [], keys=False),
+    ...     hosts_of("::1", ["*"], keys=False),
+    ... )
     (True, (), ())
     """
     if "*" in allowed or (not allowed and (keys or not is_loopback(host))):
@@ -238,9 +312,13 @@ def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that is bound to a name or an address can be reached from this machine alone.
+    """Whether a server that is bound to a name or an address can be reached from this machine
+    alone.
 
-    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "10.0.0.7", "host.example")]
+    >>> [
+    ...     is_loopback(host)
+    ...     for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "10.0.0.7", "host.example")
+    ... ]
     [True, True, True, False, False, False]
     """
     try:
@@ -259,6 +337,11 @@ def origins(values: Sequence[str]) -> tuple[str, ...]:
     for value in values:
         scheme, _, host = value.partition("://")
         if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):
-            raise DraftwellError(f"--cors-origin {value} is not an origin: write it as https://example.org, without a path, or * for all",
-                                 code="bad_origin")
+            raise DraftwellError(
+                (
+                    f"--cors-origin {value} is not an origin: write it as https://example.org, "
+                    "without a path, or * for all"
+                ),
+                code="bad_origin",
+            )
     return tuple(values)

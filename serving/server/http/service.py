@@ -1,4 +1,5 @@
-"""From a validated request to its tickets: prompts to tokens, checks of length and budget, one choice for each answer."""
+"""From a validated request to its tickets: prompts to tokens, checks of length and budget, one
+choice for each answer."""
 
 from __future__ import annotations
 
@@ -47,10 +48,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 COMPILERS = ThreadPoolExecutor(2 * MOST_AT_ONCE, thread_name_prefix="grammar")
-"""Threads of their own: grammars that take seconds to compile must not keep prompts from being encoded."""
+"""Threads of their own: grammars that take seconds to compile must not keep prompts from being
+encoded."""
 
 MOST_LISTED = 400_000
-"""Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of tokens."""
+"""Entries of one request's lists: log-probs of tokens and of alternatives to them, and origins of
+tokens."""
 
 
 class Service:
@@ -64,33 +67,55 @@ class Service:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check_model(body.model)
-        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        body, deadline = (
+            body.with_defaults(self.served.sampling_defaults),
+            self._accept(body, request),
+        )
         async with deadline.enforced():
-            prompt = await self.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)
+            prompt = await self.prompts.chat(
+                request, [m.plain() for m in body.messages], body.template_options
+            )
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         kind = ToolAnswer if body.offered else Answer
-        return await self._respond(body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind)
+        return await self._respond(
+            body, request, deadline, choices, ChatShape(self.served.name, self.fingerprint), kind
+        )
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
         self.check_model(body.model)
-        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request, len(body.prompts))
+        body, deadline = (
+            body.with_defaults(self.served.sampling_defaults),
+            self._accept(body, request, len(body.prompts)),
+        )
         async with deadline.enforced():
-            prompts = [await self.prompts.completion(request, prompt, bool(body.echo)) for prompt in body.prompts]
-            choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request))
+            prompts = [
+                await self.prompts.completion(request, prompt, bool(body.echo))
+                for prompt in body.prompts
+            ]
+            choices = self._choices(
+                body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._given(body, request)
+            )
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
         for choice in choices:
             choice.shows = body.max_tokens != 0
-        return await self._respond(body, request, deadline, choices, CompletionShape(self.served.name, self.fingerprint))
+        return await self._respond(
+            body, request, deadline, choices, CompletionShape(self.served.name, self.fingerprint)
+        )
 
     async def respond(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer `/v1/responses`."""
         self.check_model(body.model)
-        body, deadline = body.with_defaults(self.served.sampling_defaults), self._accept(body, request)
+        body, deadline = (
+            body.with_defaults(self.served.sampling_defaults),
+            self._accept(body, request),
+        )
         async with deadline.enforced():
-            prompt = await self.prompts.chat(request, body.messages, body.template_options, field="input")
+            prompt = await self.prompts.chat(
+                request, body.messages, body.template_options, field="input"
+            )
             choices = self._choices(body, request, [prompt], None, await self._given(body, request))
         shape = ResponseShape(self.served.name, self.fingerprint)
         return await self._respond(body, request, deadline, choices, shape, ResponseAnswer)
@@ -99,13 +124,19 @@ class Service:
         """When the request has to be answered, from now on.
 
         Raises:
-            APIError: it asks for too many answers (400), which no wait would change; the queue has no room for it (429), which is not
-                worth any work; or the server is shutting down.
+            APIError: it asks for too many answers (400), which no wait would change; the queue has
+                no room for it (429), which is not worth any work; or the server is shutting down.
         """
         count = body.n or 1
         if not 1 <= prompts * count <= MOST_CHOICES:
-            raise APIError(400, f"{prompts} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
-                           param="prompt" if prompts != 1 else "n")
+            raise APIError(
+                400,
+                (
+                    f"{prompts} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} "
+                    "answers in all"
+                ),
+                param="prompt" if prompts != 1 else "n",
+            )
         try:
             self.scheduler.check_room(client_of(request), prompts * count)
         except QueueFull as error:
@@ -117,14 +148,27 @@ class Service:
     def check_model(self, name: str) -> None:
         """Refuse a request for another model."""
         if name != self.served.name:
-            raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
-                           code="model_not_found")
+            raise APIError(
+                404,
+                f"the model '{name}' does not exist: this server has '{self.served.name}'",
+                param="model",
+                code="model_not_found",
+            )
 
     async def _given(self, body: Generation, request: Request) -> dict[str, Any]:
-        """Settings of the sampling that take time to make: the prediction, and the grammar of the format that is asked for."""
+        """Settings of the sampling that take time to make: the prediction, and the grammar of the
+        format that is asked for."""
         drafts = body.decoding.enabled is not False
-        grammar = None if body.format is None else await self._grammar(body.format, owner_of(body, request), request)
-        prediction = await self.prompts.prediction(request, body.prediction.text) if body.prediction is not None and drafts else ()
+        grammar = (
+            None
+            if body.format is None
+            else await self._grammar(body.format, owner_of(body, request), request)
+        )
+        prediction = (
+            await self.prompts.prediction(request, body.prediction.text)
+            if body.prediction is not None and drafts
+            else ()
+        )
         return {"prediction": prediction, "grammar": grammar, "draft_forced": drafts}
 
     async def _grammar(self, asked: Format, owner: Owner, request: Request) -> Grammar:
@@ -132,17 +176,27 @@ class Service:
             definition = await self.prompts.apart(request, asked.define, self.served.is_token)
             if (known := self.served.known_grammar(definition, owner)) is not None:
                 return known
-            return await self._compilers.run(client_of(request), self.served.grammar, definition, owner)
+            return await self._compilers.run(
+                client_of(request), self.served.grammar, definition, owner
+            )
         except InvalidRequest as error:
             for part in asked.parts:  # if one of them is refused alone, the message names its field
                 await self._grammar(part, owner, request)
             raise APIError(400, without_paths(error), param=asked.field, code=error.code) from error
-        except DraftwellError as error:  # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
+        # a missing package, or a tokenizer that cannot be read: nothing that a client could fix
+        except DraftwellError as error:
             raise APIError(501, without_paths(error), param=asked.field, code=error.code) from error
 
-    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
-                 given: Mapping[str, Any]) -> list[AnswerChoice]:
-        """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts.
+    def _choices(
+        self,
+        body: Generation,
+        request: Request,
+        prompts: Sequence[Prompt],
+        default_tokens: int | None,
+        given: Mapping[str, Any],
+    ) -> list[AnswerChoice]:
+        """`n` choices for every prompt, in order. A prompt's answers do not depend on the other
+        prompts.
 
         Args:
             given: as `_given` returns it.
@@ -158,25 +212,51 @@ class Service:
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
             if rated + traced and body.token_limit is None:  # nobody asked for so many
-                listed = MOST_LISTED // (len(prompts) * count) - (rated * len(prompt.ids) if prompt.echoed else 0)
+                listed = MOST_LISTED // (len(prompts) * count) - (
+                    rated * len(prompt.ids) if prompt.echoed else 0
+                )
                 budget = max(1, min(budget, listed // (rated + traced)))
             for number in range(count):
-                sampling = replace(self._sampling(body, budget, derived_seed(seed, number), ends=given["grammar"] is not None), **given)
+                sampling = replace(
+                    self._sampling(
+                        body, budget, derived_seed(seed, number), ends=given["grammar"] is not None
+                    ),
+                    **given,
+                )
                 text = TextStream(decode, body.stops(), prompt.ids, sampling.min_tokens)
-                choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
-        listed = sum((rated + traced) * choice.sampling.max_tokens + (rated * len(choice.prompt) if choice.before else 0)
-                     for choice in choices)
+                choices.append(
+                    AnswerChoice(
+                        len(choices),
+                        prompt.ids,
+                        sampling,
+                        text,
+                        strategy,
+                        prompt.echoed,
+                        body=prompt.body,
+                    )
+                )
+        listed = sum(
+            (rated + traced) * choice.sampling.max_tokens
+            + (rated * len(choice.prompt) if choice.before else 0)
+            for choice in choices
+        )
         if listed > MOST_LISTED:
-            raise APIError(400, f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would list up to {listed} tokens: ask "
-                                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
-                           param="logprobs" if rated else "speculation.trace")
+            raise APIError(
+                400,
+                f"{len(choices)} answers with {'log-probs' if rated else 'a trace'} would "
+                f"list up to {listed} tokens: ask "
+                f"for at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives",
+                param="logprobs" if rated else "speculation.trace",
+            )
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
-        """The strategy that the request names, else the tuned one; with a seed, sampled requests of an exact one are decoded plainly.
+        """The strategy that the request names, else the tuned one; with a seed, sampled requests of
+        an exact one are decoded plainly.
 
-        How many tokens are drafted decides which random numbers an answer uses, so drafts of such a request could not be limited under
-        load: they would slow others down. The request alone decides, so that the same bundle gives the same answer on every server.
+        How many tokens are drafted decides which random numbers an answer uses, so drafts of such a
+        request could not be limited under load: they would slow others down. The request alone
+        decides, so that the same bundle gives the same answer on every server.
         """
         asked = body.decoding
         name = PLAIN if asked.enabled is False else asked.strategy
@@ -185,11 +265,26 @@ class Service:
         except DraftwellError as error:
             if name is None:
                 raise  # the tuned strategy is not available: not the client's error
-            raise APIError(400, without_paths(error), param="speculation.strategy", code="strategy_not_found") from error
+            raise APIError(
+                400, without_paths(error), param="speculation.strategy", code="strategy_not_found"
+            ) from error
         if not asked.parameters:
-            alone = name is None and body.seed is not None and body.used_temperature > 0 and strategy.lossless
-            return self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature) if alone else strategy
-        return with_parameters(strategy, asked.parameters, allowed=getattr(request.app.state, "allow_parameters", False))
+            alone = (
+                name is None
+                and body.seed is not None
+                and body.used_temperature > 0
+                and strategy.lossless
+            )
+            return (
+                self.served.strategies.get(PLAIN, tenant_of(request), body.used_temperature)
+                if alone
+                else strategy
+            )
+        return with_parameters(
+            strategy,
+            asked.parameters,
+            allowed=getattr(request.app.state, "allow_parameters", False),
+        )
 
     def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:
         """Tokens to generate; default: the room that the context leaves."""
@@ -197,38 +292,77 @@ class Service:
         if not prompt.ids:
             raise APIError(400, "the prompt is empty: send at least one token", param=prompt.field)
         asked = body.token_limit
-        budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, which is not shown
+        # 0 runs as 1, which is not shown
+        budget = min(room, default_tokens or room) if asked is None else max(1, asked)
         if budget > room or room < 1:
-            wanted = f"{len(prompt.ids)} in the {prompt.field}" + (f", {body.token_limit} to generate" if body.token_limit else "")
+            wanted = f"{len(prompt.ids)} in the {prompt.field}" + (
+                f", {body.token_limit} to generate" if body.token_limit else ""
+            )
             raise self.prompts.too_long(wanted, prompt.field)
         return budget
 
-    def _sampling(self, body: Generation, budget: int, seed: int, *, ends: bool = False) -> Sampling:
+    def _sampling(
+        self, body: Generation, budget: int, seed: int, *, ends: bool = False
+    ) -> Sampling:
         """How a choice's tokens are drawn.
 
         Args:
-            ends: the model's end-of-text tokens end the answer in any case: a grammar has nothing after its end.
+            ends: the model's end-of-text tokens end the answer in any case: a grammar has nothing
+                after its end.
         """
         settings = body.sampling_settings()
-        for param, tokens in (("logit_bias", settings["logit_bias"]), ("stop_token_ids", body.stop_token_ids or ())):
+        for param, tokens in (
+            ("logit_bias", settings["logit_bias"]),
+            ("stop_token_ids", body.stop_token_ids or ()),
+        ):
             wrong = next((token for token in tokens if token >= self.served.vocab_size), None)
             if wrong is not None:
-                raise APIError(400, f"token {wrong} is not in the vocabulary: the largest id is {self.served.vocab_size - 1}", param=param)
+                raise APIError(
+                    400,
+                    (
+                        f"token {wrong} is not in the vocabulary: the largest id is "
+                        f"{self.served.vocab_size - 1}"
+                    ),
+                    param=param,
+                )
         if settings["min_tokens"] > budget:
-            raise APIError(400, f"min_tokens must be at most the tokens to generate, which are {budget} here", param="min_tokens")
-        stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos and not ends else self.served.stop_tokens)
-        return self.served.pair.sampling(max_tokens=budget, seed=seed, stop_token_ids=stops, **settings)
+            raise APIError(
+                400,
+                f"min_tokens must be at most the tokens to generate, which are {budget} here",
+                param="min_tokens",
+            )
+        stops = frozenset(body.stop_token_ids or ()) | (
+            frozenset() if body.ignore_eos and not ends else self.served.stop_tokens
+        )
+        return self.served.pair.sampling(
+            max_tokens=budget, seed=seed, stop_token_ids=stops, **settings
+        )
 
-    async def _respond(self, body: Generation, request: Request, deadline: Deadline, choices: list[AnswerChoice], shape: Shape,
-                       kind: type[Answer] = Answer) -> Response:
-        conversation = Conversation(self.scheduler, request, choices, deadline=deadline.at, own_deadline=deadline.own,
-                                    client=client_of(request), owner=owner_of(body, request))
+    async def _respond(
+        self,
+        body: Generation,
+        request: Request,
+        deadline: Deadline,
+        choices: list[AnswerChoice],
+        shape: Shape,
+        kind: type[Answer] = Answer,
+    ) -> Response:
+        conversation = Conversation(
+            self.scheduler,
+            request,
+            choices,
+            deadline=deadline.at,
+            own_deadline=deadline.own,
+            client=client_of(request),
+            owner=owner_of(body, request),
+        )
         conversation.submit()
         answer = kind(self.served, conversation, body, shape)
         if not body.stream:
             return await answer.whole()
         try:
-            first = await conversation.next(PING_SECONDS)  # an error until then gets its own HTTP status
+            # an error until then gets its own HTTP status
+            first = await conversation.next(PING_SECONDS)
         except BaseException:
             conversation.close()
             raise
@@ -243,7 +377,11 @@ def owner_of(body: Generation, request: Request) -> Owner:
 def derived_seed(seed: int, number: int) -> int:
     """Seed of a prompt's answer number `number`; the first has the request's own.
 
-    >>> derived_seed(7, 0), derived_seed(7, 1) == derived_seed(7, 1), derived_seed(7, 1) == derived_seed(7, 2)
+    >>> (
+    ...     derived_seed(7, 0),
+    ...     derived_seed(7, 1) == derived_seed(7, 1),
+    ...     derived_seed(7, 1) == derived_seed(7, 2),
+    ... )
     (7, True, False)
     """
     if number == 0:
@@ -252,9 +390,16 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 def system_fingerprint(served: ServedModel) -> str:
-    """Changes with the weights, the tuned strategies and their settings: with the same one, a seed gives the same answer."""
+    """Changes with the weights, the tuned strategies and their settings: with the same one, a seed
+    gives the same answer."""
     strategies = [served.strategy, served.strategies.get(temperature=SERVED_TEMPERATURE)]
     defaults = [served.sampling_defaults] if served.sampling_defaults else []
-    made_of = json.dumps([served.name, served.pair.fingerprint, *defaults,
-                          *([one.name, one.config.model_dump(mode="json")] for one in strategies)])
+    made_of = json.dumps(
+        [
+            served.name,
+            served.pair.fingerprint,
+            *defaults,
+            *([one.name, one.config.model_dump(mode="json")] for one in strategies),
+        ]
+    )
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"

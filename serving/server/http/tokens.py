@@ -1,4 +1,5 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is in tokens, and the other way round."""
+"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is in tokens, and
+the other way round."""
 
 from __future__ import annotations
 
@@ -20,23 +21,34 @@ class TokenizeText(OpenAIFields):
 
     model: Name | None = None
     prompt: Text
-    add_special_tokens: bool = Field(True, description="with the special tokens that the tokenizer puts around a text")
-    return_token_strs: bool | None = Field(None, description="also return each token's name in the vocabulary")
+    add_special_tokens: bool = Field(
+        True, description="with the special tokens that the tokenizer puts around a text"
+    )
+    return_token_strs: bool | None = Field(
+        None, description="also return each token's name in the vocabulary"
+    )
 
 
 class TokenizeMessages(Messages):
     """Body of `POST /tokenize` for a conversation."""
 
     model: Name | None = None
-    return_token_strs: bool | None = Field(None, description="also return each token's name in the vocabulary")
+    return_token_strs: bool | None = Field(
+        None, description="also return each token's name in the vocabulary"
+    )
 
-    tools: Tools | None = Field(None, description="functions that the answer may call, which the template writes into the prompt")
+    tools: Tools | None = Field(
+        None,
+        description="functions that the answer may call, which the template writes into the prompt",
+    )
 
-    OFF = {"add_special_tokens": (False,), "chat_template": ()}  # noqa: RUF012  # declared by the base class
+    OFF = {"add_special_tokens": (False,), "chat_template": ()}  # declared by the base class  # noqa: RUF012
 
     @property
     def template_options(self) -> dict[str, Any]:
-        return super().template_options | ({"tools": [tool.plain() for tool in self.tools]} if self.tools else {})
+        return super().template_options | (
+            {"tools": [tool.plain() for tool in self.tools]} if self.tools else {}
+        )
 
 
 class DetokenizeRequest(OpenAIFields):
@@ -66,7 +78,10 @@ def kind_of(body: Any) -> str:
     return "[messages]" if isinstance(body, dict) and "messages" in body else "[text]"
 
 
-TokenizeRequest = Annotated[Annotated[TokenizeText, Tag("[text]")] | Annotated[TokenizeMessages, Tag("[messages]")], Discriminator(kind_of)]
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("[text]")] | Annotated[TokenizeMessages, Tag("[messages]")],
+    Discriminator(kind_of),
+]
 
 
 def tokens_router(current: Callable[[], Service]) -> APIRouter:
@@ -84,12 +99,22 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         check_model(service, body.model)
         async with limit_of(request).enforced():
             if isinstance(body, TokenizeMessages):
-                ids = (await service.prompts.chat(request, [m.plain() for m in body.messages], body.template_options)).ids
+                ids = (
+                    await service.prompts.chat(
+                        request, [m.plain() for m in body.messages], body.template_options
+                    )
+                ).ids
             else:
-                ids = await service.prompts.apart(request, service.prompts.encode, body.prompt, special=body.add_special_tokens)
+                ids = await service.prompts.apart(
+                    request, service.prompts.encode, body.prompt, special=body.add_special_tokens
+                )
             spell = service.served.pair.tokenizer.convert_ids_to_tokens
-            names = await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
-        return TokenizeAnswer(count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names)
+            names = (
+                await service.prompts.apart(request, spell, ids) if body.return_token_strs else None
+            )
+        return TokenizeAnswer(
+            count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names
+        )
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
@@ -99,7 +124,9 @@ def tokens_router(current: Callable[[], Service]) -> APIRouter:
         service.prompts.check_tokens(body.tokens, "tokens")
         decode = service.served.pair.tokenizer.decode
         async with limit_of(request).enforced():
-            return DetokenizeAnswer(prompt=await service.prompts.apart(request, decode, body.tokens))
+            return DetokenizeAnswer(
+                prompt=await service.prompts.apart(request, decode, body.tokens)
+            )
 
     return router
 

@@ -1,4 +1,5 @@
-"""Tool calls out of a text as it comes: what is certain to be text is text, a call's name comes first, then its arguments in pieces."""
+"""Tool calls out of a text as it comes: what is certain to be text is text, a call's name comes
+first, then its arguments in pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from serving.server.http.tools import BEGIN, END
 from serving.server.scheduling.detokenize import StopStrings
 
 CLOSED = re.compile(r"\s*\}")
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 NO_CALL = re.compile(r"\s*[^\s{\[]")
 """How a text begins that is neither a call nor a list of calls."""
 
@@ -45,7 +48,12 @@ class Call:
         """As a stream's chunk has it."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
-        return {"index": self.index, "id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "index": self.index,
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 Piece = Text | Call
@@ -54,8 +62,9 @@ Piece = Text | Call
 class ToolCallParser:
     """Takes the text of one answer in pieces.
 
-    What begins like a call and is none (no JSON, or a function that is not offered) is text, as it was written. White space around calls is
-    dropped. Arguments may also be named "parameters", as Llama's are.
+    What begins like a call and is none (no JSON, or a function that is not offered) is text, as it
+    was written. White space around calls is dropped. Arguments may also be named "parameters", as
+    Llama's are.
 
     Args:
         names: the functions that are offered.
@@ -64,7 +73,10 @@ class ToolCallParser:
     >>> parser = ToolCallParser({"add"})
     >>> found = parser.push('Let me see.\\n<tool_call>\\n{"name": "add", "argum')
     >>> found += parser.push('ents": {"a": 1}}\\n</tool_call>') + parser.finish()
-    >>> [piece.text if isinstance(piece, Text) else (piece.name, piece.arguments) for piece in found]
+    >>> [
+    ...     piece.text if isinstance(piece, Text) else (piece.name, piece.arguments)
+    ...     for piece in found
+    ... ]
     ['Let me see.', ('add', ''), (None, '{"a": 1}')]
     """
 
@@ -91,7 +103,8 @@ class ToolCallParser:
         return self._allowed(found)
 
     def finish(self) -> list[Piece]:
-        """The rest, when no text follows; a call that was cut within its arguments keeps what there is of them."""
+        """The rest, when no text follows; a call that was cut within its arguments keeps what there
+        is of them."""
         found: list[Piece] = []
         if self._step == self._after_arguments:
             self._held = after_call(self._held[: len(self._held) - beginning(self._held, END)])
@@ -105,8 +118,13 @@ class ToolCallParser:
         return self._allowed(found)
 
     def _allowed(self, found: Sequence[Piece]) -> list[Piece]:
-        """Without the calls beyond `most`: a list of calls, or several among an answer's least tokens."""
-        return [piece for piece in found if isinstance(piece, Text) or self.most is None or piece.index < self.most]
+        """Without the calls beyond `most`: a list of calls, or several among an answer's least
+        tokens."""
+        return [
+            piece
+            for piece in found
+            if isinstance(piece, Text) or self.most is None or piece.index < self.most
+        ]
 
     # Each step reads what it can of `_held`, and says whether another one may read on.
 
@@ -114,7 +132,11 @@ class ToolCallParser:
         if self._after_call:
             self._held = self._held.lstrip()
         at = self._held.find(BEGIN)
-        text = self._held[:at] if at >= 0 else self._held[: len(self._held) - beginning(self._held, BEGIN)]
+        text = (
+            self._held[:at]
+            if at >= 0
+            else self._held[: len(self._held) - beginning(self._held, BEGIN)]
+        )
         shown = text.rstrip()
         if shown:
             found.append(Text(shown))
@@ -171,7 +193,8 @@ class ToolCallParser:
         return bool(self._held)
 
     def _object_end(self) -> int:
-        """How much of the held text belongs to the JSON object that has begun; `_depth` is 0 where it ends there."""
+        """How much of the held text belongs to the JSON object that has begun; `_depth` is 0 where
+        it ends there."""
         for at, letter in enumerate(self._held):
             if self._escaped:
                 self._escaped = False
@@ -204,23 +227,33 @@ class ToolCallParser:
             found.append(Call(self.calls - 1, arguments))
 
     def _read_calls(self, body: str) -> list[tuple[str, str]]:
-        """Names and JSON arguments of a complete call or a list of calls; none if the text is neither.
+        """Names and JSON arguments of a complete call or a list of calls; none if the text is
+        neither.
 
-        Arguments are in ASCII, as an escaped half of a surrogate pair cannot be sent otherwise. NaN and infinity are no JSON.
+        Arguments are in ASCII, as an escaped half of a surrogate pair cannot be sent otherwise. NaN
+        and infinity are no JSON.
         """
         try:
             read = json.loads(body)
             calls = read if isinstance(read, list) else [read]
-            if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"] in self.names
-                       and isinstance(arguments_of(call), dict) for call in calls):
+            if not all(
+                isinstance(call, dict)
+                and isinstance(call.get("name"), str)
+                and call["name"] in self.names
+                and isinstance(arguments_of(call), dict)
+                for call in calls
+            ):
                 return []
-            return [(call["name"], json.dumps(arguments_of(call), allow_nan=False)) for call in calls]
+            return [
+                (call["name"], json.dumps(arguments_of(call), allow_nan=False)) for call in calls
+            ]
         except (ValueError, RecursionError):
             return []
 
 
 class FirstCall(StopStrings):
-    """Ends an answer once the first call's arguments are closed, as no other call is wanted; strings end it as ever.
+    """Ends an answer once the first call's arguments are closed, as no other call is wanted;
+    strings end it as ever.
 
     The mark of a call's end is no sign of it: arguments may hold the same letters.
 
@@ -229,7 +262,12 @@ class FirstCall(StopStrings):
         strings: as in `StopStrings`.
 
     >>> stop = FirstCall({"say"}, [])
-    >>> stop.push('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"'), stop.stopped, stop.push("}}"), stop.stopped
+    >>> (
+    ...     stop.push('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"'),
+    ...     stop.stopped,
+    ...     stop.push("}}"),
+    ...     stop.stopped,
+    ... )
     ('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"', False, '}}', True)
     """
 
@@ -239,7 +277,9 @@ class FirstCall(StopStrings):
 
     def push(self, text: str) -> str:
         text = self.let_pass(super().push(text))
-        self.stopped = self.stopped or (self._parser.calls > 0 and not self._parser.within_arguments)
+        self.stopped = self.stopped or (
+            self._parser.calls > 0 and not self._parser.within_arguments
+        )
         return text
 
     def let_pass(self, text: str) -> str:
@@ -248,16 +288,24 @@ class FirstCall(StopStrings):
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Arguments of a call as a model writes it; None where they are missing and something else is there.
+    """Arguments of a call as a model writes it; None where they are missing and something else is
+    there.
 
-    >>> arguments_of({"name": "add", "parameters": {"a": 1}}), arguments_of({"name": "stop"}), arguments_of({"name": "add", "a": 1})
+    >>> (
+    ...     arguments_of({"name": "add", "parameters": {"a": 1}}),
+    ...     arguments_of({"name": "stop"}),
+    ...     arguments_of({"name": "add", "a": 1}),
+    ... )
     ({'a': 1}, {}, None)
     """
-    return call.get("arguments", call.get("parameters", None if call.keys() - {"name", "id", "type"} else {}))
+    return call.get(
+        "arguments", call.get("parameters", None if call.keys() - {"name", "id", "type"} else {})
+    )
 
 
 def name_of(text: str) -> str | None:
-    """A name from how it is written, as JSON; None if it is not: models write escapes that JSON does not have, and raw line ends.
+    """A name from how it is written, as JSON; None if it is not: models write escapes that JSON
+    does not have, and raw line ends.
 
     >>> name_of('"add"'), name_of(r'"get\\_weather"')
     ('add', None)
@@ -284,4 +332,11 @@ def beginning(text: str, mark: str) -> int:
     >>> beginning("see <too", "<tool_call>"), beginning("see", "<tool_call>")
     (4, 0)
     """
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(mark) - 1, len(text)), 0, -1)
+            if mark.startswith(text[-size:])
+        ),
+        0,
+    )

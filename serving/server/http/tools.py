@@ -1,4 +1,5 @@
-"""Tools in OpenAI's shape, and the grammar of their calls in the notation of Hermes, which Qwen, SmolLM2 and others were trained on:
+"""Tools in OpenAI's shape, and the grammar of their calls in the notation of Hermes, which Qwen,
+SmolLM2 and others were trained on:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -11,7 +12,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from serving.runtime.grammar import guidance
@@ -31,15 +40,25 @@ class FunctionSpec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=65_536), AfterValidator(whole_characters)] | None = None
-    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments; default: it takes none")
-    strict: bool | None = Field(None, description="true: calls follow the schema also where the model decides whether to call")
+    description: (
+        Annotated[str, StringConstraints(max_length=65_536), AfterValidator(whole_characters)]
+        | None
+    ) = None
+    parameters: JsonObject | None = Field(
+        None, description="JSON schema of the arguments; default: it takes none"
+    )
+    strict: bool | None = Field(
+        None,
+        description="true: calls follow the schema also where the model decides whether to call",
+    )
 
     @field_validator("parameters")
     @classmethod
     def check_object(cls, parameters: JsonObject | None) -> JsonObject | None:
         if (parameters or {}).get("type", "object") != "object":
-            raise PydanticCustomError("parameters", "arguments are an object: the schema's type must be object")
+            raise PydanticCustomError(
+                "parameters", "arguments are an object: the schema's type must be object"
+            )
         return parameters
 
 
@@ -55,7 +74,14 @@ class Tool(BaseModel):
         """As chat templates take it."""
         spec = self.function
         about = {"description": spec.description} if spec.description else {}
-        return {"type": "function", "function": {"name": spec.name, **about, "parameters": spec.parameters or NO_PARAMETERS}}
+        return {
+            "type": "function",
+            "function": {
+                "name": spec.name,
+                **about,
+                "parameters": spec.parameters or NO_PARAMETERS,
+            },
+        }
 
 
 class ChosenFunction(BaseModel):
@@ -81,7 +107,9 @@ class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     name: Annotated[str, StringConstraints(max_length=256), AfterValidator(whole_characters)]
-    arguments: Annotated[str, StringConstraints(max_length=500_000), AfterValidator(whole_characters)] = "{}"
+    arguments: Annotated[
+        str, StringConstraints(max_length=500_000), AfterValidator(whole_characters)
+    ] = "{}"
 
 
 class PastCall(BaseModel):
@@ -100,23 +128,35 @@ class PastCall(BaseModel):
             read = whole_values(json.loads(arguments))
         except (ValueError, RecursionError):
             read = None
-        return {"id": self.id, "type": "function", "function": {"name": self.function.name,
-                                                                "arguments": read if isinstance(read, dict) else arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {
+                "name": self.function.name,
+                "arguments": read if isinstance(read, dict) else arguments,
+            },
+        }
 
 
 Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), BeforeValidator(few_values)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
-def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, most: int = MOST_CALLS, text: bool = False,
-                  answer: str | None = None) -> str:
+def calls_grammar(
+    tools: Sequence[Tool],
+    is_token: Callable[[str], bool],
+    *,
+    most: int = MOST_CALLS,
+    text: bool = False,
+    answer: str | None = None,
+) -> str:
     """The grammar of one or more calls.
 
     Args:
         is_token: whether a mark is a token of its own, as in Qwen's vocabularies.
         most: calls at most.
-        text: any text may come before, between and after calls, or instead of them; a call that has begun follows its schema, whichever
-            tokens its mark is spelt with.
+        text: any text may come before, between and after calls, or instead of them; a call that has
+            begun follows its schema, whichever tokens its mark is spelt with.
         answer: the body of a rule: what may come instead of calls.
     Raises:
         InvalidRequest: it is too large.
@@ -124,17 +164,30 @@ def calls_grammar(tools: Sequence[Tool], is_token: Callable[[str], bool], *, mos
     bodies = " | ".join(f"body_{i}" for i in range(len(tools)))
     begin, end = (mark if is_token(mark) else json.dumps(mark) for mark in (BEGIN, END))
     if text:
-        rest = rf"/(.|\n)*/ & ~/(.|\n)*{BEGIN}(.|\n)*/"  # a mark that is spelt with other tokens begins a call too
+        # a mark that is spelt with other tokens begins a call too
+        rest = rf"/(.|\n)*/ & ~/(.|\n)*{BEGIN}(.|\n)*/"
         rules = [f"start: tagged{{0,{most}}} REST", f"REST: {rest}"]
-        rules += ([f"tagged: REST {begin} ({bodies})"] if is_token(BEGIN) else
-                  [f"tagged: head ({bodies})", f"head[lazy]: TEXT {begin}", r"TEXT: /(.|\n)*/"])
+        rules += (
+            [f"tagged: REST {begin} ({bodies})"]
+            if is_token(BEGIN)
+            else [f"tagged: head ({bodies})", f"head[lazy]: TEXT {begin}", r"TEXT: /(.|\n)*/"]
+        )
     else:
         further = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
-        rules = [f"start: call{further}" + (" | answer" if answer else ""), f"call: {begin} ({bodies})"]
+        rules = [
+            f"start: call{further}" + (" | answer" if answer else ""),
+            f"call: {begin} ({bodies})",
+        ]
         rules += [f"answer: {answer}"] if answer else []
     for i, tool in enumerate(tools):
         schema: dict[str, Any] = {"type": "object", **(tool.function.parameters or NO_PARAMETERS)}
-        opening, closing = json.dumps(f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '), json.dumps("}\n")
-        rules += [f"body_{i}: {opening} args_{i} {closing} {end}", f"args_{i}: {guidance.json_rule(schema)}"]
+        opening, closing = (
+            json.dumps(f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '),
+            json.dumps("}\n"),
+        )
+        rules += [
+            f"body_{i}: {opening} args_{i} {closing} {end}",
+            f"args_{i}: {guidance.json_rule(schema)}",
+        ]
     written = "\n".join(rules) + "\n"
     return guidance.lark(written, rules=len(rules) + guidance.references(written))

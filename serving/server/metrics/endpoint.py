@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class CountAnswers:
-    """ASGI middleware that counts all answers by route and status, including those of other middleware."""
+    """ASGI middleware that counts all answers by route and status, including those of other
+    middleware."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics
@@ -24,8 +25,11 @@ class CountAnswers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # the route's pattern: with the client's path, every invented path would create a new series
-                self.metrics.answered(getattr(scope.get("route"), "path", "other"), message["status"])
+                # the route's pattern: with the client's path, every invented path would create a
+                # new series
+                self.metrics.answered(
+                    getattr(scope.get("route"), "path", "other"), message["status"]
+                )
             await send(message)
 
         await self.app(scope, receive, counted if scope["type"] == "http" else send)
@@ -39,7 +43,10 @@ def metrics_router(metrics: Metrics) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     def read_metrics() -> Response:
         """Counters, gauges and histograms for Prometheus."""
-        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})
+        return Response(
+            metrics.render(),
+            headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"},
+        )
 
     @router.get("/metrics/grafana.json", response_class=JSONResponse)
     def read_dashboard() -> Response:

@@ -1,7 +1,8 @@
 """Compiled grammars, kept for those who asked for them.
 
-Whether a grammar is there shows in the time that a request takes. So nobody finds those of others, and when there is no more room, who has
-the most gives way: nobody loses any while it has less than its share, whatever the others ask for.
+Whether a grammar is there shows in the time that a request takes. So nobody finds those of others,
+and when there is no more room, who has the most gives way: nobody loses any while it has less than
+its share, whatever the others ask for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class GrammarCache:
     def __init__(self, capacity: int = GRAMMARS_KEPT):
         self.capacity = capacity
         self._lock = threading.Lock()
-        self._tenants: dict[str, dict[tuple[str, str], GuidanceGrammar]] = {}  # by salt and definition, the one asked for last at the end
+        # by salt and definition, the one asked for last at the end
+        self._tenants: dict[str, dict[tuple[str, str], GuidanceGrammar]] = {}
 
     def get(self, owner: Owner, definition: str) -> GuidanceGrammar | None:
         """A grammar that is kept for this owner, else None."""
@@ -38,7 +40,8 @@ class GrammarCache:
             return found
 
     def put(self, owner: Owner, definition: str, grammar: GuidanceGrammar) -> None:
-        """Keep a grammar; beyond the capacity the tenant with the most loses the one that it has not asked for for longest."""
+        """Keep a grammar; beyond the capacity the tenant with the most loses the one that it has
+        not asked for for longest."""
         tenant, salt = owner
         with self._lock:
             self._tenants.setdefault(tenant, {})[salt, definition] = grammar

@@ -1,4 +1,5 @@
-"""Loading a bundle: its models, artifacts and tuned strategy, checked for this machine, as a `ServedModel`."""
+"""Loading a bundle: its models, artifacts and tuned strategy, checked for this machine, as a
+`ServedModel`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
 from serving.runtime.machine_class import machine_class, without_layers
 from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
-from serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources, build_strategy, find_strategy, served_choice
+from serving.runtime.strategies import (
+    Strategy,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+    served_choice,
+)
 from serving.server.model.served_model import ServedModel
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import StrategyPool
@@ -38,25 +46,37 @@ CAPTURE_SECONDS = 120.0
 
 
 def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None) -> ServedModel:
-    """Load `settings.bundle`. Online state starts from the bundle's artifacts and is kept in memory.
+    """Load `settings.bundle`. Online state starts from the bundle's artifacts and is kept in
+    memory.
 
     Args:
         settings: those of models, slots, threads and online state are used here.
-        serving_now: what answers requests meanwhile, loaded with the same settings. Its pair is shared if the bundle is for the same
-            models; the caller then checks that the new strategy works, because those models are busy.
+        serving_now: what answers requests meanwhile, loaded with the same settings. Its pair is
+            shared if the bundle is for the same models; the caller then checks that the new
+            strategy works, because those models are busy.
     Raises:
-        DraftwellError: the bundle is damaged or for another pair, its models are missing, it was tuned for a device that is not here or
-            that `serving_now` does not use, or DRAFTWELL_HOME is inside it.
+        DraftwellError: the bundle is damaged or for another pair, its models are missing, it was
+            tuned for a device that is not here or that `serving_now` does not use, or
+            DRAFTWELL_HOME is inside it.
     """
     path, slots = settings.bundle, settings.slots
-    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's ONNX graph is cached there
+    # a draft's ONNX graph is cached there
+    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})
     bundle = open_bundle(path)
     if settings.signature_key is not None:
-        check_signature(bundle.path, settings.signature_key, split_flags(settings.signature_flags, "--signature-flags"))
+        check_signature(
+            bundle.path,
+            settings.signature_key,
+            split_flags(settings.signature_flags, "--signature-flags"),
+        )
     manifest = bundle.manifest
     if settings.dtype not in (None, manifest.dtype):
-        raise DraftwellError(f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave --dtype out, or deploy a "
-                             f"release of the pair in {settings.dtype}", code="wrong_dtype")
+        raise DraftwellError(
+            f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave "
+            "--dtype out, or deploy a "
+            f"release of the pair in {settings.dtype}",
+            code="wrong_dtype",
+        )
     check_same_device(manifest.device, serving_now)
     check_device(manifest.device)
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
@@ -66,49 +86,89 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     set_threads(settings.threads)
     governor = governor_of(settings, manifest.device, serving_now)
     choices = tuned_choices(config)
-    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices, artifacts.get(Eagle3Head.kind)):
+    if serving_now is not None and can_share(
+        serving_now.pair, manifest, files, choices, artifacts.get(Eagle3Head.kind)
+    ):
         pair = serving_now.pair
     else:
-        pair = load_pair(files, LoadSettings.model_validate({
-            "dtype": manifest.dtype, "device": manifest.device, "slots": slots, "max_context": settings.max_context,
-            "compile": "off" if wanted_mode("auto") == "off" else "auto", "libraries": bundle.path / COMPILED,
-            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices)}))
+        pair = load_pair(
+            files,
+            LoadSettings.model_validate(
+                {
+                    "dtype": manifest.dtype,
+                    "device": manifest.device,
+                    "slots": slots,
+                    "max_context": settings.max_context,
+                    "compile": "off" if wanted_mode("auto") == "off" else "auto",
+                    "libraries": bundle.path / COMPILED,
+                    "onnx_draft": any(
+                        find_strategy(choice.name).prefers_onnx for choice in choices
+                    ),
+                }
+            ),
+        )
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         for choice in choices:
-            needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts}
+            needed = {
+                kind: artifacts[kind]
+                for kind in find_strategy(choice.name).reads()
+                if kind in artifacts
+            }
             resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
             warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
         capture_graphs(pair, slots)
     check_layers(config, artifacts, pair)
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
-    usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
+    usable = {
+        kind: artifact
+        for kind, artifact in artifacts.items()
+        if kind != HardwareProfile.kind or known is not None
+    }
     mode = "off" if settings.deterministic else settings.state or "shared"
     pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
-    served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, governor, version=str(manifest.release_version),
-                         costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
-                         artifacts=artifacts, model_defaults=settings.generation_config == "model",
-                         prompt_sharing=settings.prompt_sharing, measured_lengths=settings.draft_lengths == "measured")
+    served = ServedModel(
+        manifest.pair,
+        pair,
+        pool.get(),
+        slots,
+        settings.threads,
+        governor,
+        version=str(manifest.release_version),
+        costs=costs_of(pair, slots, known, serving_now),
+        strategies=pool,
+        origin=SnapshotOrigin.of(manifest),
+        artifacts=artifacts,
+        model_defaults=settings.generation_config == "model",
+        prompt_sharing=settings.prompt_sharing,
+        measured_lengths=settings.draft_lengths == "measured",
+    )
     log_defaults(served.sampling_defaults, feedback=settings.feedback is not None)
     if serving_now is not None and serving_now.pair is pair:
         served.share_tokenizer(serving_now)
     return served
 
 
-def governor_of(settings: ServerSettings, device: str, serving_now: ServedModel | None) -> ThreadGovernor | None:
-    """What adapts the threads of this process: the same for every bundle, because only the first knows how many there were at first."""
+def governor_of(
+    settings: ServerSettings, device: str, serving_now: ServedModel | None
+) -> ThreadGovernor | None:
+    """What adapts the threads of this process: the same for every bundle, because only the first
+    knows how many there were at first."""
     if settings.deterministic:
         return None
     return serving_now.governor if serving_now else governor_for(settings.threads, device)
 
 
 def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingConfig:
-    """A bundle's tuned strategy; DraftwellError where there is none, or where it needs measurements of this machine."""
+    """A bundle's tuned strategy; DraftwellError where there is none, or where it needs measurements
+    of this machine."""
     config = artifacts.get(DecodingConfig.kind)
     if not isinstance(config, DecodingConfig):
-        raise DraftwellError(f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
-                             code="no_decoding_config")
+        raise DraftwellError(
+            f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
+            code="no_decoding_config",
+        )
     if bundle.manifest.sampled_as_greedy:
         config = config.with_greedy_for_sampled()
     check_device_class(config, artifacts, bundle.manifest.device)
@@ -116,35 +176,67 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
     return config
 
 
-def own_artifacts(settings: ServerSettings, artifacts: Mapping[str, Artifact], config: DecodingConfig) -> dict[str, Artifact]:
-    """The artifacts that requests may draft from: in mode `tenant` no datastore, whose texts may be other clients', unless asked for.
+def own_artifacts(
+    settings: ServerSettings, artifacts: Mapping[str, Artifact], config: DecodingConfig
+) -> dict[str, Artifact]:
+    """The artifacts that requests may draft from: in mode `tenant` no datastore, whose texts may be
+    other clients', unless asked for.
 
     Raises:
         DraftwellError: a tuned strategy needs it (`datastore_of_all_tenants`).
     """
-    if Datastore.kind not in artifacts or settings.state != "tenant" or settings.deterministic or settings.shared_datastore:
+    if (
+        Datastore.kind not in artifacts
+        or settings.state != "tenant"
+        or settings.deterministic
+        or settings.shared_datastore
+    ):
         return dict(artifacts)
     for choice in tuned_choices(config):
-        if Datastore.kind in find_strategy(choice.name).artifacts or choice.parameters.get("use_datastore"):
-            raise DraftwellError(f"the bundle's strategy {choice.name} drafts from a datastore, which with --state tenant no request does, "
-                                 "as it may hold other clients' texts: add --shared-datastore, or tune another strategy and deploy again",
-                                 code="datastore_of_all_tenants")
-    log.info("the bundle's datastore is not used, as it may hold other clients' texts (--shared-datastore uses it)")
+        if Datastore.kind in find_strategy(choice.name).artifacts or choice.parameters.get(
+            "use_datastore"
+        ):
+            raise DraftwellError(
+                f"the bundle's strategy {choice.name} drafts from a datastore, which with "
+                "--state tenant no request does, "
+                "as it may hold other clients' texts: add --shared-datastore, or tune "
+                "another strategy and deploy again",
+                code="datastore_of_all_tenants",
+            )
+    log.info(
+        "the bundle's datastore is not used, as it may hold other clients' texts "
+        "(--shared-datastore uses it)"
+    )
     return {kind: artifact for kind, artifact in artifacts.items() if kind != Datastore.kind}
 
 
 def tuned_choices(config: DecodingConfig) -> list[StrategyChoice]:
-    """What the config has requests decoded with: one choice, or one for greedy requests and another for sampled ones."""
-    return list(dict.fromkeys(served_choice(config, temperature) for temperature in (0.0, SERVED_TEMPERATURE)))
+    """What the config has requests decoded with: one choice, or one for greedy requests and another
+    for sampled ones."""
+    return list(
+        dict.fromkeys(
+            served_choice(config, temperature) for temperature in (0.0, SERVED_TEMPERATURE)
+        )
+    )
 
 
-def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:
+def log_temperatures(
+    config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str
+) -> None:
     """Log what was not tuned or made for the temperatures that it serves."""
     sampled = served_choice(config, SERVED_TEMPERATURE)
     if config.sampled is None:
-        log.warning("nothing was tuned or measured for sampled requests: they are decoded plainly (draftwell tune --device %s "
-                    "--temperature %g)", device, SERVED_TEMPERATURE)
-    for choice, temperature in ((served_choice(config, 0), 0.0), (sampled, config.sampled.temperature if config.sampled else None)):
+        log.warning(
+            "nothing was tuned or measured for sampled requests: they are decoded plainly "
+            "(draftwell tune --device %s "
+            "--temperature %g)",
+            device,
+            SERVED_TEMPERATURE,
+        )
+    for choice, temperature in (
+        (served_choice(config, 0), 0.0),
+        (sampled, config.sampled.temperature if config.sampled else None),
+    ):
         used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
         if temperature is not None and (why := other_temperature(used, temperature)):
             log.warning("%s was not made for the requests it serves: %s", choice, why)
@@ -154,51 +246,85 @@ def log_defaults(defaults: Mapping[str, float], *, feedback: bool) -> None:
     """Log what the sampling defaults of the model's generation config cost."""
     costs = []
     if defaults.get("repetition_penalty", 1.0) != 1.0:
-        costs.append("with a penalty there are no draft trees, no greedy steps on the device alone, and lossy rules are exact")
+        costs.append(
+            "with a penalty there are no draft trees, no greedy steps on the device alone, "
+            "and lossy rules are exact"
+        )
     if feedback and (costs or defaults.get("min_p")):
-        costs.append("feedback cannot record such requests, because no trace was made with these settings"
-                     + ("" if costs else " (greedy ones are recorded)"))
+        costs.append(
+            "feedback cannot record such requests, because no trace was made with these settings"
+            + ("" if costs else " (greedy ones are recorded)")
+        )
     if costs:
         named = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
-        log.warning("requests that name no others get the model's own sampling settings (%s): %s; --generation-config none turns them off",
-                    named, "; ".join(costs))
+        log.warning(
+            (
+                "requests that name no others get the model's own sampling settings (%s): %s; "
+                "--generation-config none turns them off"
+            ),
+            named,
+            "; ".join(costs),
+        )
 
 
-def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice],
-              head: Artifact | None = None) -> bool:
-    """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens included, with every model that the
-    bundle's strategies use, and with a target that keeps hidden states of no other layers than the bundle's head reads."""
-    lacks_onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices) and "draft_onnx" not in pair.models
-    same = (pair.fingerprint, pair.device) == (manifest.fingerprint, manifest.device) and pair.settings == settings_digest(files)
+def can_share(
+    pair: LoadedPair,
+    manifest: Manifest,
+    files: PairFiles,
+    choices: Sequence[StrategyChoice],
+    head: Artifact | None = None,
+) -> bool:
+    """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens
+    included, with every model that the bundle's strategies use, and with a target that keeps hidden
+    states of no other layers than the bundle's head reads."""
+    lacks_onnx = (
+        any(find_strategy(choice.name).prefers_onnx for choice in choices)
+        and "draft_onnx" not in pair.models
+    )
+    same = (pair.fingerprint, pair.device) == (
+        manifest.fingerprint,
+        manifest.device,
+    ) and pair.settings == settings_digest(files)
     kept = getattr(pair.models["target"], "features", ())
     other_layers = isinstance(head, Eagle3Head) and kept not in ((), head.layers)
     return same and not lacks_onnx and not other_layers
 
 
 def warm_up(pair: LoadedPair, strategy: Strategy) -> None:
-    """Decode a few tokens, so that a missing artifact or broken weights are found before the first request."""
+    """Decode a few tokens, so that a missing artifact or broken weights are found before the first
+    request."""
     prompt = pair.encode_prompt("Hello")
     pair.engine().generate(prompt, pair.sampling(max_tokens=8), strategy)
 
 
 def check_same_device(device: str, serving_now: ServedModel | None) -> None:
-    """Refuse a bundle for another device: one link `current` may point to bundles for both, and a server keeps its device."""
+    """Refuse a bundle for another device: one link `current` may point to bundles for both, and a
+    server keeps its device."""
     if serving_now is not None and serving_now.pair.device != device:
-        raise DraftwellError(f"the bundle was made for {device}, and this server computes on {serving_now.pair.device}: deploy into one "
-                             "folder per device (draftwell deploy --out), or restart the server to change devices", code="wrong_device")
+        raise DraftwellError(
+            f"the bundle was made for {device}, and this server computes on "
+            f"{serving_now.pair.device}: deploy into one "
+            "folder per device (draftwell deploy --out), or restart the server to change devices",
+            code="wrong_device",
+        )
 
 
 def check_device(device: str) -> None:
-    """Refuse a bundle for a device that is not here, or on which this torch or the driver cannot compute."""
+    """Refuse a bundle for a device that is not here, or on which this torch or the driver cannot
+    compute."""
     if device.startswith("cuda") and (problem := cuda_problem()):
-        raise DraftwellError(f"the bundle was made for {device}, and {problem}, or deploy with DEVICE=cpu", code="no_cuda_device")
+        raise DraftwellError(
+            f"the bundle was made for {device}, and {problem}, or deploy with DEVICE=cpu",
+            code="no_cuda_device",
+        )
 
 
 def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECONDS) -> None:
-    """On an accelerator, capture the graphs of all batches that `slots` requests form, so that no user's first request waits for it.
+    """On an accelerator, capture the graphs of all batches that `slots` requests form, so that no
+    user's first request waits for it.
 
-    Short texts come first. What is not captured within `seconds`, or does not fit into the device's memory, is left to its first use, and a
-    line in the log says so. The models must be idle.
+    Short texts come first. What is not captured within `seconds`, or does not fit into the device's
+    memory, is left to its first use, and a line in the log says so. The models must be idle.
 
     Args:
         slots: requests decoded at once, 1 or more.
@@ -215,43 +341,98 @@ def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECOND
         try:
             why = None if model.warm_up(rows=slots, seconds=left) else f"in {seconds:.0f} s"
         except OutOfMemoryError:
-            why = "because the device's memory is full: fewer --slots or a smaller --max-context need less"
+            why = (
+                "because the device's memory is full: fewer --slots or a smaller --max-context "
+                "need less"
+            )
         if why is not None:
-            log.warning("the graphs of the %s were not all captured %s; the rest is captured when it is first needed", role, why)
+            log.warning(
+                (
+                    "the graphs of the %s were not all captured %s; the rest is captured when "
+                    "it is first needed"
+                ),
+                role,
+                why,
+            )
     if models:
-        log.info("captured the graphs of %s for %d requests in %.1f s", ", ".join(models), slots, time.monotonic() - started)
+        log.info(
+            "captured the graphs of %s for %d requests in %.1f s",
+            ", ".join(models),
+            slots,
+            time.monotonic() - started,
+        )
 
 
-def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:
-    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning was done elsewhere.
+def check_device_class(
+    config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str
+) -> None:
+    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning
+    was done elsewhere.
 
-    Before models are loaded, so that no time is lost; which of them have compiled layers, `check_layers` looks at afterwards.
+    Before models are loaded, so that no time is lost; which of them have compiled layers,
+    `check_layers` looks at afterwards.
     """
     here, measured = device_class(device), measured_on(artifacts)
     if uses_profile(config) and measured is not None and without_layers(measured) != here:
-        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, this machine is {here}: run "
-                             f"`draftwell calibrate` and `draftwell tune` here, with --device {device}, and deploy again",
-                             code="profile_of_another_machine")
+        raise DraftwellError(
+            f"the bundle's hardware profile was measured on {measured}, this machine is "
+            f"{here}: run "
+            f"`draftwell calibrate` and `draftwell tune` here, with --device {device}, and "
+            "deploy again",
+            code="profile_of_another_machine",
+        )
     tuned = config.provenance.device_class
     if tuned is not None and without_layers(tuned) != here:
-        log.warning("the decoding config was tuned on %s, this machine is %s: another choice may be faster here", tuned, here)
+        log.warning(
+            (
+                "the decoding config was tuned on %s, this machine is %s: another choice may "
+                "be faster here"
+            ),
+            tuned,
+            here,
+        )
 
 
-def check_layers(config: DecodingConfig, artifacts: Mapping[str, Artifact], pair: LoadedPair) -> None:
-    """The same for compiled layers: a profile that was measured with them does not hold without, nor the other way round."""
-    here, measured, tuned = machine_class(pair), measured_on(artifacts), config.provenance.device_class
+def check_layers(
+    config: DecodingConfig, artifacts: Mapping[str, Artifact], pair: LoadedPair
+) -> None:
+    """The same for compiled layers: a profile that was measured with them does not hold without,
+    nor the other way round."""
+    here, measured, tuned = (
+        machine_class(pair),
+        measured_on(artifacts),
+        config.provenance.device_class,
+    )
     if uses_profile(config) and measured not in (None, here):
         eager = here == without_layers(here)
-        mend = "unset DRAFTWELL_COMPILE and deploy again where it was tuned" if eager else "set DRAFTWELL_COMPILE=off"
-        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, and the models loaded here are {here}: {mend}, or "
-                             "run `draftwell calibrate` and `draftwell tune` here and deploy again", code="profile_of_other_layers")
+        mend = (
+            "unset DRAFTWELL_COMPILE and deploy again where it was tuned"
+            if eager
+            else "set DRAFTWELL_COMPILE=off"
+        )
+        raise DraftwellError(
+            f"the bundle's hardware profile was measured on {measured}, and the models "
+            f"loaded here are {here}: {mend}, or "
+            "run `draftwell calibrate` and `draftwell tune` here and deploy again",
+            code="profile_of_other_layers",
+        )
     if tuned is not None and tuned != here and without_layers(tuned) == without_layers(here):
-        log.warning("the decoding config was tuned on %s, the models loaded here are %s: another choice may be faster", tuned, here)
+        log.warning(
+            (
+                "the decoding config was tuned on %s, the models loaded here are %s: another "
+                "choice may be faster"
+            ),
+            tuned,
+            here,
+        )
 
 
 def uses_profile(config: DecodingConfig) -> bool:
     """Whether a tuned strategy reads the hardware profile."""
-    return any(HardwareProfile.kind in find_strategy(choice.name).reads() for choice in tuned_choices(config))
+    return any(
+        HardwareProfile.kind in find_strategy(choice.name).reads()
+        for choice in tuned_choices(config)
+    )
 
 
 def measured_on(artifacts: Mapping[str, Artifact]) -> str | None:
@@ -261,11 +442,18 @@ def measured_on(artifacts: Mapping[str, Artifact]) -> str | None:
 
 
 def profile_costs(profile: HardwareProfile, pair: LoadedPair) -> BatchCosts | None:
-    """Costs from a bundle's profile; None if it was measured on another machine, or with other layers."""
-    return from_profile(profile) if profile.provenance.device_class in (None, machine_class(pair)) else None
+    """Costs from a bundle's profile; None if it was measured on another machine, or with other
+    layers."""
+    return (
+        from_profile(profile)
+        if profile.provenance.device_class in (None, machine_class(pair))
+        else None
+    )
 
 
-def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now: ServedModel | None) -> BatchCosts | None:
+def costs_of(
+    pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now: ServedModel | None
+) -> BatchCosts | None:
     """What batches cost: measured if the machine is idle, and completed from the bundle's profile.
 
     Args:
@@ -273,9 +461,11 @@ def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now
     Returns:
         None where nothing is known; with one slot nothing has to be.
     """
-    if serving_now is not None and serving_now.pair is pair:  # measured when these models were loaded
+    # measured when these models were loaded
+    if serving_now is not None and serving_now.pair is pair:
         timed = serving_now.costs
-    elif slots == 1 or (serving_now is not None and known is not None):  # a busy machine measures worse than a profile
+    # a busy machine measures worse than a profile
+    elif slots == 1 or (serving_now is not None and known is not None):
         timed = None
     else:
         timed = measure(pair.models, slots, batched=batches(pair))
@@ -285,5 +475,6 @@ def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now
 
 
 def batches(pair: LoadedPair) -> bool:
-    """Whether a forward pass over several requests costs as much as its tokens, rather than one forward pass per request."""
+    """Whether a forward pass over several requests costs as much as its tokens, rather than one
+    forward pass per request."""
     return not isinstance(pair.models["target"], UnbatchedModel)

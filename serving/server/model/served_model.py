@@ -1,4 +1,5 @@
-"""What a server serves: a loaded pair, the strategies that decode with it, and how many requests run at once."""
+"""What a server serves: a loaded pair, the strategies that decode with it, and how many requests
+run at once."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ from serving.server.settings import PromptSharing
 from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 USABLE: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value <= 2, "top_p": lambda value: 0 < value <= 1, "top_k": lambda value: 0 <= value <= 10**6,
-    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0.01 <= value <= 10}
+    "temperature": lambda value: 0 <= value <= 2,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: 0 <= value <= 10**6,
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0.01 <= value <= 10,
+}
 """Which values of a model's generation config are used as defaults."""
 
 NOBODY: Owner = (EVERYBODY, "")
@@ -37,8 +42,11 @@ class StrategySource(Protocol):
     def names(self) -> tuple[str, ...]:
         """What `get` takes."""
 
-    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
-        """A strategy by name, None for the one that was tuned for the temperature, with the state that the tenant's requests may use.
+    def get(
+        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
+    ) -> Strategy:
+        """A strategy by name, None for the one that was tuned for the temperature, with the state
+        that the tenant's requests may use.
 
         Raises:
             UnknownStrategy: it is not offered; the message names those that are.
@@ -56,11 +64,15 @@ class TunedOrPlain:
     def names(self) -> tuple[str, ...]:
         return tuple(self._strategies)
 
-    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
+    def get(
+        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
+    ) -> Strategy:
         if name is None:
             return self._tuned
         if name not in self._strategies:
-            raise UnknownStrategy(f"this server has no strategy {name!r}: choose one of {', '.join(self.names())}")
+            raise UnknownStrategy(
+                f"this server has no strategy {name!r}: choose one of {', '.join(self.names())}"
+            )
         return self._strategies[name]
 
 
@@ -108,15 +120,22 @@ class ServedModel:
         self._compiling = threading.Lock()
         self._grammars = GrammarCache()
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
-        self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
+        self.tuned: dict[TemperatureClass, str] = {
+            "greedy": tuned[0].name,
+            "sampled": tuned[1].name,
+        }
         for one in tuned:
-            one.choose_models(self.pair.models)  # a model that is missing is found before the first request
+            # a model that is missing is found before the first request
+            one.choose_models(self.pair.models)
         self.max_context = self.pair.models["target"].max_context
         self.vocab_size = self.pair.models["target"].vocab_size
         self.stop_tokens = self.pair.stop_tokens
         defaults = self.pair.sampling_defaults if self.model_defaults else {}
-        self.sampling_defaults = {name: value for name, value in defaults.items() if USABLE[name](value)}
-        """What requests get that name nothing else: of the model's generation config, as far as a request could ask for it."""
+        self.sampling_defaults = {
+            name: value for name, value in defaults.items() if USABLE[name](value)
+        }
+        """What requests get that name nothing else: of the model's generation config, as far as a
+        request could ask for it."""
 
     def share_tokenizer(self, other: ServedModel) -> None:
         """Share the lock of another model that has the same tokenizer."""
@@ -133,8 +152,8 @@ class ServedModel:
             return self.pair.encode(prompt, **options)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options and errors as in
-        `LoadedPair.encode_chat`."""
+        """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options
+        and errors as in `LoadedPair.encode_chat`."""
         with self._encoding:
             return self.pair.encode_chat(messages, **options)
 
@@ -143,7 +162,8 @@ class ServedModel:
         return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
 
     def grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar:
-        """A grammar of this model's tokens, compiled, one at a time; any thread may call it. Those asked for last are kept.
+        """A grammar of this model's tokens, compiled, one at a time; any thread may call it. Those
+        asked for last are kept.
 
         Args:
             definition: as `runtime.grammar.guidance` makes it.
@@ -159,21 +179,27 @@ class ServedModel:
             return grammar
 
     def known_grammar(self, definition: str, owner: Owner = NOBODY) -> Grammar | None:
-        """A grammar that was compiled before for the same owner and is kept, else None; does not wait for one that is being compiled."""
+        """A grammar that was compiled before for the same owner and is kept, else None; does not
+        wait for one that is being compiled."""
         return self._grammars.get(owner, definition)
 
     def is_token(self, text: str) -> bool:
-        """Whether a text is a token that was added to the vocabulary, and is written as text when it is decoded."""
+        """Whether a text is a token that was added to the vocabulary, and is written as text when
+        it is decoded."""
         added = self.pair.tokenizer.added_tokens_encoder
-        return text in added and added[text] < self.vocab_size and not self.pair.tokenizer.added_tokens_decoder[added[text]].special
+        return (
+            text in added
+            and added[text] < self.vocab_size
+            and not self.pair.tokenizer.added_tokens_decoder[added[text]].special
+        )
 
     @cached_property
     def _guidance(self) -> GuidanceTokenizer:
         return GuidanceTokenizer(self.pair.tokenizer, self.vocab_size, self.stop_tokens)
 
     def token_text(self, token: int) -> str:
-        """One token as it appears within a text, with its space; special tokens by name, "\ufffd" for a part of a character. Each is
-        spelt once."""
+        """One token as it appears within a text, with its space; special tokens by name, "\ufffd"
+        for a part of a character. Each is spelt once."""
         if token not in self._spelt:
             self._spelt[token] = self._spell(token)
         return self._spelt[token]
@@ -184,7 +210,7 @@ class ServedModel:
         if lead is None or token in self._special:
             return alone
         text = str(self.pair.tokenizer.decode([lead, token]))
-        return text[len(known):] if text.startswith(known) else alone
+        return text[len(known) :] if text.startswith(known) else alone
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -192,6 +218,7 @@ class ServedModel:
 
     @cached_property
     def _lead(self) -> tuple[int | None, str]:
-        """A token to put before others when decoding them, and its text: SentencePiece decoders drop a text's leading space."""
+        """A token to put before others when decoding them, and its text: SentencePiece decoders
+        drop a text's leading space."""
         ids = [i for i in self.encode("a") if i not in self._special]
         return (ids[-1], str(self.pair.tokenizer.decode(ids[-1:]))) if ids else (None, "")

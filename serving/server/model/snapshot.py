@@ -1,6 +1,7 @@
 """A snapshot of online state, and the file that holds it.
 
-The first line of the file is the sha256 of the second, which holds counts and numbers, and names the bundle that they were learnt over.
+The first line of the file is the sha256 of the second, which holds counts and numbers, and names
+the bundle that they were learnt over.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Snapshot(BaseModel):
     origin: SnapshotOrigin
     tenant: str
     table: Bins | None
-    memory: list[Count] | None = Field(max_length=3 * MAX_PAIRS, description="draft token, correction, count; one after the other")
+    memory: list[Count] | None = Field(
+        max_length=3 * MAX_PAIRS, description="draft token, correction, count; one after the other"
+    )
     strategies: dict[str, dict[str, float]]
     sampled_table: Bins | None = None
 
@@ -80,17 +83,33 @@ class Snapshot(BaseModel):
         """A memory's numbers come in threes, each pair once, its count at least 1."""
         numbers = self.memory or []
         pairs = set(zip(numbers[::3], numbers[1::3], strict=False))
-        if len(numbers) % 3 or len(pairs) != len(numbers) // 3 or any(not 1 <= count <= MOST_SEEN for count in numbers[2::3]):
+        if (
+            len(numbers) % 3
+            or len(pairs) != len(numbers) // 3
+            or any(not 1 <= count <= MOST_SEEN for count in numbers[2::3])
+        ):
             raise ValueError("the memory is not a list of different pairs with their counts")
         return self
 
     @classmethod
     def of(cls, origin: SnapshotOrigin, tenant: str, learnt: Learnt) -> Snapshot:
         """A snapshot of a state."""
-        table, sampled = (None if counts is None else Bins.model_construct(total=counts[0], accepted=counts[1])
-                          for counts in (learnt.table, learnt.sampled_table))
-        memory = None if learnt.memory is None else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
-        fields: dict[str, Any] = {"origin": origin, "tenant": tenant, "table": table, "memory": memory, "strategies": learnt.strategies}
+        table, sampled = (
+            None if counts is None else Bins.model_construct(total=counts[0], accepted=counts[1])
+            for counts in (learnt.table, learnt.sampled_table)
+        )
+        memory = (
+            None
+            if learnt.memory is None
+            else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
+        )
+        fields: dict[str, Any] = {
+            "origin": origin,
+            "tenant": tenant,
+            "table": table,
+            "memory": memory,
+            "strategies": learnt.strategies,
+        }
         if sampled is not None:  # a file without it is read by older servers, too
             fields["sampled_table"] = sampled
         return cls.model_construct(schema_version=SCHEMA, **fields)
@@ -98,8 +117,17 @@ class Snapshot(BaseModel):
     def learnt(self) -> Learnt:
         """The state of this snapshot."""
         numbers = self.memory
-        memory = None if numbers is None else dict(zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True))
-        table, sampled = ((bins.total, bins.accepted) if bins else None for bins in (self.table, self.sampled_table))
+        memory = (
+            None
+            if numbers is None
+            else dict(
+                zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True)
+            )
+        )
+        table, sampled = (
+            (bins.total, bins.accepted) if bins else None
+            for bins in (self.table, self.sampled_table)
+        )
         return Learnt(table, memory, self.strategies, sampled)
 
 
@@ -137,7 +165,11 @@ def name_of(tenant: str) -> str:
     >>> name_of("")
     'everybody.json'
     """
-    return "everybody.json" if tenant == EVERYBODY else f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}.json"
+    return (
+        "everybody.json"
+        if tenant == EVERYBODY
+        else f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}.json"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -1,10 +1,11 @@
 """Online state on disk: written every few seconds and at shutdown, read at the next start.
 
-One file per state in the folder given by `--state-dir`: `everybody.json`, or `tenant-<digest>.json`. Its first line has the sha256 of the
-second, which holds counts and numbers, and names the bundle that they were learnt over. A file that is damaged, of another bundle or of
-another schema is not used: one line in the log, and the server starts from the bundle; the next write takes its place. Each appears by
-an atomic rename, so that a kill at any moment leaves the last complete one; remains of a killed write are removed at the next start.
-One server a folder.
+One file per state in the folder given by `--state-dir`: `everybody.json`, or
+`tenant-<digest>.json`. Its first line has the sha256 of the second, which holds counts and numbers,
+and names the bundle that they were learnt over. A file that is damaged, of another bundle or of
+another schema is not used: one line in the log, and the server starts from the bundle; the next
+write takes its place. Each appears by an atomic rename, so that a kill at any moment leaves the
+last complete one; remains of a killed write are removed at the next start. One server a folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from pathlib import Path
 
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.server.model.snapshot import Snapshot, SnapshotOrigin, first_line, name_of, read_snapshot
+from serving.server.model.snapshot import (
+    Snapshot,
+    SnapshotOrigin,
+    first_line,
+    name_of,
+    read_snapshot,
+)
 from serving.server.model.strategy_pool import StrategyPool
 from serving.server.settings import STATE_SECONDS
 
@@ -50,8 +57,13 @@ class Snapshots:
             write_atomically(folder / "everybody.json.try", b"")
             (folder / "everybody.json.try").unlink()
         except OSError as error:
-            raise DraftwellError(f"online state cannot be kept in {folder} ({error.strerror}): name another --state-dir",
-                                 code="state_folder_not_writable") from error
+            raise DraftwellError(
+                (
+                    f"online state cannot be kept in {folder} ({error.strerror}): name another "
+                    "--state-dir"
+                ),
+                code="state_folder_not_writable",
+            ) from error
         for path in folder.iterdir():
             if HALF.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -63,7 +75,8 @@ class Snapshots:
         return resumed
 
     def resume(self, pool: StrategyPool, origin: SnapshotOrigin) -> int:
-        """Let a pool start from what was learnt over its bundle so far; returns the number of resumed states."""
+        """Let a pool start from what was learnt over its bundle so far; returns the number of
+        resumed states."""
         self.save()
         resumed = 0
         with self._saving:
@@ -72,7 +85,11 @@ class Snapshots:
                     pool.resume(snapshot.tenant, snapshot.learnt())
                     resumed += 1
                 except (ValueError, DraftwellError) as error:
-                    log.warning("state in %s does not fit (%s): starting from the bundle", name_of(snapshot.tenant), first_line(error))
+                    log.warning(
+                        "state in %s does not fit (%s): starting from the bundle",
+                        name_of(snapshot.tenant),
+                        first_line(error),
+                    )
         return resumed
 
     def follow(self, pool: StrategyPool, origin: SnapshotOrigin) -> None:
@@ -93,12 +110,15 @@ class Snapshots:
         self.save()
 
     def save(self) -> int:
-        """Write changed states and delete those that the pool has dropped; returns the number of written files. Never raises."""
+        """Write changed states and delete those that the pool has dropped; returns the number of
+        written files. Never raises."""
         with self._saving:
             try:
                 return self._save()
             except OSError as error:
-                log.warning("online state could not be written to the state folder: %s", first_line(error))
+                log.warning(
+                    "online state could not be written to the state folder: %s", first_line(error)
+                )
                 return 0
 
     def _save(self) -> int:
@@ -112,7 +132,10 @@ class Snapshots:
             body = Snapshot.of(origin, tenant, learnt).model_dump_json(exclude_unset=True).encode()
             digest, name = hashlib.sha256(body).hexdigest(), name_of(tenant)
             if self._written.get(name) != digest:
-                write_atomically(self.folder / name, json.dumps({"sha256": digest}).encode() + b"\n" + body + b"\n")
+                write_atomically(
+                    self.folder / name,
+                    json.dumps({"sha256": digest}).encode() + b"\n" + body + b"\n",
+                )
                 self._written[name] = digest
                 written += 1
         for path in self._files():
@@ -134,11 +157,22 @@ class Snapshots:
             try:
                 snapshot = read_snapshot(path)
             except (OSError, ValueError) as error:
-                log.warning("state in %s is damaged (%s): starting from the bundle", path.name, first_line(error))
+                log.warning(
+                    "state in %s is damaged (%s): starting from the bundle",
+                    path.name,
+                    first_line(error),
+                )
                 continue
             if snapshot.origin != origin:
-                log.warning("state in %s was learnt over %s version %d, not over this bundle: starting from the bundle", path.name,
-                            snapshot.origin.pair, snapshot.origin.version)
+                log.warning(
+                    (
+                        "state in %s was learnt over %s version %d, not over this bundle: "
+                        "starting from the bundle"
+                    ),
+                    path.name,
+                    snapshot.origin.pair,
+                    snapshot.origin.version,
+                )
                 continue
             found.append(snapshot)
         return found

@@ -1,13 +1,17 @@
 """The strategies that a server decodes with, and what they learn from its requests.
 
-Tables, memories and adaptive thresholds are *online state*: every verification may change them. Three modes set whose requests share it:
+Tables, memories and adaptive thresholds are *online state*: every verification may change them.
+Three modes set whose requests share it:
 
-- `shared`: one state for all clients. It learns most and is fastest, but a client with unusual traffic changes it for all.
-- `tenant`: one for each client, so that none can poison another's; the least recently used are dropped when there are too many.
+- `shared`: one state for all clients. It learns most and is fastest, but a client with unusual
+  traffic changes it for all.
+- `tenant`: one for each client, so that none can poison another's; the least recently used are
+  dropped when there are too many.
 - `off`: a copy for every request; nothing is learnt, and an answer never depends on an earlier one.
 
-Every state starts as a copy of the bundle's artifacts, which are never written to. A state has bounded size (see `AcceptanceTable`,
-`CorrectionMemory` and `adaptive`) and is changed only by the scheduler's thread; any thread may copy it at any time.
+Every state starts as a copy of the bundle's artifacts, which are never written to. A state has
+bounded size (see `AcceptanceTable`, `CorrectionMemory` and `adaptive`) and is changed only by the
+scheduler's thread; any thread may copy it at any time.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ PLAIN = "autoregressive"
 MOST_TENANTS = 32
 """Most states of tenants; each takes at most about 13 MB, with a full correction memory."""
 SAMPLED = "sampled:"
-"""Before the name of the strategy that was tuned for sampled requests, where it keeps what it learns apart from the greedy one."""
+"""Before the name of the strategy that was tuned for sampled requests, where it keeps what it
+learns apart from the greedy one."""
 EVERYBODY = ""
 """Name of the shared state; in mode `tenant` the state of requests without a key."""
 
@@ -76,9 +81,19 @@ class State:
         learnt: where to start instead of the bundle's counts.
     """
 
-    def __init__(self, bundle: Mapping[str, Artifact], special_tokens: frozenset[int], *, deterministic: bool = False,
-                 learnt: Learnt | None = None):
-        self._bundle, self._special_tokens, self._deterministic = bundle, special_tokens, deterministic
+    def __init__(
+        self,
+        bundle: Mapping[str, Artifact],
+        special_tokens: frozenset[int],
+        *,
+        deterministic: bool = False,
+        learnt: Learnt | None = None,
+    ):
+        self._bundle, self._special_tokens, self._deterministic = (
+            bundle,
+            special_tokens,
+            deterministic,
+        )
         self._resumed = learnt or Learnt()
         self._artifacts: dict[str, Artifact] = {}
         self._strategies: dict[str, Strategy] = {}
@@ -92,7 +107,11 @@ class State:
         key = key or choice.name
         if key not in self._strategies:
             kinds = [kind for kind in find_strategy(choice.name).reads() if kind in self._bundle]
-            resources = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
+            resources = StrategyResources(
+                {kind: self._artifact(kind) for kind in kinds},
+                self._special_tokens,
+                self._deterministic,
+            )
             built = build_strategy(choice.name, dict(choice.parameters), resources)
             if key in self._resumed.strategies:
                 built.resume(self._resumed.strategies[key])
@@ -101,14 +120,22 @@ class State:
 
     def learnt(self) -> Learnt:
         """A copy of what was learnt, from any thread; each part is consistent in itself."""
-        table, memory = (self._artifacts.get(kind) for kind in (AcceptanceTable.kind, CorrectionMemory.kind))
+        table, memory = (
+            self._artifacts.get(kind) for kind in (AcceptanceTable.kind, CorrectionMemory.kind)
+        )
         counts = table.copy() if isinstance(table, AcceptanceTable) else None
-        known = {name: found for name, strategy in self._strategies.copy().items() if (found := strategy.learnt())}
+        known = {
+            name: found
+            for name, strategy in self._strategies.copy().items()
+            if (found := strategy.learnt())
+        }
         sampled = counts.sampled if counts else None
-        return Learnt((counts.total, counts.accepted) if counts else self._resumed.table,
-                      memory.copy().counts if isinstance(memory, CorrectionMemory) else self._resumed.memory,
-                      {**self._resumed.strategies, **known},
-                      (sampled.total, sampled.accepted) if sampled else self._resumed.sampled_table)
+        return Learnt(
+            (counts.total, counts.accepted) if counts else self._resumed.table,
+            memory.copy().counts if isinstance(memory, CorrectionMemory) else self._resumed.memory,
+            {**self._resumed.strategies, **known},
+            (sampled.total, sampled.accepted) if sampled else self._resumed.sampled_table,
+        )
 
     def _artifact(self, kind: str) -> Artifact:
         if kind not in self._artifacts:
@@ -124,7 +151,11 @@ class State:
             return table.with_counts(*resumed.table, table.sampled) if resumed.table else table
         if isinstance(artifact, CorrectionMemory):
             memory = self._resumed.memory
-            return artifact.copy() if memory is None else CorrectionMemory(memory, artifact.provenance, artifact.max_pairs)
+            return (
+                artifact.copy()
+                if memory is None
+                else CorrectionMemory(memory, artifact.provenance, artifact.max_pairs)
+            )
         return artifact
 
 
@@ -137,14 +168,22 @@ class StrategyPool:
         config: the tuned strategies, for greedy requests and for sampled ones.
         special_tokens: ids of special tokens; None: the pair's.
         mode: whose requests share what is learnt.
-        offered: strategies that requests may choose besides the tuned one and plain decoding; None: all that models and artifacts
-            allow.
+        offered: strategies that requests may choose besides the tuned one and plain decoding; None:
+            all that models and artifacts allow.
         most_tenants: states kept in mode `tenant`; beyond that the least recently used is dropped.
     """
 
-    def __init__(self, pair: LoadedPair, artifacts: Mapping[str, Artifact], config: DecodingConfig,
-                 special_tokens: frozenset[int] | None = None, mode: StateSharing = "shared", *,
-                 offered: Collection[str] | None = None, most_tenants: int = MOST_TENANTS):
+    def __init__(
+        self,
+        pair: LoadedPair,
+        artifacts: Mapping[str, Artifact],
+        config: DecodingConfig,
+        special_tokens: frozenset[int] | None = None,
+        mode: StateSharing = "shared",
+        *,
+        offered: Collection[str] | None = None,
+        most_tenants: int = MOST_TENANTS,
+    ):
         self.mode, self.most_tenants = mode, most_tenants
         self._tuned, self._sampled = served_choice(config, 0), served_choice(config, 1)
         self._offered = offered
@@ -152,32 +191,43 @@ class StrategyPool:
         self._special_tokens = pair.special_tokens if special_tokens is None else special_tokens
         self._states: OrderedDict[str, State] = OrderedDict()
         self._lock = threading.Lock()  # requests and snapshots use the pool from different threads
-        self._names = tuple(name for name in sorted(STRATEGIES, key=self._rank) if self._fits(name, pair))
+        self._names = tuple(
+            name for name in sorted(STRATEGIES, key=self._rank) if self._fits(name, pair)
+        )
         for temperature in (0.0, 1.0):  # finds an invalid config
             self.get(temperature=temperature)
 
     def names(self) -> tuple[str, ...]:
-        """Names for `get`: the tuned strategies, that for greedy requests first, plain decoding, then the others that are offered."""
+        """Names for `get`: the tuned strategies, that for greedy requests first, plain decoding,
+        then the others that are offered."""
         return self._names
 
-    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
-        """A strategy with the state of a request's tenant; the same object for the same name, class of temperature and state.
+    def get(
+        self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0
+    ) -> Strategy:
+        """A strategy with the state of a request's tenant; the same object for the same name, class
+        of temperature and state.
 
         Args:
-            name: None: the one that was tuned for the temperature. Tuned ones have their tuned parameters, all others their defaults.
-            tenant: name derived from the client's key, None without a key; used in mode `tenant` only.
+            name: None: the one that was tuned for the temperature. Tuned ones have their tuned
+                parameters, all others their defaults.
+            tenant: name derived from the client's key, None without a key; used in mode `tenant`
+                only.
             temperature: of the request.
         Raises:
             UnknownStrategy: it is not offered; the message lists those that are.
         """
         choice, key = self._choice(name, temperature)
         if choice.name not in self._names:
-            raise UnknownStrategy(f"this server has no strategy {name!r}: choose one of {', '.join(self._names)}")
+            raise UnknownStrategy(
+                f"this server has no strategy {name!r}: choose one of {', '.join(self._names)}"
+            )
         with self._lock:
             return self._state(tenant).strategy(choice, key)
 
     def _choice(self, name: str | None, temperature: float) -> tuple[StrategyChoice, str]:
-        """What a request gets, and the key of its state: the choice tuned for its class, then the other class's, then defaults."""
+        """What a request gets, and the key of its state: the choice tuned for its class, then the
+        other class's, then defaults."""
         tuned, other = self._tuned, self._sampled
         if class_of(temperature) == "sampled":
             tuned, other = other, tuned
@@ -185,10 +235,14 @@ class StrategyPool:
         if choice is None:
             assert name is not None
             return StrategyChoice(name), name
-        return choice, f"{SAMPLED}{choice.name}" if choice == self._sampled != self._tuned else choice.name
+        return (
+            choice,
+            f"{SAMPLED}{choice.name}" if choice == self._sampled != self._tuned else choice.name,
+        )
 
     def learnt(self) -> dict[str, Learnt]:
-        """Tenant → a copy of its state, the least recently used first; `EVERYBODY` if all share one. Any thread may call it."""
+        """Tenant → a copy of its state, the least recently used first; `EVERYBODY` if all share
+        one. Any thread may call it."""
         if self.mode == "off":
             return {}
         with self._lock:
@@ -214,7 +268,9 @@ class StrategyPool:
     def _state(self, tenant: str | None) -> State:
         key = (tenant or EVERYBODY) if self.mode == "tenant" else EVERYBODY
         if key not in self._states:
-            self._keep(key, State(self._bundle, self._special_tokens, deterministic=self.mode == "off"))
+            self._keep(
+                key, State(self._bundle, self._special_tokens, deterministic=self.mode == "off")
+            )
         self._states.move_to_end(key)
         return self._states[key]
 
@@ -228,8 +284,8 @@ class StrategyPool:
         return name != self._tuned.name, name != self._sampled.name, name != PLAIN
 
     def _fits(self, name: str, pair: LoadedPair) -> bool:
-        """Whether a strategy is available: the tuned ones always, so that missing parts raise an error; others if they are offered and
-        nothing is missing."""
+        """Whether a strategy is available: the tuned ones always, so that missing parts raise an
+        error; others if they are offered and nothing is missing."""
         if name in (self._tuned.name, self._sampled.name, PLAIN):
             return True
         if self._offered is not None and name not in self._offered:
@@ -237,7 +293,9 @@ class StrategyPool:
         if not set(find_strategy(name).artifacts) <= set(self._bundle):
             return False
         try:
-            build_strategy(name, {}, StrategyResources(self._bundle, self._special_tokens)).choose_models(pair.models)
+            build_strategy(
+                name, {}, StrategyResources(self._bundle, self._special_tokens)
+            ).choose_models(pair.models)
         except DraftwellError:  # a model is missing, or a setting has no default
             return False
         return True

@@ -1,9 +1,11 @@
 """Admission: a bounded queue that is fair between clients.
 
-Clients are served round robin, and a client's own requests keep their order. So a client that sends a thousand requests delays another
-client's by one request per round, not by a thousand. When the queue is full, a new request displaces the newest request of the client
-with the most waiting, only if that request has not started and the new client would still have no more waiting than the other;
-otherwise the new one is refused. A request for several answers is several tickets, which are queued and displaced together.
+Clients are served round robin, and a client's own requests keep their order. So a client that sends
+a thousand requests delays another client's by one request per round, not by a thousand. When the
+queue is full, a new request displaces the newest request of the client with the most waiting, only
+if that request has not started and the new client would still have no more waiting than the other;
+otherwise the new one is refused. A request for several answers is several tickets, which are queued
+and displaced together.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class FairQueue:
         if capacity < 1:
             raise ValueError(f"a queue needs room for at least one request, not {capacity}")
         self.capacity = capacity
-        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # in the order in which they are served; none is empty
+        # in the order in which they are served; none is empty
+        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
@@ -83,8 +86,9 @@ class FairQueue:
             del self._clients[ticket.client]
 
     def to_displace(self, client: str, count: int = 1, places: int = 1) -> list[Ticket]:
-        """Tickets to displace for `count` tickets of `client`: at least `places`, of the newest requests that have not started, of the
-        client with the most waiting. Empty if that client would then have fewer waiting than `client`."""
+        """Tickets to displace for `count` tickets of `client`: at least `places`, of the newest
+        requests that have not started, of the client with the most waiting. Empty if that client
+        would then have fewer waiting than `client`."""
         greediest: Sequence[Ticket] = max(self._clients.values(), key=len, default=deque())
         leaving: list[Ticket] = []
         for ticket in reversed(greediest):

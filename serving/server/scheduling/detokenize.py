@@ -1,7 +1,7 @@
 """Text from tokens as they arrive: complete characters only, and no part of a stop string.
 
-Invariants: what `TextStream` returns, concatenated, is the text of the answer; nothing returned is ever taken back; the
-result depends on the tokens alone, never on how they were grouped into rounds.
+Invariants: what `TextStream` returns, concatenated, is the text of the answer; nothing returned is
+ever taken back; the result depends on the tokens alone, never on how they were grouped into rounds.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ HALF = "\ufffd"
 
 Decode = Callable[[Sequence[int]], str]
 LONGEST_LEAD = 8
-"""Tokens at a prompt's end to search for text: a character has up to four bytes, and special tokens may follow it."""
+"""Tokens at a prompt's end to search for text: a character has up to four bytes, and special tokens
+may follow it."""
 MOST_HELD = 4
-"""Tokens that wait for the end of a character: as many as it has bytes. Where they are as many without one, some bytes are no character."""
+"""Tokens that wait for the end of a character: as many as it has bytes. Where they are as many
+without one, some bytes are no character."""
 
 
 class Detokenizer:
-    """Decodes token by token; a character whose bytes are spread over tokens is held back until it is complete.
+    """Decodes token by token; a character whose bytes are spread over tokens is held back until it
+    is complete.
 
-    Only a short window is decoded at each token: the tokens of the last piece of text, which decide about the spaces at
-    its border, and the newer ones. The first window begins with the prompt's last tokens (as in vLLM and TGI): the
-    decoders of SentencePiece tokenizers drop the space that a text begins with, and an answer to a prompt begins none.
+    Only a short window is decoded at each token: the tokens of the last piece of text, which decide
+    about the spaces at its border, and the newer ones. The first window begins with the prompt's
+    last tokens (as in vLLM and TGI): the decoders of SentencePiece tokenizers drop the space that a
+    text begins with, and an answer to a prompt begins none.
 
-    The window stays short whatever the tokens are: those that have no text are left out of it, and bytes that are no
-    character are shown as such as soon as that is certain.
+    The window stays short whatever the tokens are: those that have no text are left out of it, and
+    bytes that are no character are shown as such as soon as that is certain.
 
     Args:
         decode: token ids → text.
@@ -44,14 +48,16 @@ class Detokenizer:
         self._ids = _lead(decode, prompt)
         self._start = 0  # the window starts here
         self._read = len(self._ids)  # tokens before this one have been returned as text
-        self._known = decode(self._ids) if self._ids else ""  # text of the window's tokens before that one
+        # text of the window's tokens before that one
+        self._known = decode(self._ids) if self._ids else ""
         self._held = ""  # text of the others
 
     def push(self, token: int) -> str:
         """The text that `token` completes, often empty."""
         self._ids.append(token)
         held, text = self._held, self._unread()
-        if text == held and not self._decode([token, token]):  # a space may have no text by itself, but two have
+        # a space may have no text by itself, but two have
+        if text == held and not self._decode([token, token]):
             self._ids.pop()
             return ""
         if text and not text.endswith(HALF):
@@ -62,7 +68,8 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """The rest, when no token follows; bytes at the end that may have begun a character are left out."""
+        """The rest, when no token follows; bytes at the end that may have begun a character are
+        left out."""
         return self._take(len(self._ids), self._unread()).rstrip(HALF)
 
     def _unread(self) -> str:
@@ -75,20 +82,24 @@ class Detokenizer:
         return text
 
     def _take_settled(self, text: str) -> str:
-        """The held text up to the last token before which no character is cut; all of it where there is none.
+        """The held text up to the last token before which no character is cut; all of it where
+        there is none.
 
-        A character that is cut shows more than once: its parts are no characters, and together they are one, or the beginning of one.
+        A character that is cut shows more than once: its parts are no characters, and together they
+        are one, or the beginning of one.
         """
         whole = self._known + text
         for end in range(len(self._ids) - 1, self._read, -1):
             first, rest = self._decode(self._ids[self._start : end]), self._decode(self._ids[end:])
-            if whole in (first + rest, f"{first} {rest}"):  # a decoder may drop the space that a text begins with
+            # a decoder may drop the space that a text begins with
+            if whole in (first + rest, f"{first} {rest}"):
                 return self._take(end, first[len(self._known) :], whole[len(first) :])
         return self._take(len(self._ids), text)
 
 
 def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
-    """The fewest tokens at a prompt's end that decode to complete characters; empty if there are none."""
+    """The fewest tokens at a prompt's end that decode to complete characters; empty if there are
+    none."""
     for count in range(1, min(LONGEST_LEAD, len(prompt)) + 1):
         lead = list(prompt[-count:])
         if (text := decode(lead)) and HALF not in text:
@@ -99,8 +110,8 @@ def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
 class StopStrings:
     """Cuts text before the first stop string, holding back text that may still become one.
 
-    The stop string that is completed first counts, and of several that end at the same place the longest: the result is a
-    function of the text, not of its pieces.
+    The stop string that is completed first counts, and of several that end at the same place the
+    longest: the result is a function of the text, not of its pieces.
 
     >>> stop = StopStrings(["END"])
     >>> stop.push("the E"), stop.push("ND."), stop.stopped
@@ -149,7 +160,8 @@ class TokenInfo:
     """A token whose text is final.
 
     Args:
-        text: what it adds to the answer; empty for tokens that are not shown, and while a character is incomplete.
+        text: what it adds to the answer; empty for tokens that are not shown, and while a character
+            is incomplete.
         rating: log-prob and most likely tokens, if requested.
     """
 
@@ -168,14 +180,22 @@ class TextStream:
         prompt: ids that the answer continues.
         min_tokens: tokens in whose text no stop string is looked for.
 
-    `tokens` counts those up to the one that completes a stop string, `accepted` those of them that came from the draft.
+    `tokens` counts those up to the one that completes a stop string, `accepted` those of them that
+    came from the draft.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] | StopStrings = (), prompt: Sequence[int] = (), min_tokens: int = 0):
+    def __init__(
+        self,
+        decode: Decode,
+        stop: Sequence[str] | StopStrings = (),
+        prompt: Sequence[int] = (),
+        min_tokens: int = 0,
+    ):
         self._detokenizer = Detokenizer(decode, prompt)
         self._min_tokens = min_tokens
         self._stop = stop if isinstance(stop, StopStrings) else StopStrings(stop)
-        self._held: list[tuple[str, Emitted]] = []  # tokens whose text is not shown yet, or not all of it
+        # tokens whose text is not shown yet, or not all of it
+        self._held: list[tuple[str, Emitted]] = []
         self._blank = 0  # how many of the first of them are known to have none
         self._credit = 0  # characters of theirs that are
         self._final: list[TokenInfo] = []
@@ -188,7 +208,8 @@ class TextStream:
         return self._stop.stopped
 
     def push(self, tokens: Sequence[Emitted]) -> str:
-        """Text of further tokens; those after the one that completes a stop string are neither shown nor counted."""
+        """Text of further tokens; those after the one that completes a stop string are neither
+        shown nor counted."""
         shown = []
         for token in tokens:
             if self.stopped:
@@ -197,7 +218,13 @@ class TextStream:
             self.accepted += token.origin in ("accepted", "rescued")
             text = self._detokenizer.push(token.id)
             self._held.append((text, token))
-            shown.append(self._show(self._stop.let_pass(text) if self.tokens <= self._min_tokens else self._stop.push(text)))
+            shown.append(
+                self._show(
+                    self._stop.let_pass(text)
+                    if self.tokens <= self._min_tokens
+                    else self._stop.push(text)
+                )
+            )
         return "".join(shown)
 
     def flush(self) -> str:
@@ -212,12 +239,14 @@ class TextStream:
         return shown
 
     def take(self) -> list[TokenInfo]:
-        """Tokens that became final since the last call. Their texts make up what is shown, though they may come a little later."""
+        """Tokens that became final since the last call. Their texts make up what is shown, though
+        they may come a little later."""
         final, self._final = self._final, []
         return final
 
     def _show(self, shown: str) -> str:
-        """Settle the tokens whose text is complete with `shown`; a token without text is settled with the next one that has text."""
+        """Settle the tokens whose text is complete with `shown`; a token without text is settled
+        with the next one that has text."""
         self._credit += len(shown)
         while self._blank < len(self._held):
             text, token = self._held[self._blank]
@@ -226,7 +255,8 @@ class TextStream:
                 continue
             if len(text) > self._credit and not self.stopped:
                 break
-            self._held[self._blank] = text[: self._credit], token  # a stop string may begin within a token, or before it
+            # a stop string may begin within a token, or before it
+            self._held[self._blank] = text[: self._credit], token
             self._credit -= len(self._held[self._blank][0])
             self._settle(self._blank + 1)
         if self.stopped:
@@ -235,6 +265,9 @@ class TextStream:
 
     def _settle(self, count: int) -> None:
         """The first `count` held tokens are final."""
-        self._final += [TokenInfo(text, token.id, token.origin, token.rating) for text, token in self._held[:count]]
+        self._final += [
+            TokenInfo(text, token.id, token.origin, token.rating)
+            for text, token in self._held[:count]
+        ]
         del self._held[:count]
         self._blank = 0

@@ -1,8 +1,10 @@
-"""Who drafts how much in a round: its draft tokens go one by one to the request where the next one is worth most for its price.
+"""Who drafts how much in a round: its draft tokens go one by one to the request where the next one
+is worth most for its price.
 
-The k-th token of a draft is kept with probability α^k, α being the request's own acceptance, so requests whose drafts are kept more get the
-longer ones. Its price is a row of the verification, and drafting, which a longer text makes dearer: a row in a pass of the model that
-drafts, or a whole further pass where nobody else drafts as far.
+The k-th token of a draft is kept with probability α^k, α being the request's own acceptance, so
+requests whose drafts are kept more get the longer ones. Its price is a row of the verification, and
+drafting, which a longer text makes dearer: a row in a pass of the model that drafts, or a whole
+further pass where nobody else drafts as far.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A ratio of two sums of what was observed, with its standard error; earlier observations can lose weight."""
+"""A ratio of two sums of what was observed, with its standard error; earlier observations can lose
+weight."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Ratio:
-    """Σ above / Σ below, and not the mean of ratios, in which a short round would weigh as much as a long one.
+    """Σ above / Σ below, and not the mean of ratios, in which a short round would weigh as much as
+    a long one.
 
     >>> speed = Ratio()
     >>> for tokens, seconds in ((10, 1.0), (10, 3.0)):
@@ -33,7 +35,8 @@ class Ratio:
 
     @property
     def error(self) -> float:
-        """Standard error, by how observations scatter around the ratio; infinite with fewer than two."""
+        """Standard error, by how observations scatter around the ratio; infinite with fewer than
+        two."""
         if self.count < 2 or not self.below:
             return float("inf")
         above, both, below = self._squares
@@ -51,21 +54,39 @@ class Ratio:
 
     def include(self, other: Ratio) -> None:
         """Count what another one has counted."""
-        self.above, self.below, self.count = self.above + other.above, self.below + other.below, self.count + other.count
-        first, second, third = (mine + its for mine, its in zip(self._squares, other._squares, strict=True))
+        self.above, self.below, self.count = (
+            self.above + other.above,
+            self.below + other.below,
+            self.count + other.count,
+        )
+        first, second, third = (
+            mine + its for mine, its in zip(self._squares, other._squares, strict=True)
+        )
         self._squares = first, second, third
 
     def fade(self, weight: float) -> None:
         """Weigh what was observed so far by `weight`."""
-        self.above, self.below, self.count = self.above * weight, self.below * weight, self.count * weight
+        self.above, self.below, self.count = (
+            self.above * weight,
+            self.below * weight,
+            self.count * weight,
+        )
         above, both, below = self._squares
         self._squares = above * weight, both * weight, below * weight
 
     def scale(self, factor: float) -> None:
         """Multiply what is below by `factor`."""
         above, both, below = self._squares
-        self.below, self._squares = self.below * factor, (above, both * factor, below * factor * factor)
+        self.below, self._squares = (
+            self.below * factor,
+            (above, both * factor, below * factor * factor),
+        )
 
     def inverse(self) -> Ratio:
         """The same with above and below exchanged."""
-        return Ratio(self.below, self.above, self.count, (self._squares[2], self._squares[1], self._squares[0]))
+        return Ratio(
+            self.below,
+            self.above,
+            self.count,
+            (self._squares[2], self._squares[1], self._squares[0]),
+        )

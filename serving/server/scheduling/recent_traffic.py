@@ -1,4 +1,5 @@
-"""What requests were like of late: how much of their drafts was kept, how long their prompts were, and how many ran at once."""
+"""What requests were like of late: how much of their drafts was kept, how long their prompts were,
+and how many ran at once."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 REQUEST_WEIGHT = 8.0
 """Draft tokens of its strategy's acceptance that a request begins with."""
 STEADY = 1 / 128
-"""Weight of a round in what the load usually is. Requests come and go in every other round: if each made another kind of load, drafts would
-begin and end all the time, whose model then reads all that it has missed, and blocks that compare lengths would be cut."""
+"""Weight of a round in what the load usually is. Requests come and go in every other round: if each
+made another kind of load, drafts would begin and end all the time, whose model then reads all that
+it has missed, and blocks that compare lengths would be cut."""
 
 
 @dataclass
@@ -61,7 +63,8 @@ class Prompts:
 
 @dataclass
 class UsualLoad:
-    """How many requests run together, and tokens of a text: more requests count at once, fewer and other texts by and by.
+    """How many requests run together, and tokens of a text: more requests count at once, fewer and
+    other texts by and by.
 
     >>> load = UsualLoad()
     >>> load.beside(8, 200.0)
@@ -81,6 +84,7 @@ class UsualLoad:
         self.context = self.context + STEADY * (context - self.context) if self.context else context
 
     def beside(self, requests: int, context: float) -> tuple[int, float]:
-        """The load as it has been for some time, beside what there is now: at least as many requests."""
+        """The load as it has been for some time, beside what there is now: at least as many
+        requests."""
         self.requests, self.context = max(self.requests, float(requests)), self.context or context
         return round(self.requests), self.context

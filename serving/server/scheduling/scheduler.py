@@ -1,9 +1,10 @@
-"""The scheduler: one thread owns the engine and steps it; requests arrive through a queue, text leaves through callbacks.
+"""The scheduler: one thread owns the engine and steps it; requests arrive through a queue, text
+leaves through callbacks.
 
-Each round drops requests that were cancelled or are past their deadline, fills free slots from the queue (admission.py), runs one engine
-step for all running requests, and delivers what became final. Nothing here depends on HTTP or asyncio: `Ticket.deliver` is called on the
-scheduler's thread and must not block. Every ticket gets `Delta`s and then exactly one `End`, `Failure` or
-`Cancelled`.
+Each round drops requests that were cancelled or are past their deadline, fills free slots from the
+queue (admission.py), runs one engine step for all running requests, and delivers what became final.
+Nothing here depends on HTTP or asyncio: `Ticket.deliver` is called on the scheduler's thread and
+must not block. Every ticket gets `Delta`s and then exactly one `End`, `Failure` or `Cancelled`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from serving.runtime.strategies import Strategy
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer, Observers
-from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket, TicketGroup
+from serving.server.scheduling.ticket import (
+    Cancelled,
+    DeadlineExceeded,
+    Delta,
+    End,
+    Event,
+    Failure,
+    SchedulerClosed,
+    Ticket,
+    TicketGroup,
+)
 from serving.server.settings import QUEUE, PromptSharing
 
 log = logging.getLogger(__name__)
@@ -30,9 +41,11 @@ log = logging.getLogger(__name__)
 HUNG_SECONDS = 300.0
 """Longest round, without prompts, also on a machine that others keep busy."""
 TOKEN_SECONDS = 0.5
-"""What each token of a prompt that its step reads adds to that: a large model on few cores reads a few tokens a second."""
+"""What each token of a prompt that its step reads adds to that: a large model on few cores reads a
+few tokens a second."""
 MOST_PROMPT_SECONDS = 600.0
-"""What all of them add at most: an idle server's step reads thousands, and a device that hangs meanwhile must be noticed all the same."""
+"""What all of them add at most: an idle server's step reads thousands, and a device that hangs
+meanwhile must be noticed all the same."""
 
 
 class Scheduler:
@@ -41,21 +54,34 @@ class Scheduler:
     Args:
         strategy: decodes tickets without one.
         slots: requests that run at once; the engine's models must have as many.
-        threads: compute threads of the scheduler's thread; None: PyTorch's choice, and what the engine's governor makes of it.
+        threads: compute threads of the scheduler's thread; None: PyTorch's choice, and what the
+            engine's governor makes of it.
         capacity: requests that may wait for a slot.
         observers: notified of every ticket (observer.py).
         load: shortens drafts while many requests run; None: no limit.
-        prompt_sharing: whose prompts and answers a request need not read again: those of tickets of the same owner (tenant), of tickets
-            that were submitted together (request), or nobody's (off).
+        prompt_sharing: whose prompts and answers a request need not read again: those of tickets of
+            the same owner (tenant), of tickets that were submitted together (request), or nobody's
+            (off).
     """
 
-    def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE,
-                 observers: Sequence[Observer] = (), load: LoadControl | None = None, prompt_sharing: PromptSharing = "tenant"):
+    def __init__(
+        self,
+        engine: Engine,
+        strategy: Strategy,
+        slots: int,
+        *,
+        threads: int | None = None,
+        capacity: int = QUEUE,
+        observers: Sequence[Observer] = (),
+        load: LoadControl | None = None,
+        prompt_sharing: PromptSharing = "tenant",
+    ):
         self.engine, self.strategy, self.slots, self.load = engine, strategy, slots, load
         self._threads, self._prompt_sharing = threads, prompt_sharing
         self._observers = Observers(observers)
         self._rate = ServiceRate()
-        self._changed = threading.Condition()  # guards the queue, the displaced tickets and `_closing`
+        # guards the queue, the displaced tickets and `_closing`
+        self._changed = threading.Condition()
         self._queue = FairQueue(capacity)
         self._displaced: list[Ticket] = []
         self._running: list[Ticket] = []
@@ -77,7 +103,11 @@ class Scheduler:
     @property
     def threads(self) -> int:
         """Compute threads in force."""
-        return self.engine.governor.threads if self.engine.governor else self._threads or torch.get_num_threads()
+        return (
+            self.engine.governor.threads
+            if self.engine.governor
+            else self._threads or torch.get_num_threads()
+        )
 
     @property
     def alive(self) -> bool:
@@ -86,7 +116,8 @@ class Scheduler:
 
     @property
     def hung(self) -> bool:
-        """Whether a round has taken so long that it will hardly end: a device or a lock that does not answer."""
+        """Whether a round has taken so long that it will hardly end: a device or a lock that does
+        not answer."""
         began = self._round_began
         prompts = min(TOKEN_SECONDS * self.engine.reading, MOST_PROMPT_SECONDS)
         return began is not None and time.monotonic() - began > HUNG_SECONDS + prompts
@@ -109,7 +140,8 @@ class Scheduler:
         """Queue the tickets of one client's request, all or none, from any thread.
 
         Args:
-            urgent: queue before all others, even if the queue is full (for the server's own checks).
+            urgent: queue before all others, even if the queue is full (for the server's own
+                checks).
         Raises:
             SchedulerClosed: the server is shutting down.
             QueueFull: too many requests already wait.
@@ -127,23 +159,27 @@ class Scheduler:
             self._changed.notify()
 
     def check_room(self, client: str, count: int) -> None:
-        """Raise what `submit` would raise if so many tickets of a client came now; from any thread."""
+        """Raise what `submit` would raise if so many tickets of a client came now; from any
+        thread."""
         with self._changed:
             if self._closing:
                 raise SchedulerClosed("the server is shutting down")
             self._to_displace(client, count)
 
     def _make_room(self, tickets: Sequence[Ticket]) -> None:
-        """Make room for tickets on slots or in the queue, by displacing others if that is fair; else raise QueueFull."""
+        """Make room for tickets on slots or in the queue, by displacing others if that is fair;
+        else raise QueueFull."""
         displaced = self._to_displace(tickets[0].client, len(tickets))
         for ticket in displaced:
             self._queue.remove(ticket)
         self._displaced += displaced
 
     def _to_displace(self, client: str, count: int) -> list[Ticket]:
-        """Who has to leave the queue for so many tickets of a client; QueueFull if that would not be fair."""
+        """Who has to leave the queue for so many tickets of a client; QueueFull if that would not
+        be fair."""
         room = self._queue.capacity + max(0, self.slots - len(self._running))
-        wanted = min(count, self._queue.capacity + self.slots)  # more than ever fit are accepted when the server is idle
+        # more than ever fit are accepted when the server is idle
+        wanted = min(count, self._queue.capacity + self.slots)
         missing = len(self._queue) + wanted - room
         if missing <= 0:
             return []
@@ -153,18 +189,21 @@ class Scheduler:
         return displaced
 
     def stop_taking(self) -> None:
-        """Accept no new request; accepted ones continue. From any thread, never from a signal handler."""
+        """Accept no new request; accepted ones continue. From any thread, never from a signal
+        handler."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def abort(self) -> None:
-        """Accept no new request and cancel the others within one round; from any thread, without waiting."""
+        """Accept no new request and cancel the others within one round; from any thread, without
+        waiting."""
         self.stop_taking()
         self._aborting = True
 
     def close(self, timeout: float | None = None) -> None:
-        """Accept no new request, finish the others and end the thread; after `timeout` seconds cancel what is left."""
+        """Accept no new request, finish the others and end the thread; after `timeout` seconds
+        cancel what is left."""
         self.stop_taking()
         if not self.alive:
             return
@@ -180,7 +219,9 @@ class Scheduler:
         """
         if block:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._running or self._queue or self._displaced)
+                self._changed.wait_for(
+                    lambda: self._closing or self._running or self._queue or self._displaced
+                )
         self._round_began = time.monotonic()
         try:
             self._round()
@@ -195,7 +236,14 @@ class Scheduler:
             return
         running = list(self._running)
         if self.load:
-            self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
+            self.load.apply(
+                self.engine,
+                [
+                    (ticket.job.session, ticket.strategy)
+                    for ticket in running
+                    if ticket.job and ticket.strategy
+                ],
+            )
         started = time.perf_counter()
         self.engine.step()
         self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
@@ -206,7 +254,9 @@ class Scheduler:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)
-            while (not self._closing or self._running or self._queue or self._displaced) and not self.device_lost:
+            while (
+                not self._closing or self._running or self._queue or self._displaced
+            ) and not self.device_lost:
                 try:
                     self.turn(block=True)
                 except Exception as error:
@@ -230,7 +280,10 @@ class Scheduler:
             if ticket.cancelled or self._aborting:
                 self._leave(ticket, Cancelled())
             elif ticket.deadline is not None and now >= ticket.deadline:
-                self._leave(ticket, Failure(DeadlineExceeded("the request was not answered before its deadline")))
+                self._leave(
+                    ticket,
+                    Failure(DeadlineExceeded("the request was not answered before its deadline")),
+                )
 
     def _admit(self) -> None:
         while len(self._running) < self.slots:
@@ -241,8 +294,14 @@ class Scheduler:
                 ticket.together.started = True
             ticket.strategy = ticket.strategy or self.strategy
             try:
-                limit = self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling) if self.load else UNLIMITED
-                ticket.job = self.engine.submit(ticket.prompt, ticket.sampling, ticket.strategy, limit, self._owner(ticket))
+                limit = (
+                    self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling)
+                    if self.load
+                    else UNLIMITED
+                )
+                ticket.job = self.engine.submit(
+                    ticket.prompt, ticket.sampling, ticket.strategy, limit, self._owner(ticket)
+                )
             except Exception as error:
                 self._leave(ticket, Failure(error))
                 continue
@@ -251,7 +310,8 @@ class Scheduler:
             self._observers.notify("admitted", ticket)
 
     def _owner(self, ticket: Ticket) -> Hashable:
-        """Whose prompts and answers a ticket need not read again (`Engine.submit`); the server's own checks read all."""
+        """Whose prompts and answers a ticket need not read again (`Engine.submit`); the server's
+        own checks read all."""
         if ticket.own or self._prompt_sharing == "off":
             return None
         return ticket.owner if self._prompt_sharing == "tenant" else ticket.together
@@ -284,8 +344,10 @@ class Scheduler:
             self._leave(ticket, End(reason, ticket.text.tokens, job.session.stats))
 
     def _leave(self, ticket: Ticket, event: Event) -> None:
-        """Take a ticket out, free its slot and deliver its last event; does nothing if it has already ended."""
-        if ticket.ended_at is not None:  # it was displaced after it had been found cancelled or late
+        """Take a ticket out, free its slot and deliver its last event; does nothing if it has
+        already ended."""
+        # it was displaced after it had been found cancelled or late
+        if ticket.ended_at is not None:
             return
         if ticket in self._running:
             self._running.remove(ticket)
@@ -307,7 +369,8 @@ class Scheduler:
         self._observers.notify("finished", ticket, event)
 
     def _fail_all(self, error: Exception) -> None:
-        """End all tickets; what the slots of those that ran hold is not taken over, since nobody knows how far the failed step came."""
+        """End all tickets; what the slots of those that ran hold is not taken over, since nobody
+        knows how far the failed step came."""
         with self._changed:
             waiting, displaced, self._displaced = list(self._queue), self._displaced, []
         for ticket in self._running:

@@ -18,7 +18,8 @@ class Delta:
     """Text that is final.
 
     Args:
-        tokens: those that became final with it; a token held back by a stop string may follow a little later.
+        tokens: those that became final with it; a token held back by a stop string may follow a
+            little later.
     """
 
     text: str
@@ -81,18 +82,30 @@ class Ticket:
         text: turns the request's tokens into text.
         deliver: receives the events, on the scheduler's thread.
         client: name by which the queue is fair between clients; "": unknown.
-        deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded), waiting or running.
+        deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded),
+            waiting or running.
         strategy: what decodes it; None: the scheduler's, which is filled in at admission.
-        body: `messages` or `prompt` as the client sent them, for observers; None if it was not kept.
+        body: `messages` or `prompt` as the client sent them, for observers; None if it was not
+            kept.
 
-    Tickets of the same `owner` need not read again what slots hold of each other's prompts and answers. `own` is true of the server's own
-    check, which no observer counts or records.
-    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
+    Tickets of the same `owner` need not read again what slots hold of each other's prompts and
+    answers. `own` is true of the server's own check, which no observer counts or records.
+    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None
+    until then.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, text: TextStream, deliver: Callable[[Event], None], *,
-                 client: str = "", deadline: float | None = None, strategy: Strategy | None = None,
-                 body: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        text: TextStream,
+        deliver: Callable[[Event], None],
+        *,
+        client: str = "",
+        deadline: float | None = None,
+        strategy: Strategy | None = None,
+        body: Mapping[str, Any] | None = None,
+    ):
         self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.own = False

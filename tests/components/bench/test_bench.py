@@ -7,9 +7,21 @@ import torch
 
 from components.bench.bench import gamma_of, run_bench
 from components.bench.metrics import is_baseline
-from components.bench.runner import Generation, Measurement, StrategyContender, labels_of, measure, rotated
+from components.bench.runner import (
+    Generation,
+    Measurement,
+    StrategyContender,
+    labels_of,
+    measure,
+    rotated,
+)
 from components.bench.settings import BenchSettings
-from components.bench.target_agreement import argmax_matches, difference, first_difference, near_tie_gap
+from components.bench.target_agreement import (
+    argmax_matches,
+    difference,
+    first_difference,
+    near_tie_gap,
+)
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -23,11 +35,27 @@ from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
 from tests.support.models.unbatched_families import module_of
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])
+]
 QUICK = BenchSettings(max_tokens=4, warmup=False)
-FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat",
-           "accepted_per_call", "mean_acceptance_length", "ttft_ms", "tpot_ms", "identical_outputs", "near_ties",
-           "overhead_fraction"}
+FIGURES = {
+    "tokens_per_second",
+    "speedup",
+    "target_calls",
+    "cost_ratio",
+    "acceptance_rate",
+    "draft_efficiency",
+    "mat",
+    "accepted_per_call",
+    "mean_acceptance_length",
+    "ttft_ms",
+    "tpot_ms",
+    "identical_outputs",
+    "near_ties",
+    "overhead_fraction",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +65,13 @@ def report() -> dict:
         StrategyChoice("vanilla_sd", {"num_speculative_tokens": 6}),
         StrategyChoice("prompt_lookup"),
     ]
-    return run_bench(llama_pair(slots=1), configs, PROMPTS, StrategyResources(),
-                     BenchSettings(max_tokens=24, runs=2, peers=("transformers",), threads=1)).to_json()
+    return run_bench(
+        llama_pair(slots=1),
+        configs,
+        PROMPTS,
+        StrategyResources(),
+        BenchSettings(max_tokens=24, runs=2, peers=("transformers",), threads=1),
+    ).to_json()
 
 
 def test_a_report_has_every_figure_and_is_json(report):
@@ -55,7 +88,8 @@ def test_autoregressive_is_measured_without_being_asked_for_and_is_its_own_measu
     assert (plain["speedup"], plain["speedup_low"], plain["speedup_high"]) == (1.0, 1.0, 1.0)
     assert plain["acceptance_rate"] is None
     assert plain["mat"] is None
-    assert plain["target_calls"] == plain["emitted"] - len(PROMPTS)  # the prefill gives a token and is no call
+    # the prefill gives a token and is no call
+    assert plain["target_calls"] == plain["emitted"] - len(PROMPTS)
 
 
 def test_speedup_is_of_totals_and_not_a_mean_of_ratios(report):
@@ -78,12 +112,18 @@ def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
     assert fastest["cost_ratio"] == 1.0
     for entry in entries.values():
         per_token = entry["target_calls"] / entry["emitted"]
-        assert entry["cost_ratio"] == pytest.approx(per_token / (fastest["target_calls"] / fastest["emitted"]))
+        assert entry["cost_ratio"] == pytest.approx(
+            per_token / (fastest["target_calls"] / fastest["emitted"])
+        )
 
 
 def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
     report = run_bench(
-        table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4)
+        table_pair(),
+        [StrategyChoice("prompt_lookup")],
+        PROMPTS[:1],
+        StrategyResources(),
+        BenchSettings(max_tokens=4),
     ).to_json()
     assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
     assert report["cost_reference"]["cost_ratio"] == 1
@@ -91,15 +131,23 @@ def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
 
 
 def test_without_the_reference_there_is_no_cost_ratio():
-    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(),
-                       BenchSettings(max_tokens=4, cost_ratios=False)).to_json()
+    report = run_bench(
+        table_pair(),
+        [StrategyChoice("prompt_lookup")],
+        PROMPTS[:1],
+        StrategyResources(),
+        BenchSettings(max_tokens=4, cost_ratios=False),
+    ).to_json()
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 
 
 def test_lossless_strategies_and_transformers_give_the_same_tokens(report):
     peers = report["peers"]["transformers"]
     assert set(peers) == {"autoregressive", "assisted", "prompt_lookup", "notes", "version"}
-    entries = [*report["strategies"].values(), *(peers[name] for name in ("autoregressive", "assisted", "prompt_lookup"))]
+    entries = [
+        *report["strategies"].values(),
+        *(peers[name] for name in ("autoregressive", "assisted", "prompt_lookup")),
+    ]
     for entry in entries:
         assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
         assert entry["tokens_per_second"] > 0
@@ -110,31 +158,65 @@ def test_lossless_strategies_and_transformers_give_the_same_tokens(report):
 
 def test_peers_leave_the_modules_attending_over_slots(report):
     pair = llama_pair(slots=1)
-    before = pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output
-    run_bench(pair, [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4, peers=("transformers",), warmup=False)).to_json()
-    assert pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output == before
+    before = (
+        pair.engine()
+        .generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd"))
+        .output
+    )
+    run_bench(
+        pair,
+        [],
+        PROMPTS[:1],
+        StrategyResources(),
+        BenchSettings(max_tokens=4, peers=("transformers",), warmup=False),
+    ).to_json()
+    assert (
+        pair.engine()
+        .generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd"))
+        .output
+        == before
+    )
 
 
 def test_peers_of_a_model_with_attention_of_its_own_say_so():
     target = module_of("gpt_neo")
     pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
-    report = run_bench(pair, [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(),
-                       BenchSettings(max_tokens=6, peers=("transformers",), warmup=False)).to_json()
-    assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
+    report = run_bench(
+        pair,
+        [StrategyChoice("vanilla_sd")],
+        PROMPTS[:2],
+        StrategyResources(),
+        BenchSettings(max_tokens=6, peers=("transformers",), warmup=False),
+    ).to_json()
+    assert (
+        "attention: eager, the model's own; cache: transformers' default"
+        in report["peers"]["transformers"]["notes"]
+    )
     assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
 
 
 def test_sampled_outputs_are_not_compared():
-    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(),
-                       BenchSettings(max_tokens=8, temperature=1.0)).to_json()
-    assert all(entry["identical_outputs"] is None and entry["near_ties"] is None for entry in report["strategies"].values())
+    report = run_bench(
+        table_pair(),
+        [StrategyChoice("vanilla_sd")],
+        PROMPTS[:2],
+        StrategyResources(),
+        BenchSettings(max_tokens=8, temperature=1.0),
+    ).to_json()
+    assert all(
+        entry["identical_outputs"] is None and entry["near_ties"] is None
+        for entry in report["strategies"].values()
+    )
 
 
 def test_sampled_runs_repeat_the_same_requests():
-    runs = measure(table_pair(), StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS[:2],
-                   BenchSettings(max_tokens=12, temperature=1.0, runs=2))[
-        "vanilla_sd"
-    ].runs
+    runs = measure(
+        table_pair(),
+        StrategyResources(),
+        [StrategyChoice("vanilla_sd")],
+        PROMPTS[:2],
+        BenchSettings(max_tokens=12, temperature=1.0, runs=2),
+    )["vanilla_sd"].runs
     assert [run[0].tokens for run in runs] == [run[1].tokens for run in runs]
     assert runs[0][0].tokens != runs[1][0].tokens
 
@@ -167,24 +249,41 @@ class StandsStill:
     def generate(self, ids, sampling):
         self.seeds.append(sampling.seed)
         interrupted = len(self.seeds) == 2
-        return Generation([1], Stats(emitted=1, wall_seconds=61.0 if interrupted else 1.0), interrupted=interrupted)
+        return Generation(
+            [1],
+            Stats(emitted=1, wall_seconds=61.0 if interrupted else 1.0),
+            interrupted=interrupted,
+        )
 
 
 def test_a_text_in_which_the_machine_stood_still_is_decoded_once_more():
     contender = StandsStill()
     settings = BenchSettings(max_tokens=4, warmup=False, seed=5)
-    measured = measure(table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[contender])
-    assert [[run.seconds for run in runs] for runs in measured["slow"].runs] == [[1.0], [61.0, 1.0], [1.0]]
+    measured = measure(
+        table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[contender]
+    )
+    assert [[run.seconds for run in runs] for runs in measured["slow"].runs] == [
+        [1.0],
+        [61.0, 1.0],
+        [1.0],
+    ]
     assert measured["slow"].seconds == [1.0, 1.0, 1.0]
     assert contender.seeds == [5, 6, 7, 6], "a sampled text is the same one again"
 
 
 @pytest.mark.parametrize(("before", "after"), [(50.0, 35.0), (35.0, 50.0)])
 def test_the_rate_of_memory_is_kept_with_each_text(monkeypatch, before, after):
-    """The lower of both readings: a text that memory slowed down in the middle is not a fast one."""
+    """The lower of both readings: a text that memory slowed down in the middle is not a fast
+    one."""
     monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: before)
     monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: after)
-    entry = run_bench(table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4, memory_patience=1)).strategies
+    entry = run_bench(
+        table_pair(),
+        [PLAIN],
+        PROMPTS[:2],
+        StrategyResources(),
+        BenchSettings(max_tokens=4, memory_patience=1),
+    ).strategies
     assert [row.memory_rate for row in entry["autoregressive"].per_prompt] == [35.0, 35.0]
 
 
@@ -192,22 +291,31 @@ def test_a_text_that_is_decoded_once_more_has_a_rate_too(monkeypatch):
     monkeypatch.setattr("components.bench.runner.Patience.wait", lambda self: 50.0)
     monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", lambda self: 48.0)
     settings = BenchSettings(max_tokens=4, warmup=False, memory_patience=1)
-    runs = measure(table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[StandsStill()])["slow"].runs
+    runs = measure(
+        table_pair(), StrategyResources(), [], PROMPTS[:3], settings, extra=[StandsStill()]
+    )["slow"].runs
     assert [[run.memory_rate for run in texts] for texts in runs] == [[48.0], [48.0, 48.0], [48.0]]
 
 
 def test_without_patience_memory_is_not_read(monkeypatch):
     monkeypatch.setattr("components.calibrate.memory_rate.MemoryRate.read", None)
-    entry = run_bench(table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4)).strategies
+    entry = run_bench(
+        table_pair(), [PLAIN], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=4)
+    ).strategies
     assert [row.memory_rate for row in entry["autoregressive"].per_prompt] == [None, None]
 
 
-@pytest.mark.parametrize(("computed", "interrupted"), [(0.0, True), (1.0, True), (9.5, False), (30.0, False)])
+@pytest.mark.parametrize(
+    ("computed", "interrupted"), [(0.0, True), (1.0, True), (9.5, False), (30.0, False)]
+)
 def test_standing_still_is_wall_time_without_computing(monkeypatch, computed, interrupted):
-    """A text of 20 s; a machine that another process has half of computes half of the time, which is slow but measured."""
+    """A text of 20 s; a machine that another process has half of computes half of the time, which
+    is slow but measured."""
     clock = iter([100.0, 100.0 + computed])
     monkeypatch.setattr("components.bench.runner.process_time", lambda: next(clock))
-    monkeypatch.setattr(Stats, "wall_seconds", property(lambda self: 20.0, lambda self, value: None))
+    monkeypatch.setattr(
+        Stats, "wall_seconds", property(lambda self: 20.0, lambda self, value: None)
+    )
     contender = StrategyContender(table_pair(), StrategyResources(), PLAIN, "x")
     assert contender.generate([1, 2], Sampling(max_tokens=2)).interrupted is interrupted
 
@@ -215,7 +323,10 @@ def test_standing_still_is_wall_time_without_computing(monkeypatch, computed, in
 def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
     pair, resources = table_pair(), table_resources(vocab=24)
     resources = StrategyResources(resources.artifacts, deterministic=False)
-    configs = [StrategyChoice("spide", {"parallel": False, "tau": 0.5}), StrategyChoice("spide", {"parallel": False, "tau": 0.9})]
+    configs = [
+        StrategyChoice("spide", {"parallel": False, "tau": 0.5}),
+        StrategyChoice("spide", {"parallel": False, "tau": 0.9}),
+    ]
     both = measure(pair, resources, configs, PROMPTS, BenchSettings(max_tokens=32))
     alone = measure(pair, resources, configs[1:], PROMPTS, BenchSettings(max_tokens=32))
     assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
@@ -224,11 +335,20 @@ def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     pair, resources = table_pair(), table_resources(vocab=24)
-    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources,
-                      BenchSettings(max_tokens=24)).to_json()["strategies"]["csd"]
-    outputs = measure(pair, resources, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, BenchSettings(max_tokens=24))[
-        "csd"
-    ]
+    entry = run_bench(
+        pair,
+        [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})],
+        PROMPTS,
+        resources,
+        BenchSettings(max_tokens=24),
+    ).to_json()["strategies"]["csd"]
+    outputs = measure(
+        pair,
+        resources,
+        [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})],
+        PROMPTS,
+        BenchSettings(max_tokens=24),
+    )["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
         context = pair.encode_prompt(prompt.prompt)
@@ -265,7 +385,8 @@ def test_a_difference_is_a_near_tie_only_if_both_tokens_are_nearly_the_best():
     tie = difference(pair, "p", [7, 8], [4, 5, 4], [4, 4, 4])
     assert (tie.position, tie.near_tie) == (1, True)
     assert tie.gap == pytest.approx(5e-4, abs=1e-6)
-    wrong = difference(pair, "p", [7, 8], [4, 6, 4], [4, 4, 4])  # the gap is small, yet 6 is nowhere near
+    # the gap is small, yet 6 is nowhere near
+    wrong = difference(pair, "p", [7, 8], [4, 6, 4], [4, 4, 4])
     assert (wrong.position, wrong.near_tie) == (1, False)
     assert wrong.gap == tie.gap
 
@@ -273,25 +394,46 @@ def test_a_difference_is_a_near_tie_only_if_both_tokens_are_nearly_the_best():
 def test_a_near_tie_in_bfloat16_is_as_wide_as_its_numbers():
     row = torch.tensor([20.0, 3.0, -1.0])
     assert near_tie_gap("float32", row) == 1e-3
-    step = float(torch.tensor(20.0, dtype=torch.bfloat16).nextafter(torch.tensor(99.0, dtype=torch.bfloat16))) - 20.0
+    step = (
+        float(
+            torch.tensor(20.0, dtype=torch.bfloat16).nextafter(
+                torch.tensor(99.0, dtype=torch.bfloat16)
+            )
+        )
+        - 20.0
+    )
     assert near_tie_gap("bfloat16", row) == 4 * step
 
 
 def test_argmax_matches_of_greedy_output_are_all():
     pair = table_pair()
-    tokens = pair.engine().generate([3, 4], pair.sampling(max_tokens=10), build_strategy("autoregressive")).output
+    tokens = (
+        pair.engine()
+        .generate([3, 4], pair.sampling(max_tokens=10), build_strategy("autoregressive"))
+        .output
+    )
     assert argmax_matches(pair, [3, 4], tokens) == len(tokens)
 
 
 def test_labels_tell_configs_apart():
-    assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("vanilla_sd")]) == ["spide", "vanilla_sd"]
-    assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
+    assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("vanilla_sd")]) == [
+        "spide",
+        "vanilla_sd",
+    ]
+    assert labels_of(
+        [StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("spide", {"tau": 0.7})]
+    ) == ["spide(tau=0.5)", "spide(tau=0.7)"]
     with raises_code("named_twice", "spide"):
         labels_of([StrategyChoice("spide"), StrategyChoice("spide")])
 
 
 def test_peers_draft_as_many_tokens_as_vanilla_sd():
-    assert gamma_of([StrategyChoice("spide"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": "3"})]) == 3
+    assert (
+        gamma_of(
+            [StrategyChoice("spide"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": "3"})]
+        )
+        == 3
+    )
     assert gamma_of([]) == 5
 
 
@@ -299,23 +441,50 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
     pair, resources = table_pair(), table_resources(vocab=24)
     sure = AcceptanceTable([1000] * 20, [1000] * 20, ORIGIN)
     theirs = StrategyResources(
-        {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
+        {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)},
+        deterministic=True,
     )
-    champion = StrategyContender(pair, theirs, StrategyChoice("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, resources,
-                        BenchSettings(max_tokens=24), extra=[champion]).to_json()["strategies"]
+    champion = StrategyContender(
+        pair, theirs, StrategyChoice("spide", {"parallel": False}), "champion"
+    )
+    entries = run_bench(
+        pair,
+        [StrategyChoice("spide", {"parallel": False})],
+        PROMPTS,
+        resources,
+        BenchSettings(max_tokens=24),
+        extra=[champion],
+    ).to_json()["strategies"]
     assert entries["champion"]["strategy"] == "spide"
-    assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
+    # it trusts its draft
+    assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]
 
 
-@pytest.mark.parametrize(("arguments", "code", "name"), [
-    ({"prompts": []}, "no_prompts", "no prompts"),
-    ({"settings": QUICK.model_copy(update={"peers": ("llamacpp",)})}, "unknown_peer", "llamacpp"),
-    ({"strategies": [StrategyChoice("vanila_sd")]}, None, "vanilla_sd"),
-    ({"strategies": [StrategyChoice("spide")]}, None, "acceptance_table"),
-    ({"settings": QUICK.model_copy(update={"max_tokens": 600})}, "context_too_long", "prompt p0")])
+@pytest.mark.parametrize(
+    ("arguments", "code", "name"),
+    [
+        ({"prompts": []}, "no_prompts", "no prompts"),
+        (
+            {"settings": QUICK.model_copy(update={"peers": ("llamacpp",)})},
+            "unknown_peer",
+            "llamacpp",
+        ),
+        ({"strategies": [StrategyChoice("vanila_sd")]}, None, "vanilla_sd"),
+        ({"strategies": [StrategyChoice("spide")]}, None, "acceptance_table"),
+        (
+            {"settings": QUICK.model_copy(update={"max_tokens": 600})},
+            "context_too_long",
+            "prompt p0",
+        ),
+    ],
+)
 def test_mistakes_are_named_in_a_line(arguments, code, name):
-    defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "settings": QUICK}
+    defaults = {
+        "strategies": [],
+        "prompts": PROMPTS,
+        "resources": StrategyResources(),
+        "settings": QUICK,
+    }
     with pytest.raises(DraftwellError) as error:
         run_bench(table_pair(), **(defaults | arguments)).to_json()
     assert code in (None, error.value.code)
@@ -323,7 +492,10 @@ def test_mistakes_are_named_in_a_line(arguments, code, name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [{"runs": 0}, {"max_tokens": 0}, {"concurrency": 1}, {"temperature": -1.0}, {"tokens": 4}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"runs": 0}, {"max_tokens": 0}, {"concurrency": 1}, {"temperature": -1.0}, {"tokens": 4}],
+)
 def test_settings_out_of_bounds_are_refused(wrong):
     with raises_code("bad_settings", next(iter(wrong))):
         BenchSettings(**wrong)
@@ -331,7 +503,13 @@ def test_settings_out_of_bounds_are_refused(wrong):
 
 def test_threads_are_set_for_the_run_only():
     before = torch.get_num_threads()
-    report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=2, threads=before + 1)).to_json()
+    report = run_bench(
+        table_pair(),
+        [],
+        PROMPTS[:1],
+        StrategyResources(),
+        BenchSettings(max_tokens=2, threads=before + 1),
+    ).to_json()
     assert report["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before
 
@@ -341,9 +519,18 @@ def test_vanilla_sd_that_drafts_otherwise_is_no_baseline():
     kinds = [{}, {"num_speculative_tokens": "3"}, {"drafter": "qualifier"}, {"draft_first": "true"}]
     assert [is_baseline("vanilla_sd", kind) for kind in kinds] == [True, True, False, False]
     assert not is_baseline("svip", {})
-    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
-                                      StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2, "draft_first": True})],
-                       PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=12))
-    against = [entry.over_vanilla.against for entry in report.strategies.values() if entry.over_vanilla]
+    report = run_bench(
+        table_pair(),
+        [
+            StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+            StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2, "draft_first": True}),
+        ],
+        PROMPTS[:2],
+        StrategyResources(),
+        BenchSettings(max_tokens=12),
+    )
+    against = [
+        entry.over_vanilla.against for entry in report.strategies.values() if entry.over_vanilla
+    ]
     assert against
     assert [label for label in against if "draft_first" in label] == []

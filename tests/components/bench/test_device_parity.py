@@ -1,4 +1,5 @@
-"""A device's outputs against the CPU's: equal ones pass, another model's do not, lossy ones are not asked."""
+"""A device's outputs against the CPU's: equal ones pass, another model's do not, lossy ones are not
+asked."""
 
 from components.bench.bench import run_bench
 from components.bench.device_parity import check_against
@@ -14,17 +15,35 @@ PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hel
 
 
 def test_equal_models_pass():
-    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd"), StrategyChoice("csd")], PROMPTS, table_resources(vocab=24),
-                       BenchSettings(max_tokens=12), check=table_pair()).to_json()
+    report = run_bench(
+        table_pair(),
+        [StrategyChoice("vanilla_sd"), StrategyChoice("csd")],
+        PROMPTS,
+        table_resources(vocab=24),
+        BenchSettings(max_tokens=12),
+        check=table_pair(),
+    ).to_json()
     checked = report["cpu_check"]
     assert checked["passed"]
     assert "csd" not in checked["strategies"]
     assert {"autoregressive", "vanilla_sd"} <= set(checked["strategies"])
-    assert checked["strategies"]["vanilla_sd"] == {"identical": 2, "near_ties": 0, "differences": []}
+    assert checked["strategies"]["vanilla_sd"] == {
+        "identical": 2,
+        "near_ties": 0,
+        "differences": [],
+    }
 
 
 def test_another_model_does_not():
-    measured = measure(table_pair(), StrategyResources(), [StrategyChoice("autoregressive")], PROMPTS, BenchSettings(max_tokens=12))
-    found = check_against(pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12)
+    measured = measure(
+        table_pair(),
+        StrategyResources(),
+        [StrategyChoice("autoregressive")],
+        PROMPTS,
+        BenchSettings(max_tokens=12),
+    )
+    found = check_against(
+        pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12
+    )
     assert not found.passed
     assert found.strategies["autoregressive"].differences[0].prompt_id == "p0"

@@ -32,4 +32,7 @@ def test_ways_are_measured_in_turn_and_the_table_has_median_and_least():
 def test_the_ways_of_a_folder(tmp_path):
     llama().save_pretrained(tmp_path)
     found = ways(tmp_path, "float32", "off", slots=2, max_context=32)
-    assert [(name, type(model)) for name, model in found.items()] == [("transformers", TransformersModel), ("eager", LeanLlama)]
+    assert [(name, type(model)) for name, model in found.items()] == [
+        ("transformers", TransformersModel),
+        ("eager", LeanLlama),
+    ]

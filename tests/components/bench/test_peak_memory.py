@@ -1,4 +1,5 @@
-"""Peak memory: what is allocated and freed again inside a generation is seen, what was there before is not."""
+"""Peak memory: what is allocated and freed again inside a generation is seen, what was there before
+is not."""
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import llama_pair
 
-needs_proc = pytest.mark.skipif(not memory.reset_peak(), reason="this system does not let a process reset its peak memory")
+needs_proc = pytest.mark.skipif(
+    not memory.reset_peak(), reason="this system does not let a process reset its peak memory"
+)
 HUNDRED = 100_000_000
 
 
@@ -45,9 +48,11 @@ def test_a_peak_is_seen_though_the_memory_is_free_again():
 @pytest.mark.slow
 def test_each_contender_is_charged_for_its_own():
     pair = llama_pair(slots=1)
-    plain, = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
+    (plain,) = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
     plain.generate([5, 6, 7], pair.sampling(max_tokens=4))
-    peaks = peaks_over_models(pair, [Hungry(HUNDRED), plain], [5, 6, 7], pair.sampling(max_tokens=8))
+    peaks = peaks_over_models(
+        pair, [Hungry(HUNDRED), plain], [5, 6, 7], pair.sampling(max_tokens=8)
+    )
     assert 90 < peaks["hungry"] < 150
     assert 0 <= peaks["vanilla_sd"] < 50
 
@@ -60,12 +65,14 @@ def test_where_the_system_does_not_tell_it_is_none(monkeypatch, tmp_path):
     assert peak_during(lambda: done.append(1)) is None
     assert done == [1]
     pair = llama_pair(slots=1)
-    assert peaks_over_models(pair, [Hungry(1)], [5], pair.sampling(max_tokens=2)) == {"hungry": None}
+    assert peaks_over_models(pair, [Hungry(1)], [5], pair.sampling(max_tokens=2)) == {
+        "hungry": None
+    }
 
 
 def test_touching_the_caches_changes_no_output():
     pair = llama_pair(slots=1)
-    contender, = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
+    (contender,) = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
     before = contender.generate([5, 6, 7], pair.sampling(max_tokens=12)).tokens
     touch_caches(pair)
     assert contender.generate([5, 6, 7], pair.sampling(max_tokens=12)).tokens == before

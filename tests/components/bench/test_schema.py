@@ -1,4 +1,5 @@
-"""Reports of a bench are read in every version that this one knows, and refused by one line otherwise."""
+"""Reports of a bench are read in every version that this one knows, and refused by one line
+otherwise."""
 
 from __future__ import annotations
 
@@ -21,8 +22,13 @@ PEER_HAS_NOT = {"target_calls", "draft_calls", "mat", "time_share", "artifacts"}
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, Any]:
-    report = run_bench(llama_pair(slots=1), [StrategyChoice("vanilla_sd")], [Prompt("p", None, ["hello hello"])], StrategyResources(),
-                       BenchSettings(max_tokens=8, peers=("transformers",), threads=1))
+    report = run_bench(
+        llama_pair(slots=1),
+        [StrategyChoice("vanilla_sd")],
+        [Prompt("p", None, ["hello hello"])],
+        StrategyResources(),
+        BenchSettings(max_tokens=8, peers=("transformers",), threads=1),
+    )
     return json.loads(json.dumps(report.to_json(), allow_nan=False))
 
 
@@ -49,4 +55,6 @@ def test_other_reports_are_refused(written: dict[str, Any]) -> None:
     with raises_code("report_too_new", "r.json", str(SCHEMA + 1)):
         BenchReport.from_json({**written, "schema_version": SCHEMA + 1}, "r.json")
     with raises_code("not_a_bench_report", "r.json", "strategies"):
-        BenchReport.from_json({name: value for name, value in written.items() if name != "strategies"}, "r.json")
+        BenchReport.from_json(
+            {name: value for name, value in written.items() if name != "strategies"}, "r.json"
+        )

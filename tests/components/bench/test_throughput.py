@@ -18,8 +18,12 @@ from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair
 
-PROMPTS = [Prompt(f"p{i}", "qa", [text])
-           for i, text in enumerate(["abc", "hello", "xyz", "one", "two", "speculate", "drafts", "tokens", "more"])]
+PROMPTS = [
+    Prompt(f"p{i}", "qa", [text])
+    for i, text in enumerate(
+        ["abc", "hello", "xyz", "one", "two", "speculate", "drafts", "tokens", "more"]
+    )
+]
 
 
 def slow_pair(tick):
@@ -52,9 +56,16 @@ class Clock:
 def test_eight_at_once_are_faster_where_a_batch_costs_what_one_costs(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(throughput, "time", clock)
-    report = batch_throughput(slow_pair(clock.tick), table_resources(VOCAB),
-                              [StrategyChoice("autoregressive"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})], PROMPTS,
-                              BenchSettings(max_tokens=12, runs=1))
+    report = batch_throughput(
+        slow_pair(clock.tick),
+        table_resources(VOCAB),
+        [
+            StrategyChoice("autoregressive"),
+            StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+        ],
+        PROMPTS,
+        BenchSettings(max_tokens=12, runs=1),
+    )
     json.dumps(report)
     assert set(report["configs"]) == {"autoregressive", "vanilla_sd"}
     for figures in report["configs"].values():
@@ -63,13 +74,20 @@ def test_eight_at_once_are_faster_where_a_batch_costs_what_one_costs(monkeypatch
         assert figures["identical"] == len(PROMPTS)
         assert figures["near_ties"] == figures["differences"] == []
     plain = report["configs"]["autoregressive"]
-    assert plain["alone"] == pytest.approx(1 / 0.004), "one forward pass per token, the prompt's among them"
+    assert plain["alone"] == pytest.approx(1 / 0.004), (
+        "one forward pass per token, the prompt's among them"
+    )
 
 
 @pytest.mark.timed
 def test_eight_at_once_are_faster_by_a_real_clock():
-    report = batch_throughput(slow_pair(lambda: time.sleep(0.004)), table_resources(VOCAB), [PLAIN], PROMPTS,
-                              BenchSettings(max_tokens=12))
+    report = batch_throughput(
+        slow_pair(lambda: time.sleep(0.004)),
+        table_resources(VOCAB),
+        [PLAIN],
+        PROMPTS,
+        BenchSettings(max_tokens=12),
+    )
     assert report["configs"]["autoregressive"]["ratio"] > 2
 
 
@@ -85,9 +103,17 @@ def test_never_more_than_asked_for_are_in_flight():
     requests = [([3, i], Sampling(max_tokens=4 + i)) for i in range(9)]
     _, outputs = drive(engine, build_strategy("autoregressive"), requests, at_once=3)
     assert max(most) == 3
-    assert [len(output) for output in outputs] == [4 + i for i in range(9)], "outputs come in the order of the requests"
+    assert [len(output) for output in outputs] == [4 + i for i in range(9)], (
+        "outputs come in the order of the requests"
+    )
 
 
 def test_fewer_prompts_than_requests_at_once_are_refused():
     with raises_code("too_few_prompts", "9 prompts", "10 requests at once"):
-        batch_throughput(table_pair(), table_resources(VOCAB), [StrategyChoice("autoregressive")], PROMPTS, BenchSettings(concurrency=10))
+        batch_throughput(
+            table_pair(),
+            table_resources(VOCAB),
+            [StrategyChoice("autoregressive")],
+            PROMPTS,
+            BenchSettings(concurrency=10),
+        )

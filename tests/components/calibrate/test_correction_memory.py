@@ -17,10 +17,15 @@ from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three"])
+]
 
 
-def slow_rejections(pair, prompt: Prompt, seed: int, max_tokens: int, gamma: int) -> tuple[list[int], Counter]:
+def slow_rejections(
+    pair, prompt: Prompt, seed: int, max_tokens: int, gamma: int
+) -> tuple[list[int], Counter]:
     """Leviathan's algorithm on the tables, written out."""
     sampling = pair.sampling(max_tokens=max_tokens, temperature=0.6, seed=seed)
     target, draft = pair.models["target"], pair.models["draft"]
@@ -35,7 +40,9 @@ def slow_rejections(pair, prompt: Prompt, seed: int, max_tokens: int, gamma: int
     stops = sampling.stop_token_ids
     while len(ids) - first < max_tokens and ids[-1] not in stops:
         tokens: list[int] = []
-        while len(tokens) < min(gamma, max_tokens - (len(ids) - first) - 1) and not (tokens and tokens[-1] in stops):
+        while len(tokens) < min(gamma, max_tokens - (len(ids) - first) - 1) and not (
+            tokens and tokens[-1] in stops
+        ):
             tokens.append(rng.draft.draw(probs(draft, ids + tokens)))
         for i, token in enumerate(tokens):
             p, q = probs(target, ids + tokens[:i]), probs(draft, ids + tokens[:i])
@@ -59,14 +66,19 @@ def test_the_memory_counts_the_rejections_of_standard_speculative_decoding():
     memory = build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=40, seed=7))
     assert memory.counts == dict(expected)
     assert sum(memory.counts.values()) > 20
-    assert memory.provenance.metrics == {"rejections": float(sum(expected.values())), "patterns": float(len(expected))}
+    assert memory.provenance.metrics == {
+        "rejections": float(sum(expected.values())),
+        "patterns": float(len(expected)),
+    }
     assert memory.provenance.parameters["temperature"] == 0.6
     assert memory.provenance.parameters["prompts_digest"] == prompts_digest(PROMPTS)
 
 
 def test_concurrent_requests_change_nothing():
     one = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24))
-    many = build_correction_memory(table_pair(slots=3), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, batch=8))
+    many = build_correction_memory(
+        table_pair(slots=3), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, batch=8)
+    )
     assert list(one.counts.items()) == list(many.counts.items())
 
 
@@ -82,11 +94,20 @@ def test_a_killed_run_resumes_and_counts_the_same(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_correction_memory(table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=stop)
+        build_correction_memory(
+            table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=stop
+        )
     (file,) = tmp_path.iterdir()
     assert file == partial_file(tmp_path, table_pair(), PROMPTS, settings)
     again = []
-    resumed = build_correction_memory(table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=lambda at, *_: again.append(at))
+    resumed = build_correction_memory(
+        table_pair(),
+        PROMPTS,
+        ORIGIN,
+        settings,
+        partial=tmp_path,
+        progress=lambda at, *_: again.append(at),
+    )
     assert (done, again) == ([0, 1, 2, 3], [2, 3, 4])
     assert list(resumed.counts.items()) == list(whole.counts.items())
     assert resumed.provenance == whole.provenance
@@ -97,22 +118,36 @@ def test_an_unfinished_run_of_other_settings_is_neither_used_nor_lost(tmp_path, 
     first = MemorySettings(max_tokens=8)
     build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path)
     old = partial_file(tmp_path, table_pair(), PROMPTS, first).read_text()
-    others = ((PROMPTS, MemorySettings(max_tokens=24)), (PROMPTS[:2], first), (PROMPTS, MemorySettings(max_tokens=8, seed=1)))
+    others = (
+        (PROMPTS, MemorySettings(max_tokens=24)),
+        (PROMPTS[:2], first),
+        (PROMPTS, MemorySettings(max_tokens=8, seed=1)),
+    )
     for prompts, settings in others:
         apart = build_correction_memory(table_pair(), prompts, ORIGIN, settings)
-        assert build_correction_memory(table_pair(), prompts, ORIGIN, settings, partial=tmp_path).counts == apart.counts
+        assert (
+            build_correction_memory(
+                table_pair(), prompts, ORIGIN, settings, partial=tmp_path
+            ).counts
+            == apart.counts
+        )
     assert partial_file(tmp_path, table_pair(), PROMPTS, first).read_text() == old
     assert len(list(tmp_path.iterdir())) == 4
-    partial_file(tmp_path, table_pair(), PROMPTS, first).write_text("[[[1,")  # not ours: it is counted again
+    # not ours: it is counted again
+    partial_file(tmp_path, table_pair(), PROMPTS, first).write_text("[[[1,")
     assert build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path).counts
 
 
 def test_rare_pairs_can_be_left_out():
     whole = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24))
-    few = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, smallest_count=2))
+    few = build_correction_memory(
+        table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, smallest_count=2)
+    )
     assert few.counts == {seen: count for seen, count in whole.counts.items() if count >= 2}
     assert 0 < len(few.counts) < len(whole.counts)
-    assert few.provenance.metrics == whole.provenance.metrics, "patterns and rejections are those that were seen"
+    assert few.provenance.metrics == whole.provenance.metrics, (
+        "patterns and rejections are those that were seen"
+    )
     assert few.provenance.parameters["smallest_count"] == 2
 
 
@@ -123,15 +158,22 @@ def test_a_failed_request_leaves_no_slot_taken():
     with raises_code("not_finite", "NaN", error=NotFinite):
         build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(batch=2))
     broken.table = good
-    assert build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(batch=2, max_tokens=8)).counts
+    assert build_correction_memory(
+        pair, PROMPTS, ORIGIN, MemorySettings(batch=2, max_tokens=8)
+    ).counts
 
 
 def test_a_prompt_that_is_too_long_is_named_before_any_is_decoded():
     done = []
     long = Prompt("the long one", None, ["a" * 490])
     with raises_code("context_too_long", "the long one", "490", "512", error=ContextTooLong):
-        build_correction_memory(table_pair(), [*PROMPTS, long], ORIGIN, MemorySettings(max_tokens=24),
-                                progress=lambda *step: done.append(step))
+        build_correction_memory(
+            table_pair(),
+            [*PROMPTS, long],
+            ORIGIN,
+            MemorySettings(max_tokens=24),
+            progress=lambda *step: done.append(step),
+        )
     assert done == []
 
 
@@ -141,10 +183,18 @@ def test_no_prompts_is_a_mistake():
 
 
 def test_settings_out_of_bounds_are_refused():
-    for wrong in ({"gamma": 0}, {"temperature": -0.1}, {"max_tokens": 0}, {"batch": 0}, {"tokens": 8}):
+    for wrong in (
+        {"gamma": 0},
+        {"temperature": -0.1},
+        {"max_tokens": 0},
+        {"batch": 0},
+        {"tokens": 8},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             MemorySettings(**wrong)
 
 
 def test_a_transformer_pair_fills_a_memory():
-    assert build_correction_memory(llama_pair(), PROMPTS[:2], ORIGIN, MemorySettings(max_tokens=12, batch=2)).counts
+    assert build_correction_memory(
+        llama_pair(), PROMPTS[:2], ORIGIN, MemorySettings(max_tokens=12, batch=2)
+    ).counts

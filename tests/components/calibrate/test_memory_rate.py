@@ -1,4 +1,5 @@
-"""Waiting for fast memory: until it is as fast as at its best, and no longer than patience lasts."""
+"""Waiting for fast memory: until it is as fast as at its best, and no longer than patience
+lasts."""
 
 import pytest
 
@@ -10,7 +11,8 @@ FAST, SLOW = 54.0, 36.0
 
 @pytest.fixture
 def readings(monkeypatch):
-    """Rates of the readings to come, of which the last one stays; each takes a second of the clock."""
+    """Rates of the readings to come, of which the last one stays; each takes a second of the
+    clock."""
     coming, clock = [FAST], [0.0]
 
     def read_once(self):

@@ -29,14 +29,20 @@ def test_every_starter_artifact_is_of_the_shipped_models():
     wanted = {dtype: fingerprint(fetch(PAIR), dtype) for dtype in ("bfloat16", "float32")}
     assert len(ARTIFACTS) == 9
     for path in ARTIFACTS:
-        assert read_manifest(path)["provenance"]["fingerprint"] == wanted[path.parent.name], path.name
+        assert read_manifest(path)["provenance"]["fingerprint"] == wanted[path.parent.name], (
+            path.name
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pyramid_assisted", "pyramid_fuzzy"])
 def test_three_models_write_text(name):
     pair = default_pair()
-    job = pair.engine().generate(pair.encode_prompt("Name three colours."), pair.sampling(max_tokens=12), strategy_of(pair, name))
+    job = pair.engine().generate(
+        pair.encode_prompt("Name three colours."),
+        pair.sampling(max_tokens=12),
+        strategy_of(pair, name),
+    )
     assert 0 < len(job.output) <= 12
     assert job.session.stats.qualifier_calls > 0
     assert torch.tensor(job.output).max() < len(pair.tokenizer)

@@ -1,7 +1,9 @@
-"""A collector that kills itself: `python -m tests.components.collect.killed_collector FOLDER POINT NUMBER`.
+"""A collector that kills itself: `python -m tests.components.collect.killed_collector FOLDER POINT
+NUMBER`.
 
-It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward pass of a model, after a file was written but before
-it is safe on disk (fsync), before a finished file gets its name (rename), or just after that (renamed).
+It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward pass of a model,
+after a file was written but before it is safe on disk (fsync), before a finished file gets its name
+(rename), or just after that (renamed).
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from serving.runtime.models.table_model import TableModel
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import table_pair
 
-PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
+PROMPTS = [
+    Prompt(f"p{i}", "qa", [text, "and then"])
+    for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])
+]
 SHARDS = 3
 FILES = 1 + SHARDS
 """The plan and every shard are written once."""
@@ -31,7 +36,14 @@ def collect(folder: Path) -> TraceSet:
     """The same collection, complete or the rest of it."""
     collection.SHARD_PROMPTS = 2
     return collect_traces(
-        table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"), turns=0, batch=4
+        table_pair(),
+        PROMPTS,
+        folder,
+        max_tokens=6,
+        rollout=3,
+        prefix_kinds=("bare", "draft", "target", "mixed"),
+        turns=0,
+        batch=4,
     )
 
 
@@ -54,7 +66,12 @@ def deadly(real: Callable[..., Any], number: int, *, after: bool = False) -> Cal
 
 def main(folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
-    place, name = {"forward": (TableModel, "forward"), "fsync": (os, "fsync"), "rename": (os, "replace"), "renamed": (os, "replace")}[point]
+    place, name = {
+        "forward": (TableModel, "forward"),
+        "fsync": (os, "fsync"),
+        "rename": (os, "replace"),
+        "renamed": (os, "replace"),
+    }[point]
     setattr(place, name, deadly(getattr(place, name), int(number), after=point == "renamed"))
     collect(Path(folder))
 

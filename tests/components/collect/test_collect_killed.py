@@ -1,4 +1,5 @@
-"""A collection that is killed with SIGKILL, at any moment and again and again, ends with the digest of an unbroken one."""
+"""A collection that is killed with SIGKILL, at any moment and again and again, ends with the digest
+of an unbroken one."""
 
 from __future__ import annotations
 
@@ -36,8 +37,20 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
 def kill(folder: Path, point: str, number: int) -> bool:
     """Run a child until it dies by its own hand; False where it ended before that."""
     # A fresh interpreter, not a fork: pyarrow's threads do not survive a fork.
-    done = subprocess.run([sys.executable, "-m", "tests.components.collect.killed_collector", str(folder), point, str(number)], cwd=REPO,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.components.collect.killed_collector",
+            str(folder),
+            point,
+            str(number),
+        ],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode in (-signal.SIGKILL, 0), done.stderr
     return done.returncode != 0
 
@@ -47,11 +60,17 @@ def check_end(folder: Path, digest: str) -> None:
     assert collect(folder).digest() == digest
     assert is_complete(folder)
     assert sorted(path.name for path in folder.iterdir()) == [
-        ".lock", "digest.json", "plan.json", *(f"shard-{i:05d}.parquet" for i in range(SHARDS))]
+        ".lock",
+        "digest.json",
+        "plan.json",
+        *(f"shard-{i:05d}.parquet" for i in range(SHARDS)),
+    ]
 
 
 @pytest.mark.slow
-def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(tmp_path: Path, digest: str) -> None:
+def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(
+    tmp_path: Path, digest: str
+) -> None:
     assert kill(tmp_path, "rename", 3)  # the plan, a shard, and half of the next
     assert [path.name for path in sorted(tmp_path.glob("shard-*"))] == ["shard-00000.parquet"]
     assert len(list(tmp_path.glob(".shard-00001*"))) == 1
@@ -96,7 +115,8 @@ def test_killed_at_every_kind_of_moment(tmp_path: Path, digest: str) -> None:
 
 @pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path, digest: str) -> None:
-    """Each run dies at its second file, so that it gets one further; the last one has nothing left to die of."""
+    """Each run dies at its second file, so that it gets one further; the last one has nothing left
+    to die of."""
     deaths = 0
     while kill(tmp_path, "renamed" if deaths % 2 else "rename", 1 if deaths % 2 else 2):
         deaths += 1

@@ -1,4 +1,5 @@
-"""How fast a collection is compared with the target's own batched generation, on the default pair."""
+"""How fast a collection is compared with the target's own batched generation, on the default
+pair."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ BATCH, PROMPTS, TOKENS, ROLLOUT = 16, 16, 48, 16
 def written_per_second(pair: LoadedPair) -> float:
     """Tokens a second of the target alone: the same prompts, the same batch."""
     sampling = pair.sampling(max_tokens=TOKENS)
-    requests = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
+    requests = [
+        (prompt, sampling_of(sampling, i)) for i, prompt in enumerate(demo_prompts(PROMPTS))
+    ]
     started = time.perf_counter()
     texts = write_texts(pair, requests, small(batch=BATCH), room_for_prompts(pair, TOKENS, ROLLOUT))
     return sum(len(text.tokens) for text in texts) / (time.perf_counter() - started)
@@ -29,17 +32,31 @@ def written_per_second(pair: LoadedPair) -> float:
 @pytest.mark.slow
 @pytest.mark.timed
 def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Path) -> None:
-    """All four kinds, both passes, rollouts and the files, in bfloat16; the target writes before and after, and the faster counts."""
+    """All four kinds, both passes, rollouts and the files, in bfloat16; the target writes before
+    and after, and the faster counts."""
     from registry.pairs import fetch, find_pair
     from serving.runtime.pair import LoadSettings, load_pair
 
-    pair = load_pair(fetch(find_pair("default")), LoadSettings(dtype="bfloat16", slots=BATCH, max_context=512))
+    pair = load_pair(
+        fetch(find_pair("default")), LoadSettings(dtype="bfloat16", slots=BATCH, max_context=512)
+    )
     with two_threads():
         written_per_second(pair)  # the first forward passes are slower
         before = written_per_second(pair)
         started = time.perf_counter()
-        traces = collect_traces(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
+        traces = collect_traces(
+            pair,
+            demo_prompts(PROMPTS),
+            tmp_path,
+            max_tokens=TOKENS,
+            rollout=ROLLOUT,
+            prefix_kinds=KINDS,
+            batch=BATCH,
+        )
         rate = traces.read(["position"]).num_rows / (time.perf_counter() - started)
         alone = max(before, written_per_second(pair))
-    print(f"collected {rate:.0f} tokens/s, the target alone writes {alone:.0f} tokens/s at a batch of {BATCH}: {rate / alone:.2f}")
+    print(
+        f"collected {rate:.0f} tokens/s, the target alone writes {alone:.0f} tokens/s at a "
+        f"batch of {BATCH}: {rate / alone:.2f}"
+    )
     assert rate >= 0.5 * alone

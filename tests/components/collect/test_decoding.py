@@ -30,7 +30,8 @@ def test_the_first_error_ends_all_and_gives_the_slots_back():
     def failing(rows):
         nonlocal calls
         calls += 1
-        if any(row.tokens[-1] == 1 for row in rows):  # the second request's prompt, fed with others or alone
+        # the second request's prompt, fed with others or alone
+        if any(row.tokens[-1] == 1 for row in rows):
             raise ValueError("a bad request")
         return forward(rows)
 

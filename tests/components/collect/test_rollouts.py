@@ -1,4 +1,5 @@
-"""Branches: the packed forward pass equals feeding every prefix and its branch separately, family by family."""
+"""Branches: the packed forward pass equals feeding every prefix and its branch separately, family
+by family."""
 
 from __future__ import annotations
 
@@ -20,10 +21,21 @@ def gemma2() -> Any:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(3)
-    config = Gemma2Config(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                          num_key_value_heads=2, head_dim=8, max_position_embeddings=256, sliding_window=4,
-                          query_pre_attn_scalar=8, initializer_range=0.3, attn_logit_softcapping=5.0,
-                          final_logit_softcapping=6.0)
+    config = Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        sliding_window=4,
+        query_pre_attn_scalar=8,
+        initializer_range=0.3,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=6.0,
+    )
     return Gemma2ForCausalLM(config).eval()
 
 
@@ -32,8 +44,18 @@ def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(4)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,
-                                      bos_token_id=1, eos_token_id=2)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_positions=64,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            initializer_range=0.2,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    ).eval()
 
 
 def read(model: TransformersModel, ids: list[int]) -> int:
@@ -49,10 +71,16 @@ def lean() -> LeanLlama:
     return model
 
 
-@pytest.mark.parametrize("make", [lambda: TransformersModel(llama(2), slots=2, max_context=48), lean,
-                                  lambda: TransformersModel(gemma2(), slots=2, max_context=48),
-                                  lambda: TransformersModel(gpt2(), slots=2, max_context=48)],
-                         ids=["llama-gqa", "lean llama", "gemma2-window-softcap", "gpt2"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TransformersModel(llama(2), slots=2, max_context=48),
+        lean,
+        lambda: TransformersModel(gemma2(), slots=2, max_context=48),
+        lambda: TransformersModel(gpt2(), slots=2, max_context=48),
+    ],
+    ids=["llama-gqa", "lean llama", "gemma2-window-softcap", "gpt2"],
+)
 def test_packed_branches_equal_separate_ones(make: Any) -> None:
     model = make()
     generator = torch.Generator().manual_seed(1)
@@ -74,8 +102,10 @@ def test_branches_of_a_reduced_head_say_nothing_about_other_tokens() -> None:
     head = torch.tensor([3, 5, 9])
     model = TransformersModel(llama(2), slots=2, max_context=48, head_tokens=head)
     ids = [5, 9, 4, 11]
-    outputs = [branches(model, read(model, ids), ids, [2, 4], depth=1).step([7, 8]),
-               SlowBranches(model, read(model, ids), ids, [2, 4]).step([7, 8])]
+    outputs = [
+        branches(model, read(model, ids), ids, [2, 4], depth=1).step([7, 8]),
+        SlowBranches(model, read(model, ids), ids, [2, 4]).step([7, 8]),
+    ]
     for output in outputs:
         assert output.compact.shape == (2, 3)
         assert output.logits.isfinite().nonzero()[:, 1].tolist() == [3, 5, 9] * 2

@@ -14,7 +14,9 @@ from tests.support.errors import raises_code
 
 def test_settings_travel_to_workers_as_json() -> None:
     settings = CollectionSettings(prefix_kinds=("bare", "target"), temperature=0.7, hidden=False)
-    assert CollectionSettings(**json.loads(json.dumps(settings.model_dump(mode="json")))) == settings
+    assert (
+        CollectionSettings(**json.loads(json.dumps(settings.model_dump(mode="json")))) == settings
+    )
 
 
 def test_settings_do_not_change() -> None:
@@ -22,11 +24,26 @@ def test_settings_do_not_change() -> None:
         CollectionSettings().rollout = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("wrong", [
-    {"max_tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"rollout": 0},
-    {"batch": 0}, {"turns": -1}, {"seed": -1}, {"rollout": 2.5}, {"rollout": "3"}, {"rolout": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"rollout": 0},
+        {"batch": 0},
+        {"turns": -1},
+        {"seed": -1},
+        {"rollout": 2.5},
+        {"rollout": "3"},
+        {"rolout": 3},
+    ],
+)
 def test_a_value_out_of_bounds_is_refused_in_one_line(wrong: dict[str, Any]) -> None:
-    (name, value), = wrong.items()
+    ((name, value),) = wrong.items()
     with raises_code("bad_collection_settings", name, repr(value)) as error:
         CollectionSettings(**wrong)
     assert "\n" not in str(error.value)

@@ -1,6 +1,8 @@
-"""A distillation that kills its own process: `python -m tests.components.distil.distil_child FOLDER [WHAT WHEN COUNT]`.
+"""A distillation that kills its own process: `python -m tests.components.distil.distil_child FOLDER
+[WHAT WHEN COUNT]`.
 
-WHAT is the beginning of a file's name, WHEN is `before` or `behind` its rename, COUNT says at which one.
+WHAT is the beginning of a file's name, WHEN is `before` or `behind` its rename, COUNT says at which
+one.
 """
 
 from __future__ import annotations
@@ -36,10 +38,23 @@ def die_at(what: str, when: str, count: int) -> None:
 def main(folder: Path, *point: str) -> None:
     if point:
         die_at(point[0], point[1], int(point[2]))
-    recipe = Recipe(layers=(0, 3), head_tokens=48, tokens=6000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
-                    measure_steps=7)
+    recipe = Recipe(
+        layers=(0, 3),
+        head_tokens=48,
+        tokens=6000,
+        batch_tokens=256,
+        warmup_steps=5,
+        peak_rate=5e-3,
+        save_seconds=0.0,
+        measure_steps=7,
+    )
     _, report = distil_draft(tiny_source("llama"), recipe, folder, say=lambda line: None)
-    print(digest_of(folder / "candidate"), report["steps"], report["agreement"]["agreement"], report["curve"])
+    print(
+        digest_of(folder / "candidate"),
+        report["steps"],
+        report["agreement"]["agreement"],
+        report["curve"],
+    )
 
 
 if __name__ == "__main__":

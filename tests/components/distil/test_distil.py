@@ -1,4 +1,5 @@
-"""Distillation on tiny models: the lean generator equals transformers, training learns and resumes, the artifact loads."""
+"""Distillation on tiny models: the lean generator equals transformers, training learns and resumes,
+the artifact loads."""
 
 from __future__ import annotations
 
@@ -54,8 +55,16 @@ from tests.support.paths import REPO
 EOS = 2
 STOPS = frozenset({EOS})
 SHIPPED = REPO / "registry" / "pairs" / "smollm2_135m"
-STEADY = Recipe(layers=(0, 3), head_tokens=48, tokens=4000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
-                measure_steps=3)
+STEADY = Recipe(
+    layers=(0, 3),
+    head_tokens=48,
+    tokens=4000,
+    batch_tokens=256,
+    warmup_steps=5,
+    peak_rate=5e-3,
+    save_seconds=0.0,
+    measure_steps=3,
+)
 
 
 def quiet(line: str) -> None:
@@ -67,11 +76,21 @@ def target():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=EOS)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=EOS,
+    )
     model = LlamaForCausalLM(config).eval()
     for p in model.parameters():
-        p.data *= 6.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
+        # sharper than a fresh model, so that there is something to learn
+        p.data *= 6.0 if p.ndim == 2 else 1.0
     return model
 
 
@@ -79,7 +98,9 @@ def write(target: Any, folder: Path, count: int = 96) -> list[Path]:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(count)]
     writer = LeanWriter(target, STOPS, torch.float32)
-    return write_corpus(writer, prompts, folder, donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet)
+    return write_corpus(
+        writer, prompts, folder, donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +111,18 @@ def shards(target, tmp_path_factory) -> list[Path]:
 def test_lean_batches_equal_transformers_one_by_one(target):
     lean = BatchedLlama(target, torch.float32)
     prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
-    for prompt, (out, hidden) in zip(prompts, generate_batch(lean, prompts, 20, STOPS), strict=True):
+    for prompt, (out, hidden) in zip(
+        prompts, generate_batch(lean, prompts, 20, STOPS), strict=True
+    ):
         ids = torch.tensor([prompt])
         with torch.no_grad():
-            expected = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=EOS)[0]
+            expected = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=20,
+                do_sample=False,
+                pad_token_id=EOS,
+            )[0]
             states = target.model(expected[None, :-1]).last_hidden_state[0]
         assert out == expected[len(prompt) :].tolist()
         assert torch.allclose(hidden, states, atol=1e-4), "the states that training learns from"
@@ -102,34 +131,48 @@ def test_lean_batches_equal_transformers_one_by_one(target):
 def test_states_of_chosen_layers_come_with_the_last_ones(target):
     """As `output_hidden_states` has them: the states that enter a layer, residuals added."""
     chosen = (1, 0) if len(target.model.layers) == 2 else (1, 2)
-    plain, wider = BatchedLlama(target, torch.float32), BatchedLlama(target, torch.float32, tuple(sorted(chosen)))
-    (out, hidden), = generate_batch(plain, [[5, 6, 7]], 8, STOPS)
-    (same, states), = generate_batch(wider, [[5, 6, 7]], 8, STOPS)
+    plain, wider = (
+        BatchedLlama(target, torch.float32),
+        BatchedLlama(target, torch.float32, tuple(sorted(chosen))),
+    )
+    ((out, hidden),) = generate_batch(plain, [[5, 6, 7]], 8, STOPS)
+    ((same, states),) = generate_batch(wider, [[5, 6, 7]], 8, STOPS)
     with torch.no_grad():
-        seen = target.model(torch.tensor([[5, 6, 7, *out[:-1]]]), output_hidden_states=True).hidden_states
+        seen = target.model(
+            torch.tensor([[5, 6, 7, *out[:-1]]]), output_hidden_states=True
+        ).hidden_states
     assert same == out
-    assert torch.allclose(states, torch.cat([*(seen[layer][0] for layer in sorted(chosen)), hidden], -1), atol=1e-4)
+    assert torch.allclose(
+        states, torch.cat([*(seen[layer][0] for layer in sorted(chosen)), hidden], -1), atol=1e-4
+    )
 
 
 def test_a_text_ends_at_the_first_of_several_stop_tokens(target):
     lean = BatchedLlama(target, torch.float32)
-    (whole, _), = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
+    ((whole, _),) = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
     stops = frozenset({whole[4], whole[9]})
-    (out, hidden), = generate_batch(lean, [[5, 6, 7]], 20, stops)
+    ((out, hidden),) = generate_batch(lean, [[5, 6, 7]], 20, stops)
     end = next(i for i, token in enumerate(whole) if token in stops)
     assert out == whole[: end + 1]
     assert len(hidden) == 3 + len(out) - 1
 
 
 def test_both_writers_write_the_same():
-    """The fast path and the engine's slots, in float32: the same tokens, and states that differ by rounding only."""
+    """The fast path and the engine's slots, in float32: the same tokens, and states that differ by
+    rounding only."""
     pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
     fast, general = LeanWriter(module, pair.stop_tokens, torch.float32), EngineWriter(pair, 3)
     rows = some_prompts(5)
-    for (out, states), (other, theirs) in zip(fast.greedy(rows, 12), general.greedy(rows, 12), strict=True):
+    for (out, states), (other, theirs) in zip(
+        fast.greedy(rows, 12), general.greedy(rows, 12), strict=True
+    ):
         assert out == other
         assert torch.allclose(states, theirs, atol=1e-4)
-    assert general.sampled(rows, 12, 0.9, 1) == general.sampled(rows, 12, 0.9, 1) != general.sampled(rows, 12, 0.9, 2)
+    assert (
+        general.sampled(rows, 12, 0.9, 1)
+        == general.sampled(rows, 12, 0.9, 1)
+        != general.sampled(rows, 12, 0.9, 2)
+    )
 
 
 class Asked(AbstractContextManager):
@@ -146,7 +189,10 @@ class Asked(AbstractContextManager):
 
 def test_both_writers_ask_the_governor_at_every_token_and_give_the_threads_back_after_a_batch():
     pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
-    for make in (lambda asked: LeanWriter(module, frozenset(), torch.float32, asked), lambda asked: EngineWriter(pair, 3, asked)):
+    for make in (
+        lambda asked: LeanWriter(module, frozenset(), torch.float32, asked),
+        lambda asked: EngineWriter(pair, 3, asked),
+    ):
         asked = Asked()
         writer = make(asked)
         [(output, _)] = writer.greedy([[5, 6, 7]], 12)
@@ -185,7 +231,10 @@ def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
 
     shard, whole = tmp_path / shards[1].name, shards[1].read_bytes()
     if harm == "no lengths":
-        save_file({name: tensor for name, tensor in load_file(shards[1]).items() if name != "total"}, shard)
+        save_file(
+            {name: tensor for name, tensor in load_file(shards[1]).items() if name != "total"},
+            shard,
+        )
     elif harm == "longer than its lengths":
         save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
     else:
@@ -201,24 +250,38 @@ def test_shards_of_other_inputs_are_not_mixed_in(target, tmp_path):
     fewer = write(target, tmp_path, count=20)
     assert len(read_corpus(fewer)) == 20
     writer, prompts = LeanWriter(target, STOPS, torch.float32), [[5, 6], [7]]
-    paths = [write_corpus(writer, prompts, tmp_path, donor=donor, new_tokens=length, say=quiet)[0]
-             for donor, length in (("d" * 64, 4), ("e" * 64, 4), ("d" * 64, 5))]
+    paths = [
+        write_corpus(writer, prompts, tmp_path, donor=donor, new_tokens=length, say=quiet)[0]
+        for donor, length in (("d" * 64, 4), ("e" * 64, 4), ("d" * 64, 5))
+    ]
     assert len({*whole, *fewer, *paths}) == len(whole) + len(fewer) + 3
     assert len(read_corpus(write(target, tmp_path))) == 96
 
 
 def test_training_learns(target, shards, tmp_path):
-    recipe = Recipe(layers=(0, 3), head_tokens=64, minutes=0.06, batch_tokens=256, warmup_steps=5, peak_rate=1e-2, measure_steps=20)
+    recipe = Recipe(
+        layers=(0, 3),
+        head_tokens=64,
+        minutes=0.06,
+        batch_tokens=256,
+        warmup_steps=5,
+        peak_rate=1e-2,
+        measure_steps=20,
+    )
     draft, corpus = keep_layers(target, recipe.layers), read_corpus(shards)
     head = head_of(corpus, target, 64)
     before = losses(draft, corpus[:40], head, recipe)[1]
     told: list[tuple[str, float, int]] = []
-    result = train_draft(draft, corpus, head, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet)
+    result = train_draft(
+        draft, corpus, head, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet
+    )
     after = losses(draft, corpus[:40], head, recipe)[1]
     assert after["kl"] < before["kl"]
     assert after["agreement"] > before["agreement"] + 0.2
     assert len(head.ids) == 64
-    assert not any(p.requires_grad for p in draft.get_input_embeddings().parameters()), "embeddings are the target's and stay frozen"
+    assert not any(p.requires_grad for p in draft.get_input_embeddings().parameters()), (
+        "embeddings are the target's and stay frozen"
+    )
     as_it_went = [(step, value) for name, value, step in told if name == "held_out_agreement"]
     assert [list(point) for point in as_it_went[:-1]] == result["curve"]
     assert as_it_went[-1] == (result["steps"], result["held_out_agreement"])
@@ -268,7 +331,8 @@ def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize("stops", [(1,), (8, 5)])
 def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeypatch, stops):
-    """Bit for bit: weights, moments, rate, order of the batches and the place in the pass are all resumed."""
+    """Bit for bit: weights, moments, rate, order of the batches and the place in the pass are all
+    resumed."""
     corpus = read_corpus(shards)
     head = head_of(corpus, target, 48)
     whole = keep_layers(target, STEADY.layers)
@@ -278,7 +342,14 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeyp
         with monkeypatch.context() as patch:
             after_saves(patch, count)
             with pytest.raises(KeyboardInterrupt):
-                train_draft(keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path / "broken", say=quiet)
+                train_draft(
+                    keep_layers(target, STEADY.layers),
+                    corpus,
+                    head,
+                    STEADY,
+                    tmp_path / "broken",
+                    say=quiet,
+                )
     draft = keep_layers(target, STEADY.layers)
     found = train_draft(draft, corpus, head, STEADY, tmp_path / "broken", say=quiet)
     for name, tensor in whole.state_dict().items():
@@ -289,24 +360,51 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeyp
 def test_a_finished_run_returns_at_once(target, shards, tmp_path, monkeypatch):
     corpus = read_corpus(shards)
     head = head_of(corpus, target, 48)
-    first = train_draft(keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path, say=quiet)
+    first = train_draft(
+        keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path, say=quiet
+    )
     draft = keep_layers(target, STEADY.layers)
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: pytest.fail("nothing is left to learn"))
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self: pytest.fail("nothing is left to learn")
+    )
     again = train_draft(draft, corpus, head, STEADY, tmp_path, say=quiet)
     assert again == first
 
 
-@pytest.mark.parametrize(("changed", "word"), [({"layers": (0, 2)}, "layers"), ({"loss": "tv"}, "loss"), ({"head_tokens": 40}, "head"),
-                                               ({}, "target")])
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"layers": (0, 2)}, "layers"),
+        ({"loss": "tv"}, "loss"),
+        ({"head_tokens": 40}, "head"),
+        ({}, "target"),
+    ],
+)
 def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, changed, word):
     corpus = read_corpus(shards)
     short = replace(STEADY, tokens=500)
-    train_draft(keep_layers(target, short.layers), corpus, head_of(corpus, target, 48), short, tmp_path, bound={"target": "a"}, say=quiet)
+    train_draft(
+        keep_layers(target, short.layers),
+        corpus,
+        head_of(corpus, target, 48),
+        short,
+        tmp_path,
+        bound={"target": "a"},
+        say=quiet,
+    )
     before = (tmp_path / CHECKPOINT).read_bytes()
     other = replace(short, **changed)
     draft, head = keep_layers(target, other.layers), head_of(corpus, target, other.head_tokens)
     with raises_code("foreign_checkpoint", word, "--work"):
-        train_draft(draft, corpus, head, other, tmp_path, bound={"target": "a" if changed else "b"}, say=quiet)
+        train_draft(
+            draft,
+            corpus,
+            head,
+            other,
+            tmp_path,
+            bound={"target": "a" if changed else "b"},
+            say=quiet,
+        )
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
@@ -315,17 +413,32 @@ def test_a_checkpoint_that_cannot_be_read(target, shards, tmp_path, content):
     (tmp_path / CHECKPOINT).write_bytes(content)
     corpus = read_corpus(shards)
     with raises_code("bad_checkpoint", CHECKPOINT):
-        train_draft(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
+        train_draft(
+            keep_layers(target, STEADY.layers),
+            corpus,
+            head_of(corpus, target, 48),
+            STEADY,
+            tmp_path,
+            say=quiet,
+        )
 
 
 def test_too_little_text(target, shards, tmp_path):
     corpus = read_corpus(shards)[:1]
     with raises_code("too_little_text"):
-        train_draft(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
+        train_draft(
+            keep_layers(target, STEADY.layers),
+            corpus,
+            head_of(corpus, target, 48),
+            STEADY,
+            tmp_path,
+            say=quiet,
+        )
 
 
 def test_distilling_from_prompts_to_an_artifact(tmp_path):
-    """The whole way, with an agreement that an independent count finds too; a second run makes the same draft."""
+    """The whole way, with an agreement that an independent count finds too; a second run makes the
+    same draft."""
     source = tiny_source("qwen2")
     artifact, report = distil_draft(source, STEADY, tmp_path, say=quiet)
     assert artifact.provenance.parameters["layers"] == "0,3"
@@ -337,16 +450,23 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
     for _, ids in source.untouched:
         prompt = torch.tensor([ids])
         with torch.no_grad():
-            text = module.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
+            text = module.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False
+            )
             logits = torch.full((1, text.shape[1], 61), -torch.inf)
             logits[..., artifact.head_tokens] = draft(text).logits[..., artifact.head_tokens]
         said, wanted = logits[0].argmax(-1)[len(ids) - 1 : -1], text[0, len(ids) :]
         hits, count = hits + int((said == wanted).sum()), count + len(wanted)
     assert report["agreement"]["positions"] == count
-    assert report["agreement"]["agreement"] == pytest.approx(hits / count, abs=1.5 / count)  # a near-tie may fall either way
+    # a near-tie may fall either way
+    assert report["agreement"]["agreement"] == pytest.approx(hits / count, abs=1.5 / count)
     again, _ = distil_draft(source, STEADY, tmp_path, say=quiet)
     again.save(tmp_path / "again")
-    assert digest_of(tmp_path / "again") == digest_of(tmp_path / "saved") == digest_of(tmp_path / "candidate")
+    assert (
+        digest_of(tmp_path / "again")
+        == digest_of(tmp_path / "saved")
+        == digest_of(tmp_path / "candidate")
+    )
 
 
 def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
@@ -358,30 +478,55 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
-                         eos_token_id=tokenizer.eos_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(8)]))
+    (tmp_path / "work" / "instructions.json").write_text(
+        json.dumps([f"say the number {n}" for n in range(8)])
+    )
     monkeypatch.setattr(default_pair, "LAYERS", {"draft": (0, 3), "qualifier": (0, 1, 2, 3)})
     monkeypatch.setattr(default_pair, "MIDDLE", (1, 2))
     monkeypatch.setattr(default_pair, "MIDDLE_AT", 1)
-    common = {"target": tmp_path / "target", "data": tmp_path, "work": tmp_path / "work", "minutes": 0.005}
+    common = {
+        "target": tmp_path / "target",
+        "data": tmp_path,
+        "work": tmp_path / "work",
+        "minutes": 0.005,
+    }
     default_pair.main(**common, out=tmp_path / "draft")
-    default_pair.main(**common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft")
-    draft, qualifier = DistilledDraft.load(tmp_path / "draft"), DistilledDraft.load(tmp_path / "qualifier")
+    default_pair.main(
+        **common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft"
+    )
+    draft, qualifier = (
+        DistilledDraft.load(tmp_path / "draft"),
+        DistilledDraft.load(tmp_path / "qualifier"),
+    )
     assert (draft.config["num_hidden_layers"], qualifier.config["num_hidden_layers"]) == (2, 4)
     assert draft.provenance.parameters["started_from"] == "the target's layers"
-    assert str(draft.provenance.parameters["output_tokens"]) in str(qualifier.provenance.parameters["started_from"])
+    assert str(draft.provenance.parameters["output_tokens"]) in str(
+        qualifier.provenance.parameters["started_from"]
+    )
     assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
     assert draft.donor == qualifier.donor
 
 
 @pytest.mark.slow
 def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypatch, capsys):
-    """From files in the form of the real ones: instructions, draft, qualifier and head; what is there is not made again."""
+    """From files in the form of the real ones: instructions, draft, qualifier and head; what is
+    there is not made again."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from components.distil import default_pair
@@ -390,28 +535,67 @@ def test_the_whole_recipe_of_the_default_pair_is_one_command(tmp_path, monkeypat
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
-                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
-                         eos_token_id=tokenizer.eos_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     recipe_files(tmp_path / "data", default_pair.SHARES)
-    small = {"LAYERS": {"draft": (0, 6), "qualifier": (0, 1, 2, 6)}, "MIDDLE": (1, 2), "MIDDLE_AT": 1, "PASSAGES": 4, "ARTICLES": 2,
-             "QUESTIONS": 4, "INVENTED": 4}
+    small = {
+        "LAYERS": {"draft": (0, 6), "qualifier": (0, 1, 2, 6)},
+        "MIDDLE": (1, 2),
+        "MIDDLE_AT": 1,
+        "PASSAGES": 4,
+        "ARTICLES": 2,
+        "QUESTIONS": 4,
+        "INVENTED": 4,
+    }
     for name, value in small.items():
         monkeypatch.setattr(default_pair, name, value)
-    settings = {"target": tmp_path / "target", "data": tmp_path / "data", "work": tmp_path / "work", "out": tmp_path / "out",
-                "minutes": 0.003, "role": "all"}
+    settings = {
+        "target": tmp_path / "target",
+        "data": tmp_path / "data",
+        "work": tmp_path / "work",
+        "out": tmp_path / "out",
+        "minutes": 0.003,
+        "role": "all",
+    }
     default_pair.main(**settings)
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if " minutes of training," in line] == [
-        "draft", "qualifier", "head"]
-    draft, qualifier = (DistilledDraft.load(tmp_path / "out" / name) for name in ("draft", "qualifier"))
+    assert [
+        line.partition(":")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if " minutes of training," in line
+    ] == ["draft", "qualifier", "head"]
+    draft, qualifier = (
+        DistilledDraft.load(tmp_path / "out" / name) for name in ("draft", "qualifier")
+    )
     head = Eagle3Head.load(tmp_path / "out" / "head")
     assert "trained on" in str(qualifier.provenance.parameters["started_from"])
-    assert head.provenance.fingerprint != draft.provenance.fingerprint, "bound to the pair of target, draft and qualifier"
-    asked = set(hashes_of(Prompt("", None, [text]) for text in json.loads((tmp_path / "work" / "instructions.json").read_text())))
+    assert head.provenance.fingerprint != draft.provenance.fingerprint, (
+        "bound to the pair of target, draft and qualifier"
+    )
+    asked = set(
+        hashes_of(
+            Prompt("", None, [text])
+            for text in json.loads((tmp_path / "work" / "instructions.json").read_text())
+        )
+    )
     for made in (draft, qualifier, head):
-        assert len(made.provenance.training_prompts) == made.provenance.parameters["conversations"] > 20
+        assert (
+            len(made.provenance.training_prompts)
+            == made.provenance.parameters["conversations"]
+            > 20
+        )
         assert set(made.provenance.training_prompts) <= asked
 
     shutil.rmtree(tmp_path / "out" / "head")
@@ -428,9 +612,13 @@ def recipe_files(folder, names):
     (folder / "lm").mkdir()
     for name in names:
         rows = [{"prompt": f"say {name} {i}", "question": f"what is {name} {i}"} for i in range(3)]
-        (folder / "calib" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "calib" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     paragraph = "The old Inn of Onion Town was built on the other hand in an hour . " * 5
-    (folder / "lm" / "articles.jsonl").write_text(json.dumps({"prompt": "\n".join([paragraph] * 30)}) + "\n")
+    (folder / "lm" / "articles.jsonl").write_text(
+        json.dumps({"prompt": "\n".join([paragraph] * 30)}) + "\n"
+    )
     (folder / "lm" / "x_continuation.jsonl").write_text("no JSON: these files are left out\n")
 
 
@@ -443,7 +631,9 @@ def test_the_recipes_instructions_are_of_every_source_and_kept(tmp_path, monkeyp
         def greedy(self, rows: Any, new_tokens: int) -> Any:
             raise AssertionError
 
-        def sampled(self, rows: Any, new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        def sampled(
+            self, rows: Any, new_tokens: int, temperature: float, seed: int
+        ) -> list[list[int]]:
             return [[5, 6, 7] for _ in rows]
 
     class Tokenizer:
@@ -468,7 +658,10 @@ def test_the_recipes_instructions_are_of_every_source_and_kept(tmp_path, monkeyp
     assert made != sorted(made)
     for path in (tmp_path / "data" / "lm").iterdir():
         path.unlink()
-    assert default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work") == made, "kept, not drawn again"
+    assert (
+        default_pair.instructions(Inventing(), Tokenizer(), tmp_path / "data", tmp_path / "work")
+        == made
+    ), "kept, not drawn again"
 
 
 def test_no_prompt_that_fits(tmp_path):
@@ -479,9 +672,13 @@ def test_no_prompt_that_fits(tmp_path):
 def test_artifact_round_trip_changes_logits_only_by_rounding(target, shards, tmp_path):
     draft = keep_layers(target, (0, 3))
     head = head_of(read_corpus(shards), target, 64)
-    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(tmp_path / "draft")
+    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(
+        tmp_path / "draft"
+    )
     loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target)
-    assert loaded.get_input_embeddings().weight is target.get_input_embeddings().weight, "borrowed, not copied"
+    assert loaded.get_input_embeddings().weight is target.get_input_embeddings().weight, (
+        "borrowed, not copied"
+    )
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         a, b = draft(ids).logits, loaded(ids).logits
@@ -491,19 +688,24 @@ def test_artifact_round_trip_changes_logits_only_by_rounding(target, shards, tmp
 def test_a_draft_on_another_device_copies_what_it_borrows(target, shards, tmp_path):
     draft = keep_layers(target, (0, 3))
     head = head_of(read_corpus(shards), target, 64)
-    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(tmp_path / "draft")
+    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(
+        tmp_path / "draft"
+    )
     loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target, "meta")
     assert {p.device.type for p in loaded.parameters()} == {"meta"}
     assert {p.device.type for p in target.parameters()} == {"cpu"}
 
 
 def test_rotary_frequencies_are_not_rounded(target, tmp_path):
-    """In bfloat16 they are off by up to .2 %, which at a distance of 500 tokens is up to a radian."""
+    """In bfloat16 they are off by up to .2 %, which at a distance of 500 tokens is up to a
+    radian."""
     from transformers import AutoModelForCausalLM
 
     target16 = AutoModelForCausalLM.from_config(target.config, dtype=torch.bfloat16)
     made = Provenance(pair="tiny", fingerprint="f" * 64)
-    to_artifact(keep_layers(target, (0, 3)), torch.arange(5), "d" * 64, made).save(tmp_path / "draft")
+    to_artifact(keep_layers(target, (0, 3)), torch.arange(5), "d" * 64, made).save(
+        tmp_path / "draft"
+    )
     loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target16)
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert torch.equal(loaded.model.rotary_emb.inv_freq, target16.model.rotary_emb.inv_freq)
@@ -512,7 +714,8 @@ def test_rotary_frequencies_are_not_rounded(target, tmp_path):
 
 @pytest.mark.parametrize("role", ["draft", "qualifier"])
 def test_what_is_shipped_loads_as_it_always_did(role):
-    """The files' numbers arrive unchanged in a module that borrows the rest, under the names that were once written out."""
+    """The files' numbers arrive unchanged in a module that borrows the rest, under the names that
+    were once written out."""
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -521,13 +724,19 @@ def test_what_is_shipped_loads_as_it_always_did(role):
     shipped = DistilledDraft.load(SHIPPED / role)
     raw = load_file(SHIPPED / role / "draft.safetensors")
     settings = {**shipped.config, "num_hidden_layers": 1}
-    donor = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    donor = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(settings.pop("model_type"), **settings)
+    )
     built = build_distilled(shipped, donor)
     assert lent_names(built) == {"model.embed_tokens.weight", "lm_head.weight"}
     state = built.state_dict()
     assert state.keys() - shipped.state.keys() == lent_names(built)
     for name in shipped.state:
-        stored = raw[name].float() * raw[f"{name}.scale"][:, None] if raw[name].dtype == torch.int8 else raw[name]
+        stored = (
+            raw[name].float() * raw[f"{name}.scale"][:, None]
+            if raw[name].dtype == torch.int8
+            else raw[name]
+        )
         assert torch.equal(state[name], stored), name
 
 
@@ -535,7 +744,10 @@ def test_agreement_of_a_model_with_itself_is_one(target):
     from serving.runtime.models.transformers_model import TransformersModel
     from serving.runtime.pair import LoadedPair
 
-    models = {"target": TransformersModel(copy.deepcopy(target)), "draft": TransformersModel(copy.deepcopy(target))}
+    models = {
+        "target": TransformersModel(copy.deepcopy(target)),
+        "draft": TransformersModel(copy.deepcopy(target)),
+    }
     tokenizer = type("Tokenizer", (), {"eos_token_id": EOS, "all_special_ids": [EOS]})()
     pair = LoadedPair("tiny", "float32", "cpu", models, {"target": target}, tokenizer, "f" * 64)
     found = agreement(pair, [("a", [5, 6, 7]), ("b", [8])], max_tokens=12)
@@ -545,9 +757,13 @@ def test_agreement_of_a_model_with_itself_is_one(target):
 
 
 def test_batches_cover_every_conversation_once_within_the_budget():
-    conversations = [Conversation(torch.arange(n), 1, torch.zeros(n - 1, 1)) for n in [3, 50, 7, 20, 9, 31, 12]]
+    conversations = [
+        Conversation(torch.arange(n), 1, torch.zeros(n - 1, 1)) for n in [3, 50, 7, 20, 9, 31, 12]
+    ]
     groups = list(batches(conversations, 60, random.Random(1)))
-    assert sorted(len(c.ids) for g in groups for c in g) == sorted(len(c.ids) for c in conversations)
+    assert sorted(len(c.ids) for g in groups for c in g) == sorted(
+        len(c.ids) for c in conversations
+    )
     assert all(len(g) == 1 or max(len(c.ids) for c in g) * len(g) <= 60 for g in groups)
 
 
@@ -559,7 +775,10 @@ def test_head_covers_what_the_target_emits_most():
 
 def test_instructions_are_text_without_tokenisation_artefacts():
     rng = random.Random(0)
-    wiki = " The <unk> of 1 @,@ 000 ships ( in Rome ) was long . It took many years to build and Julius Caesar saw it finished . " * 3
+    wiki = (
+        " The <unk> of 1 @,@ 000 ships ( in Rome ) was long . It took many years to build "
+        "and Julius Caesar saw it finished . "
+    ) * 3
     made = from_passages([wiki], 30, rng)
     assert len(made) == 30
     assert not any("<unk>" in m or " ." in m or "@" in m for m in made)
@@ -568,14 +787,21 @@ def test_instructions_are_text_without_tokenisation_artefacts():
     article = " ".join(f"Word{i} Name walked to town . It was late ." for i in range(400))
     made = from_articles([wiki, article], 10, rng)
     assert len(made) == 10
-    assert all(ARTICLE_CHARACTERS[0] <= len(m) < ARTICLE_CHARACTERS[1] + 200 for m in made), "as long as an article, out of the long text"
+    assert all(ARTICLE_CHARACTERS[0] <= len(m) < ARTICLE_CHARACTERS[1] + 200 for m in made), (
+        "as long as an article, out of the long text"
+    )
     asked = questions([wiki], 40, rng)
     assert len(set(asked)) > 10
     assert any(text.islower() is False and text.endswith("?") for text in asked)
-    assert {name for text in asked for name in ("Rome", "Julius Caesar") if name in text} == {"Rome", "Julius Caesar"}
+    assert {name for text in asked for name in ("Rome", "Julius Caesar") if name in text} == {
+        "Rome",
+        "Julius Caesar",
+    }
 
 
-@pytest.mark.parametrize(("rows", "positions", "sizes"), [(4, 1000, [4, 3]), (10, 60, [4, 2, 1]), (10, 1, [1] * 7)])
+@pytest.mark.parametrize(
+    ("rows", "positions", "sizes"), [(4, 1000, [4, 3]), (10, 60, [4, 2, 1]), (10, 1, [1] * 7)]
+)
 def test_batches_hold_fewer_of_long_prompts(rows, positions, sizes):
     prompts = [[0] * length for length in (20, 3, 5, 50, 4, 6, 20)]
     found = list(of_similar_length(prompts, rows, positions, 9))
@@ -586,11 +812,14 @@ def test_batches_hold_fewer_of_long_prompts(rows, positions, sizes):
 def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
     shallow, ids = keep_layers(target, (0, 3)), torch.randint(3, 97, (2, 12))
     for parameter in shallow.model.layers.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)  # a trained draft is no longer the target's layers
+        # a trained draft is no longer the target's layers
+        parameter.data += 0.1 * torch.randn_like(parameter)
     deep = grow(shallow, target, (1, 2), at=1)
     torch.testing.assert_close(deep(ids).logits, shallow(ids).logits)
     assert deep.config.num_hidden_layers == 4
-    torch.testing.assert_close(deep.model.layers[3].mlp.up_proj.weight, shallow.model.layers[1].mlp.up_proj.weight)
+    torch.testing.assert_close(
+        deep.model.layers[3].mlp.up_proj.weight, shallow.model.layers[1].mlp.up_proj.weight
+    )
     deep(ids).logits.logsumexp(-1).sum().backward()
     assert all(layer.self_attn.o_proj.weight.grad.abs().sum() > 0 for layer in deep.model.layers)
 
@@ -625,4 +854,6 @@ def test_invented_instructions_begin_where_a_user_would(chat):
     assert len(set(made)) == len(made) > 20
     assert any(text.startswith("Explain") for text in made)
     turn = [{"role": "user", "content": "Hello"}]
-    assert "".join(user_turn(tokenizer, "Hello")) == tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    assert "".join(user_turn(tokenizer, "Hello")) == tokenizer.apply_chat_template(
+        turn, add_generation_prompt=True, tokenize=False
+    )

@@ -25,7 +25,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [("shard-", "before", "2"), ("checkpoint", "before", "9"), ("checkpoint", "behind", "14")])
+@pytest.mark.parametrize(
+    "point",
+    [("shard-", "before", "2"), ("checkpoint", "before", "9"), ("checkpoint", "behind", "14")],
+)
 def test_killed_at_any_moment(unbroken: str, tmp_path: Path, point: tuple[str, str, str]) -> None:
     folder = tmp_path / "work"
     assert child(folder, *point).returncode == -9

@@ -1,4 +1,5 @@
-"""EAGLE-3 heads on a tiny target: the unrolled training is the drafting that follows, training learns and resumes, the artifact loads."""
+"""EAGLE-3 heads on a tiny target: the unrolled training is the drafting that follows, training
+learns and resumes, the artifact loads."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, hold_out, read_corpus, write_corpus
+from components.distil.corpus import (
+    Conversation,
+    batches,
+    corpus_digest,
+    frequent_tokens,
+    hold_out,
+    read_corpus,
+    write_corpus,
+)
 from components.distil.distil import Source
 from components.distil.eagle3 import training
 from components.distil.eagle3 import unroll as unrolling
@@ -49,11 +58,21 @@ def target() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=2)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+    )
     model = LlamaForCausalLM(config).eval()
     for p in model.parameters():
-        p.data *= 6.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
+        # sharper than a fresh model, so that there is something to learn
+        p.data *= 6.0 if p.ndim == 2 else 1.0
     return model
 
 
@@ -62,7 +81,16 @@ def shards(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(96)]
     writer = LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS)
-    return write_corpus(writer, prompts, tmp_path_factory.mktemp("corpus"), donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet)
+    return write_corpus(
+        writer,
+        prompts,
+        tmp_path_factory.mktemp("corpus"),
+        donor="d" * 64,
+        new_tokens=24,
+        batch=16,
+        chunk=2,
+        say=quiet,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +108,8 @@ def network(target: Any) -> Eagle3Network:
 
 
 class Drafter:
-    """A head that drafts token by token over a cache that grows, written out for one index after another."""
+    """A head that drafts token by token over a cache that grows, written out for one index after
+    another."""
 
     def __init__(self, network: Eagle3Network, target: Any):
         self.network, self.embeddings = network, target.get_input_embeddings().weight.detach()
@@ -98,31 +127,41 @@ class Drafter:
         seen = []
         for head in range(attention.heads):
             mine = head // (attention.heads // attention.kv_heads)
-            keys, values = (torch.stack([each[mine] for each in cached]) for cached in (self.keys, self.values))
+            keys, values = (
+                torch.stack([each[mine] for each in cached]) for cached in (self.keys, self.values)
+            )
             seen.append((keys @ query[head] / attention.head_dim**0.5).softmax(-1) @ values)
         state = state + attention.o_proj(torch.cat(seen))
         return state + layer.mlp(layer.post_attention_layernorm(state))
 
 
 @torch.no_grad()
-def drafted(network: Eagle3Network, target: Any, text: Conversation, index: int) -> list[torch.Tensor]:
-    """Outputs of the steps from an index, reading the text itself as what was drafted; states of the target up to there."""
+def drafted(
+    network: Eagle3Network, target: Any, text: Conversation, index: int
+) -> list[torch.Tensor]:
+    """Outputs of the steps from an index, reading the text itself as what was drafted; states of
+    the target up to there."""
     drafter, hidden = Drafter(network, target), network.config["hidden_size"]
     output = torch.empty(0)
     for i in range(index + 1):
         output = drafter.step(network.fc(text.hidden[i, : 3 * hidden]), int(text.ids[i + 1]), i)
     outputs = [output]
     for step in range(1, min(STEPS, len(text.ids) - 2 - index)):
-        outputs.append(output := drafter.step(output, int(text.ids[index + 1 + step]), index + step))
+        outputs.append(
+            output := drafter.step(output, int(text.ids[index + 1 + step]), index + step)
+        )
     return outputs
 
 
 @torch.no_grad()
 def furthest(network: Eagle3Network, target: Any, group: list[Conversation]) -> float:
-    """Largest difference between drafting and the unrolled forward, over all indices and steps of a batch."""
+    """Largest difference between drafting and the unrolled forward, over all indices and steps of a
+    batch."""
     batch = Batch.of(group)
     starts = Starts.of(batch, torch.arange(len(group)), batch.prompt * 0)
-    outputs = list(unroll(network, batch, batch.features, target.get_input_embeddings().weight, starts, STEPS))
+    outputs = list(
+        unroll(network, batch, batch.features, target.get_input_embeddings().weight, starts, STEPS)
+    )
     worst, compared = 0.0, 0
     for row, text in enumerate(group):
         for index in range(len(text.ids) - 2):
@@ -134,15 +173,20 @@ def furthest(network: Eagle3Network, target: Any, group: list[Conversation]) -> 
 
 
 def test_training_unrolls_what_drafting_does(network, target, corpus):
-    """At every index and step, in a batch with padding: the same keys, rotary positions, embeddings and states."""
+    """At every index and step, in a batch with padding: the same keys, rotary positions, embeddings
+    and states."""
     group = list({len(s.ids): s for s in corpus[:40]}.values())[:3]
     assert len({len(s.ids) for s in group}) > 1
     assert furthest(network, target, group) < 1e-4
 
 
-def without_diagonal(own: Any, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+def without_diagonal(
+    own: Any, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
+) -> torch.Tensor:
     """The naive mask: every step sees the keys of step 0 only."""
-    scores = (own[-1].query * keys.shape[-1] ** -0.5 @ keys.transpose(2, 3)).masked_fill(~visible, -torch.inf)
+    scores = (own[-1].query * keys.shape[-1] ** -0.5 @ keys.transpose(2, 3)).masked_fill(
+        ~visible, -torch.inf
+    )
     return scores.softmax(-1) @ values
 
 
@@ -152,13 +196,18 @@ def test_the_naive_key_set_is_another_draft(network, target, corpus, monkeypatch
 
 
 def test_the_naive_position_is_another_draft(network, target, corpus, monkeypatch):
-    """Rotary position i, and not i + j, at step j; steps after the first are told by their table of two axes."""
+    """Rotary position i, and not i + j, at step j; steps after the first are told by their table of
+    two axes."""
     real = Eagle3Network.project
     starts = {"seen": 0}
 
-    def unmoved(self: Any, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor) -> Any:
+    def unmoved(
+        self: Any, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor
+    ) -> Any:
         starts["seen"] = 0 if positions.dim() == 1 else starts["seen"] + 1
-        return real(self, hidden, embedded, positions - starts["seen"] if starts["seen"] else positions)
+        return real(
+            self, hidden, embedded, positions - starts["seen"] if starts["seen"] else positions
+        )
 
     monkeypatch.setattr(Eagle3Network, "project", unmoved)
     assert furthest(network, target, corpus[:3]) > 0.1
@@ -173,7 +222,8 @@ def test_stored_conversations_are_the_corpus(shards):
         assert torch.equal(stored.hidden, whole.hidden)
         assert stored.hidden is not stored.hidden
     assert [[len(s.ids) for s in group] for group in batches(eager, 256, random.Random(0))] == [
-        [len(s.ids) for s in group] for group in batches(lazy, 256, random.Random(0))]
+        [len(s.ids) for s in group] for group in batches(lazy, 256, random.Random(0))
+    ]
 
 
 def test_a_damaged_shard_is_named(shards, tmp_path):
@@ -183,15 +233,23 @@ def test_a_damaged_shard_is_named(shards, tmp_path):
 
 
 def test_the_loss_is_what_autograd_finds():
-    """Value and derivative of the fused divergence, with several pieces and a position that occurs twice."""
+    """Value and derivative of the fused divergence, with several pieces and a position that occurs
+    twice."""
     torch.manual_seed(0)
-    states, final, rows = torch.randn(300, 16, requires_grad=True), torch.randn(40, 16), torch.randn(23, 16)
+    states, final, rows = (
+        torch.randn(300, 16, requires_grad=True),
+        torch.randn(40, 16),
+        torch.randn(23, 16),
+    )
     places = torch.randint(0, 40, (300,))
     wanted = Wanted.of(final, rows)
     loss, kl, right = divergence(states, rows, wanted, places, 0.1)
     loss.backward()
     found, states.grad = states.grad.clone(), None
-    logs, theirs = F.linear(states, rows).log_softmax(-1), F.linear(final, rows).log_softmax(-1)[places]
+    logs, theirs = (
+        F.linear(states, rows).log_softmax(-1),
+        F.linear(final, rows).log_softmax(-1)[places],
+    )
     soft = F.kl_div(logs, theirs, log_target=True, reduction="batchmean")
     (soft + 0.1 * F.nll_loss(logs, theirs.argmax(-1))).backward()
     torch.testing.assert_close(found, states.grad, rtol=1e-4, atol=1e-6)
@@ -199,11 +257,22 @@ def test_the_loss_is_what_autograd_finds():
     assert right == pytest.approx(float((logs.argmax(-1) == theirs.argmax(-1)).float().mean()))
 
 
-STEADY = HeadRecipe(LAYERS, head_tokens=48, tokens=6000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
-                    measure_steps=7, measured=2)
+STEADY = HeadRecipe(
+    LAYERS,
+    head_tokens=48,
+    tokens=6000,
+    batch_tokens=256,
+    warmup_steps=5,
+    peak_rate=5e-3,
+    save_seconds=0.0,
+    measure_steps=7,
+    measured=2,
+)
 
 
-def begun(target: Any, corpus: list[Conversation], recipe: HeadRecipe = STEADY) -> tuple[Eagle3Network, Borrowed]:
+def begun(
+    target: Any, corpus: list[Conversation], recipe: HeadRecipe = STEADY
+) -> tuple[Eagle3Network, Borrowed]:
     """A head at its start, and what it borrows."""
     ids = frequent_tokens(corpus, recipe.head_tokens, 97)
     network = Eagle3Network(head_config(target.config, len(ids), LAYERS))
@@ -215,22 +284,34 @@ def test_training_learns(target, corpus, tmp_path):
     recipe = replace(STEADY, tokens=15_000, save_seconds=1e9, measure_steps=20)
     network, borrowed = begun(target, corpus)
     told: list[tuple[str, float, int]] = []
-    before = reach(network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps)
-    found = train_head(network, corpus, borrowed, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet)
-    after = reach(network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps)
+    before = reach(
+        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
+    )
+    found = train_head(
+        network, corpus, borrowed, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet
+    )
+    after = reach(
+        network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps
+    )
     losses = [value for name, value, _ in told if name == "loss"]
     assert losses[-1] < 0.85 * losses[0]
     assert after.length > before.length + 0.3
     assert len(found["acceptance"]) == recipe.steps
-    assert {"sample_acceptance_depth_1", "sample_acceptance_depth_4", "sample_acceptance", "sample_accepted_length", "kl_4"} <= {
-        name for name, _, _ in told}
+    assert {
+        "sample_acceptance_depth_1",
+        "sample_acceptance_depth_4",
+        "sample_acceptance",
+        "sample_accepted_length",
+        "kl_4",
+    } <= {name for name, _, _ in told}
     lengths = [[step, value] for name, value, step in told if name == "sample_accepted_length"]
     assert lengths == found["curve"], "all of one sample: no last point of more conversations"
     assert found["curve"][-1][0] == found["steps"] // 20 * 20
 
 
 def test_acceptance_is_that_of_drafting(network, target, corpus):
-    """Counted draft by draft: a draft starts behind each token that the target wrote, and ends with its first wrong token."""
+    """Counted draft by draft: a draft starts behind each token that the target wrote, and ends with
+    its first wrong token."""
     borrowed = Borrowed.of(target, torch.arange(0, 97, 2))
     held = corpus[:6]
     right, tried = [0] * STEPS, [0] * STEPS
@@ -245,12 +326,15 @@ def test_acceptance_is_that_of_drafting(network, target, corpus):
     found = reach(network, held, borrowed.embeddings, borrowed.rows, borrowed.ids, STEPS)
     assert found.positions == tried[0] > 50
     for share, r, t in zip(found.depths, right, tried, strict=True):
-        assert share == pytest.approx(r / max(1, t), abs=2 / max(1, t)), "a near-tie may fall either way: products are in bfloat16"
+        assert share == pytest.approx(r / max(1, t), abs=2 / max(1, t)), (
+            "a near-tie may fall either way: products are in bfloat16"
+        )
 
 
 @pytest.mark.parametrize("stops", [(1,), (6, 4)])
 def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeypatch, stops):
-    """Bit for bit: weights, moments, rate, noise, order of the batches and the place in the pass are all resumed."""
+    """Bit for bit: weights, moments, rate, noise, order of the batches and the place in the pass
+    are all resumed."""
     whole, borrowed = begun(target, corpus)
     expected = train_head(whole, corpus, borrowed, STEADY, tmp_path / "whole", say=quiet)
     assert expected["passes"] >= 1, "the stops lie in more than one pass"
@@ -267,7 +351,14 @@ def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(training, "save", stopping)
             with pytest.raises(KeyboardInterrupt):
-                train_head(begun(target, corpus)[0], corpus, borrowed, STEADY, tmp_path / "broken", say=quiet)
+                train_head(
+                    begun(target, corpus)[0],
+                    corpus,
+                    borrowed,
+                    STEADY,
+                    tmp_path / "broken",
+                    say=quiet,
+                )
     network, _ = begun(target, corpus)
     found = train_head(network, corpus, borrowed, STEADY, tmp_path / "broken", say=quiet)
     for name, tensor in whole.state_dict().items():
@@ -279,33 +370,56 @@ def test_a_checkpoint_of_another_head_is_refused(target, corpus, tmp_path):
     network, borrowed = begun(target, corpus)
     short = replace(STEADY, tokens=300)
     train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    for name, value in {"steps": 2, "seed": 1, "batch_tokens": 128, "peak_rate": 1e-3, "noise": 0.2}.items():
+    for name, value in {
+        "steps": 2,
+        "seed": 1,
+        "batch_tokens": 128,
+        "peak_rate": 1e-3,
+        "noise": 0.2,
+    }.items():
         with raises_code("foreign_checkpoint", f"another {name}:"):
-            train_head(network, corpus, borrowed, replace(short, **{name: value}), tmp_path, say=quiet)
+            train_head(
+                network, corpus, borrowed, replace(short, **{name: value}), tmp_path, say=quiet
+            )
 
 
-def test_a_checkpoint_that_does_not_record_its_settings_is_of_the_defaults(target, corpus, tmp_path, monkeypatch):
+def test_a_checkpoint_that_does_not_record_its_settings_is_of_the_defaults(
+    target, corpus, tmp_path, monkeypatch
+):
     """As an older version wrote it: with these it goes on, with others it is refused."""
     short = replace(HeadRecipe(LAYERS), head_tokens=48, tokens=300)
     network, borrowed = begun(target, corpus, short)
     with monkeypatch.context() as patch:
         patch.setattr(HeadRecipe, "identity", lambda recipe: {"layers": "1,2,3", "steps": "4"})
         before = train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
-    assert train_head(network, corpus, borrowed, short, tmp_path, say=quiet)["steps"] == before["steps"]
+    assert (
+        train_head(network, corpus, borrowed, short, tmp_path, say=quiet)["steps"]
+        == before["steps"]
+    )
     with raises_code("foreign_checkpoint", "seed"):
         train_head(network, corpus, borrowed, replace(short, seed=1), tmp_path, say=quiet)
 
 
 def test_each_training_has_a_folder_of_its_own(target):
     """Known from prompts and settings, before any text is written."""
-    writer, pair = LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS), cast(LoadedPair, None)
+    writer, pair = (
+        LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS),
+        cast(LoadedPair, None),
+    )
     source = Source(pair, "d" * 64, writer, [[3, 4], [5]], [], name="tiny", data="")
-    trainings = [(source, STEADY), (replace(source, prompts=[[3, 4]]), STEADY), (replace(source, new_tokens=9), STEADY),
-                 (source, replace(STEADY, seed=1)), (source, replace(STEADY, head_tokens=9))]
+    trainings = [
+        (source, STEADY),
+        (replace(source, prompts=[[3, 4]]), STEADY),
+        (replace(source, new_tokens=9), STEADY),
+        (source, replace(STEADY, seed=1)),
+        (source, replace(STEADY, head_tokens=9)),
+    ]
     folders = [checkpoint_folder(*one, Path()) for one in trainings]
     folders.append(checkpoint_folder(source, STEADY, Path(), more=[[6]]))
     assert len(set(folders)) == 6
-    assert checkpoint_folder(source, replace(STEADY, tokens=None, minutes=9.0), Path()) == folders[0], "more time continues it"
+    assert (
+        checkpoint_folder(source, replace(STEADY, tokens=None, minutes=9.0), Path()) == folders[0]
+    ), "more time continues it"
 
 
 def test_a_repeated_prompt_is_not_held_out_and_learned_from():
@@ -314,35 +428,57 @@ def test_a_repeated_prompt_is_not_held_out_and_learned_from():
 
     corpus = [said(prompt, answer) for answer in range(3) for prompt in range(60)]
     held, learned = hold_out(corpus)
-    assert [(int(s.ids[0]), int(s.ids[1])) for s in held] == [(p, a) for a in range(3) for p in (0, 50)]
+    assert [(int(s.ids[0]), int(s.ids[1])) for s in held] == [
+        (p, a) for a in range(3) for p in (0, 50)
+    ]
     assert len(held) + len(learned) == len(corpus)
     assert not {int(s.ids[0]) for s in held} & {int(s.ids[0]) for s in learned}
-    assert [int(s.ids[0]) for s in hold_out(corpus[:60])[0]] == [0, 50], "of different prompts each fiftieth"
+    assert [int(s.ids[0]) for s in hold_out(corpus[:60])[0]] == [0, 50], (
+        "of different prompts each fiftieth"
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "phi3", "gemma2"])
 def test_targets_that_a_head_cannot_start_from_are_refused_before_any_text(kind, tmp_path):
     """They have all that the engine runs, but not the layer that a head begins as."""
-    source: Any = SimpleNamespace(prompts=[[3]], target=SimpleNamespace(modules={"target": other_target(kind)}))
+    source: Any = SimpleNamespace(
+        prompts=[[3]], target=SimpleNamespace(modules={"target": other_target(kind)})
+    )
     with raises_code("unsupported_architecture", kind):
         distil_head(source, STEADY, tmp_path, say=quiet)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("changes", [
-    {"model_type": "qwen2"},
-    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                         "original_max_position_embeddings": 8}},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen2"},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            }
+        },
+    ],
+)
 def test_states_of_other_targets_that_a_head_starts_from(changes):
     """Of Qwen 2, whose configuration names no size of a head, and of scaled rotary positions."""
-    module = other_target(changes.get("model_type", "llama"), **{k: v for k, v in changes.items() if k != "model_type"})
+    module = other_target(
+        changes.get("model_type", "llama"),
+        **{k: v for k, v in changes.items() if k != "model_type"},
+    )
     check_startable(module)
     ids = torch.arange(3, 43)
     with torch.no_grad():
         expected = module.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
     (found,) = entering_last(module, [ids])
-    assert float((found - expected).norm() / expected.norm()) < 0.1, "bfloat16 is 0.03 off, other rotary positions 0.6"
+    assert float((found - expected).norm() / expected.norm()) < 0.1, (
+        "bfloat16 is 0.03 off, other rotary positions 0.6"
+    )
     corpus = [Conversation(ids, 3, torch.randn(39, 4 * 32))]
     start_from_target(Eagle3Network(head_config(module.config, 48, LAYERS)), module, corpus)
 
@@ -351,9 +487,22 @@ def other_target(kind: str, **changes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4,
-                                  num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0,
-                                  bos_token_id=1, eos_token_id=2, initializer_range=0.2, **changes)
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+        **changes,
+    )
     module = AutoModelForCausalLM.from_config(config).eval()
     for name, p in module.named_parameters():
         if name.endswith("bias"):
@@ -371,7 +520,15 @@ def test_a_share_of_the_conversations_can_be_unrolled(target, corpus, tmp_path):
     """Prompts left out, too: the loss is finite, and every weight learns."""
     network, borrowed = begun(target, corpus)
     recipe = replace(STEADY, deeper_share=0.5, prompt_weight=0.0)
-    loss, parts = head_losses(network, corpus[:8], borrowed, borrowed.rows.bfloat16(), recipe, spread_of(corpus), torch.Generator())
+    loss, parts = head_losses(
+        network,
+        corpus[:8],
+        borrowed,
+        borrowed.rows.bfloat16(),
+        recipe,
+        spread_of(corpus),
+        torch.Generator(),
+    )
     loss.backward()
     assert torch.isfinite(loss)
     assert parts.keys() == {"loss", "kl_1", "kl_2", "kl_3", "kl_4"}
@@ -403,49 +560,83 @@ def test_a_head_survives_a_round_trip(head, network, tmp_path):
         again.check_donor("e" * 64)
     other = again.bound_to("other", "e" * 64)
     assert (other.provenance.fingerprint, again.provenance.fingerprint) == ("e" * 64, "f" * 64)
-    assert other.save(tmp_path / "other") == digest, "a digest is over what the head is, not over whose it is"
+    assert other.save(tmp_path / "other") == digest, (
+        "a digest is over what the head is, not over whose it is"
+    )
 
 
-@pytest.mark.parametrize("tokens", [torch.arange(47), torch.arange(48).flip(0), torch.arange(60, 108), torch.arange(48) - 1])
+@pytest.mark.parametrize(
+    "tokens",
+    [torch.arange(47), torch.arange(48).flip(0), torch.arange(60, 108), torch.arange(48) - 1],
+)
 def test_tokens_that_do_not_fit_are_refused(head, tokens):
     with raises_code("bad_head", "ascending"):
         Eagle3Head(head.state, head.config, tokens, LAYERS, "d" * 64, head.provenance)
 
 
 def test_a_head_in_8_bits_is_half_as_large_and_saves_to_the_same_bytes(head, tmp_path):
-    small = Eagle3Head(head.state, head.config, head.head_tokens, LAYERS, "d" * 64, head.provenance, int8=True)
+    small = Eagle3Head(
+        head.state, head.config, head.head_tokens, LAYERS, "d" * 64, head.provenance, int8=True
+    )
     head.save(tmp_path / "whole")
     digest = small.save(tmp_path / "small")
     loaded = Eagle3Head.load(tmp_path / "small")
     assert loaded.int8
     assert loaded.save(tmp_path / "again") == digest, "rounding what is rounded changes nothing"
     for name, tensor in head.state.items():
-        assert torch.allclose(loaded.state[name].float(), tensor.float(), atol=float(tensor.float().abs().max()) / 100), name
-    sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("small", "whole")]
+        assert torch.allclose(
+            loaded.state[name].float(), tensor.float(), atol=float(tensor.float().abs().max()) / 100
+        ), name
+    sizes = [
+        (tmp_path / folder / "model.safetensors").stat().st_size for folder in ("small", "whole")
+    ]
     assert sizes[0] < 0.7 * sizes[1]
 
 
 def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
-    """Names and shapes of `LlamaForCausalLMEagle3`, ids by their shift, and a configuration that transformers reads."""
+    """Names and shapes of `LlamaForCausalLMEagle3`, ids by their shift, and a configuration that
+    transformers reads."""
     from safetensors.torch import load_file
     from transformers import AutoConfig
 
     rows = target.lm_head.weight[head.head_tokens]
     head.write_standalone(tmp_path, rows)
-    tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    tensors, config = (
+        load_file(tmp_path / "model.safetensors"),
+        json.loads((tmp_path / "config.json").read_text()),
+    )
     layer = "midlayer."
     assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
-        "fc.weight": [32, 96], "norm.weight": [32], "lm_head.weight": [48, 32], "d2t": [48], "t2d": [97],
-        layer + "self_attn.q_proj.weight": [32, 64], layer + "self_attn.k_proj.weight": [16, 64],
-        layer + "self_attn.v_proj.weight": [16, 64], layer + "self_attn.o_proj.weight": [32, 32],
-        layer + "mlp.gate_proj.weight": [64, 32], layer + "mlp.up_proj.weight": [64, 32], layer + "mlp.down_proj.weight": [32, 64],
-        layer + "input_layernorm.weight": [32], layer + "hidden_norm.weight": [32], layer + "post_attention_layernorm.weight": [32]}
-    assert (tensors["d2t"].dtype, tensors["t2d"].dtype, tensors["fc.weight"].dtype) == (torch.int64, torch.bool, torch.bfloat16)
+        "fc.weight": [32, 96],
+        "norm.weight": [32],
+        "lm_head.weight": [48, 32],
+        "d2t": [48],
+        "t2d": [97],
+        layer + "self_attn.q_proj.weight": [32, 64],
+        layer + "self_attn.k_proj.weight": [16, 64],
+        layer + "self_attn.v_proj.weight": [16, 64],
+        layer + "self_attn.o_proj.weight": [32, 32],
+        layer + "mlp.gate_proj.weight": [64, 32],
+        layer + "mlp.up_proj.weight": [64, 32],
+        layer + "mlp.down_proj.weight": [32, 64],
+        layer + "input_layernorm.weight": [32],
+        layer + "hidden_norm.weight": [32],
+        layer + "post_attention_layernorm.weight": [32],
+    }
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype, tensors["fc.weight"].dtype) == (
+        torch.int64,
+        torch.bool,
+        torch.bfloat16,
+    )
     assert torch.equal(torch.arange(48) + tensors["d2t"], head.head_tokens)
     assert torch.equal(tensors["t2d"].nonzero()[:, 0], head.head_tokens)
     assert torch.equal(tensors["lm_head.weight"], rows.bfloat16())
     read = AutoConfig.for_model(**config)
-    assert (read.architectures, read.num_hidden_layers, read.draft_vocab_size) == (["LlamaForCausalLMEagle3"], 1, 48)
+    assert (read.architectures, read.num_hidden_layers, read.draft_vocab_size) == (
+        ["LlamaForCausalLMEagle3"],
+        1,
+        48,
+    )
     assert read.rope_parameters["rope_theta"] == target.config.rope_parameters["rope_theta"]
     assert (read.tie_word_embeddings, read.head_dim) == (False, 8)
     with raises_code("bad_head", "rows"):
@@ -454,7 +645,8 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
 
 @pytest.mark.slow
 def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
-    """On a tiny target, with further prompts; then on these shards, of which later ones are not taken in, and on prompts that they lack."""
+    """On a tiny target, with further prompts; then on these shards, of which later ones are not
+    taken in, and on prompts that they lack."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from components.distil import default_pair
@@ -462,9 +654,19 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
-                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
-                         eos_token_id=tokenizer.eos_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     work = tmp_path / "work"
@@ -477,13 +679,22 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     made = Eagle3Head.load(tmp_path / "head")
     assert made.layers == (2, 3, 4)
     assert made.provenance.parameters["conversations"] == 61
-    assert {"acceptance_depth_1", "acceptance_depth_4", "accepted_length", "positions"} <= made.provenance.metrics.keys()
+    assert {
+        "acceptance_depth_1",
+        "acceptance_depth_4",
+        "accepted_length",
+        "positions",
+    } <= made.provenance.metrics.keys()
     assert made.int8
-    assert set(made.provenance.training_prompts) == set(hashes_of(Prompt("", None, [text]) for text in [*texts, "say it again"]))
+    assert set(made.provenance.training_prompts) == set(
+        hashes_of(Prompt("", None, [text]) for text in [*texts, "say it again"])
+    )
     assert len(list((work / "corpus").glob("shard-*"))) == 1
     other = {**common, "shards": work / "corpus", "work": tmp_path / "other"}
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "instructions.json").write_text(json.dumps([*texts, "say something else", "and this"]))
+    (tmp_path / "other" / "instructions.json").write_text(
+        json.dumps([*texts, "say something else", "and this"])
+    )
     default_pair.main(**other, out=tmp_path / "again")
     again = Eagle3Head.load(tmp_path / "again").provenance
     assert again.parameters["conversations"] == 63
@@ -492,7 +703,9 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     (tmp_path / "few" / "instructions.json").write_text(json.dumps(["and this"]))
     default_pair.main(**{**other, "work": tmp_path / "few"}, out=tmp_path / "few" / "head")
     few = Eagle3Head.load(tmp_path / "few" / "head").provenance
-    assert set(few.training_prompts) > set(hashes_of(Prompt("", None, [text]) for text in [*texts, "and this"])), "those of the shards, too"
+    assert set(few.training_prompts) > set(
+        hashes_of(Prompt("", None, [text]) for text in [*texts, "and this"])
+    ), "those of the shards, too"
     assert few.unknown_prompts == []
     (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
     default_pair.main(**other, out=tmp_path / "again")
@@ -503,13 +716,17 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
 
 
 def test_other_layers_are_named_for_both_servers(target):
-    """vLLM counts the layer that states enter, SGLang the one that they leave; the default is left to them."""
+    """vLLM counts the layer that states enter, SGLang the one that they leave; the default is left
+    to them."""
     config = head_config(target.config, 48, LAYERS)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     deep = copy.copy(target.config)
     deep.num_hidden_layers = 30
-    assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & head_config(deep, 48, (2, 15, 27)).keys()
+    assert (
+        not {"eagle_config", "eagle_aux_hidden_state_layer_ids"}
+        & head_config(deep, 48, (2, 15, 27)).keys()
+    )
 
 
 def test_states_that_enter_the_last_layer(target):

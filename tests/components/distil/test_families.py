@@ -1,4 +1,5 @@
-"""Every family is distilled: layers are kept as they are, the draft learns, is stored, and drafts over slots without a loss."""
+"""Every family is distilled: layers are kept as they are, the draft learns, is stored, and drafts
+over slots without a loss."""
 
 from __future__ import annotations
 
@@ -12,47 +13,92 @@ from torch import nn
 
 from components.distil.artifact import to_artifact, with_draft
 from components.distil.corpus import read_corpus, write_corpus
-from components.distil.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
+from components.distil.family import (
+    Family,
+    Head,
+    check_layers,
+    default_layers,
+    draft_config,
+    keep_layers,
+)
 from components.distil.training import Recipe, head_of, losses, train_draft
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.model_files import build_distilled
 from serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
-from tests.support.models.families import CONTEXT, FAMILIES, LAYERS, VOCAB, some_prompts, tiny_source, tiny_target
+from tests.support.models.families import (
+    CONTEXT,
+    FAMILIES,
+    LAYERS,
+    VOCAB,
+    some_prompts,
+    tiny_source,
+    tiny_target,
+)
 
 MADE = Provenance(pair="tiny", fingerprint="d" * 64)
-QUICK = Recipe(layers=(0, 3), head_tokens=48, tokens=12_000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3)
-LENT = {"llama": {"model.embed_tokens.weight", "lm_head.weight"}, "gpt2": {"transformer.wte.weight", "lm_head.weight"},
-        "gpt_neox": {"gpt_neox.embed_in.weight", "lm_head.weight"}}
+QUICK = Recipe(
+    layers=(0, 3), head_tokens=48, tokens=12_000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3
+)
+LENT = {
+    "llama": {"model.embed_tokens.weight", "lm_head.weight"},
+    "gpt2": {"transformer.wte.weight", "lm_head.weight"},
+    "gpt_neox": {"gpt_neox.embed_in.weight", "lm_head.weight"},
+}
 
 
 SLOW = [pytest.mark.slow]
 OF_EACH_KIND = ("llama", "gemma3", "gpt2")
-"""Rotary, with windows, and with learnt positions: the others are trained in the slow tests alone."""
+"""Rotary, with windows, and with learnt positions: the others are trained in the slow tests
+alone."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=[] if name in OF_EACH_KIND else SLOW) for name in FAMILIES])
-def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in OF_EACH_KIND else SLOW) for name in FAMILIES],
+)
+def learnt(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
     """A target, its corpus, a draft that was trained on it, and the losses before and after."""
     name = request.param
     source, folder = tiny_source(name), tmp_path_factory.mktemp(name)
     module = source.target.modules["target"]
-    corpus = read_corpus(write_corpus(source.writer, source.prompts, folder, donor="d" * 64, new_tokens=16, batch=16,
-                                      say=lambda line: None))
+    corpus = read_corpus(
+        write_corpus(
+            source.writer,
+            source.prompts,
+            folder,
+            donor="d" * 64,
+            new_tokens=16,
+            batch=16,
+            say=lambda line: None,
+        )
+    )
     head = head_of(corpus, module, QUICK.head_tokens)
     draft = keep_layers(module, QUICK.layers)
     before = losses(draft, corpus[:40], head, QUICK)[1]
     train_draft(draft, corpus, head, QUICK, folder / "training", say=lambda line: None)
     after = losses(draft, corpus[:40], head, QUICK)[1]
     to_artifact(draft, head.ids, "d" * 64, MADE).save(folder / "draft")
-    return SimpleNamespace(name=name, source=source, module=module, corpus=corpus, head=head, draft=draft, before=before, after=after,
-                           artifact=folder / "draft")
+    return SimpleNamespace(
+        name=name,
+        source=source,
+        module=module,
+        corpus=corpus,
+        head=head,
+        draft=draft,
+        before=before,
+        after=after,
+        artifact=folder / "draft",
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kept_layers_are_the_targets(name: str) -> None:
-    """Against the target's own layer objects in a shorter list: windows and kinds go with the layers, not with their new numbers."""
+    """Against the target's own layer objects in a shorter list: windows and kinds go with the
+    layers, not with their new numbers."""
     target = tiny_target(name)
     draft = keep_layers(target, (1, 2))
     shorter = copy.deepcopy(target)
@@ -62,9 +108,14 @@ def test_kept_layers_are_the_targets(name: str) -> None:
     config.num_hidden_layers = 2
     place, attribute = (shorter.base_model, "h" if name == "gpt2" else "layers")
     setattr(place, attribute, nn.ModuleList(list(getattr(place, attribute))[1:3]))
-    ids = torch.randint(3, VOCAB, (2, 14), generator=torch.Generator().manual_seed(1))  # longer than the window of six
+    # longer than the window of six
+    ids = torch.randint(3, VOCAB, (2, 14), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected, found, again = shorter(ids, use_cache=False).logits, draft(ids).logits, draft(ids).logits
+        expected, found, again = (
+            shorter(ids, use_cache=False).logits,
+            draft(ids).logits,
+            draft(ids).logits,
+        )
     assert torch.allclose(found, expected, atol=1e-4), float((found - expected).abs().max())
     assert torch.equal(found, again), "dropout has no place in a draft"
 
@@ -90,7 +141,8 @@ def test_the_head_is_the_modules_own(name: str) -> None:
 
 
 def test_the_target_writes_what_it_would_say(learnt: SimpleNamespace) -> None:
-    """Stored states lead to the stored tokens: on float32 logits, the argmax of every position after the prompt."""
+    """Stored states lead to the stored tokens: on float32 logits, the argmax of every position
+    after the prompt."""
     weight = learnt.module.get_output_embeddings().weight.detach()
     for conversation in learnt.corpus[::7]:
         logits = conversation.hidden.float() @ weight.T
@@ -119,11 +171,17 @@ def test_the_artifact_holds_what_is_not_lent(learnt: SimpleNamespace) -> None:
 
 
 def test_drafting_over_slots_loses_nothing(learnt: SimpleNamespace) -> None:
-    pair = with_draft(learnt.source.target, DistilledDraft.load(learnt.artifact), slots=8, max_context=CONTEXT)
+    pair = with_draft(
+        learnt.source.target, DistilledDraft.load(learnt.artifact), slots=8, max_context=CONTEXT
+    )
     engine, accepted = pair.engine(), 0
     for ids in some_prompts(6, seed=4):
         plain = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("autoregressive"))
-        drafted = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("vanilla_sd", {"num_speculative_tokens": 4}))
+        drafted = engine.generate(
+            ids,
+            pair.sampling(max_tokens=24),
+            build_strategy("vanilla_sd", {"num_speculative_tokens": 4}),
+        )
         assert drafted.output == plain.output
         accepted += drafted.session.stats.accepted
     assert accepted > 0
@@ -137,8 +195,16 @@ def test_default_layers() -> None:
         default_layers(1)
 
 
-@pytest.mark.parametrize(("layers", "words"), [((0, 99), "12 layers"), ((-1, 3), "0 to 11"), ((3, 1), "3,1"),
-                                               ((1, 1), "1,1"), ((), "(none)")])
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ((0, 99), "12 layers"),
+        ((-1, 3), "0 to 11"),
+        ((3, 1), "3,1"),
+        ((1, 1), "1,1"),
+        ((), "(none)"),
+    ],
+)
 def test_layers_that_make_no_draft(layers: tuple[int, ...], words: str) -> None:
     with raises_code("bad_layers", words):
         check_layers(layers, 12)

@@ -21,14 +21,37 @@ TUNED = Acceptance(rounds=100, drafted=500, accepted=150, accepted_at=(60, 40, 3
 
 
 def line(minute: int, kept: int, drafts: int = 50, **changes: Any) -> dict[str, Any]:
-    return {"version": 1, "begun": BEGIN.timestamp() + 60 * minute, "bundle": "tiny/2-cpu", "method": "ngram",
-            "num_speculative_tokens": 5, "rounds": drafts, "accepted_at": [kept, 1, 0, 0, 0], "model": "mine", **changes}
+    return {
+        "version": 1,
+        "begun": BEGIN.timestamp() + 60 * minute,
+        "bundle": "tiny/2-cpu",
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "rounds": drafts,
+        "accepted_at": [kept, 1, 0, 0, 0],
+        "model": "mine",
+        **changes,
+    }
 
 
-def check(rows: list[dict[str, Any]], *, hours: float = 1.0, tuned: Acceptance = TUNED, served: Any = SERVED) -> Any:
+def check(
+    rows: list[dict[str, Any]],
+    *,
+    hours: float = 1.0,
+    tuned: Acceptance = TUNED,
+    served: Any = SERVED,
+) -> Any:
     lines = [AcceptanceLine.model_validate(row) for row in rows]
-    return compare_acceptance(lines, tuned, served, load_limits(), pair="tiny", engine="vllm", bundle="tiny/2-cpu",
-                              now=BEGIN + timedelta(hours=hours))
+    return compare_acceptance(
+        lines,
+        tuned,
+        served,
+        load_limits(),
+        pair="tiny",
+        engine="vllm",
+        bundle="tiny/2-cpu",
+        now=BEGIN + timedelta(hours=hours),
+    )
 
 
 def traffic(share: float, minutes: int = 30, seed: int = 0) -> list[dict[str, Any]]:
@@ -44,19 +67,26 @@ def test_traffic_that_fares_as_it_did_is_steady_and_other_traffic_is_drift() -> 
     assert worse.tuned == 0.6
     assert worse.low <= worse.served <= worse.high < 0.6
     assert "kept 0.600 when it was tuned" in worse.why
-    assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", "a change below the limit does not count, however sure"
+    assert check(traffic(0.57, minutes=180), hours=4).verdict == "steady", (
+        "a change below the limit does not count, however sure"
+    )
 
 
 def test_of_a_rule_that_learns_while_it_serves_only_a_fall_is_drift() -> None:
     served = {**SERVED, "method": "custom_class"}
-    better, worse = ([{**row, "method": "custom_class"} for row in traffic(share)] for share in (0.8, 0.4))
+    better, worse = (
+        [{**row, "method": "custom_class"} for row in traffic(share)] for share in (0.8, 0.4)
+    )
     assert [check(rows, served=served).verdict for rows in (better, worse)] == ["steady", "drift"]
 
 
 def test_of_a_head_that_fares_worse_the_command_that_trains_it_is_named() -> None:
     """Tuning again would only make its drafts shorter."""
     served = {**SERVED, "method": "eagle3"}
-    worse, better = (check([{**row, "method": "eagle3"} for row in traffic(share)], served=served) for share in (0.4, 0.8))
+    worse, better = (
+        check([{**row, "method": "eagle3"} for row in traffic(share)], served=served)
+        for share in (0.4, 0.8)
+    )
     assert "`draftwell train --kind eagle3_head --pair tiny`" in worse.why
     assert "draftwell train" not in better.why
     assert "draftwell train" not in check(traffic(0.4)).why, "n-grams are not trained"
@@ -68,11 +98,19 @@ def test_one_bad_minute_is_no_drift() -> None:
     assert check(rows).verdict == "steady"
 
 
-@pytest.mark.parametrize(("rows", "options", "why"), [
-    (traffic(0.3, minutes=11), {}, "11 minutes with 550 drafts"), ([line(i, 2, 20) for i in range(12)], {}, "12 minutes with 240 drafts"),
-    (traffic(0.3), {"hours": 30.0}, "more than 24 hours ago"), (traffic(0.3), {"tuned": Acceptance()}, "nothing to compare"),
-    (traffic(0.3), {"served": None}, "0 minutes")])
-def test_too_little_or_too_old_traffic_decides_nothing(rows: list[dict[str, Any]], options: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "options", "why"),
+    [
+        (traffic(0.3, minutes=11), {}, "11 minutes with 550 drafts"),
+        ([line(i, 2, 20) for i in range(12)], {}, "12 minutes with 240 drafts"),
+        (traffic(0.3), {"hours": 30.0}, "more than 24 hours ago"),
+        (traffic(0.3), {"tuned": Acceptance()}, "nothing to compare"),
+        (traffic(0.3), {"served": None}, "0 minutes"),
+    ],
+)
+def test_too_little_or_too_old_traffic_decides_nothing(
+    rows: list[dict[str, Any]], options: dict[str, Any], why: str
+) -> None:
     found = check(rows, **options)
     assert (found.verdict, found.drifted) == ("not enough yet", False)
     assert why in found.why
@@ -82,7 +120,10 @@ def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
     for other in ({"num_speculative_tokens": 3}, {"bundle": "tiny/1-cpu"}, {"bundle": None}):
         found = check([*traffic(0.6), *({**row, **other} for row in traffic(0.1))])
         assert (found.verdict, found.lines) == ("steady", 30)
-        assert found.notes[0] == "30 lines of other bundles or settings than those that are served (tiny/2-cpu) are left out"
+        assert found.notes[0] == (
+            "30 lines of other bundles or settings than those that are served (tiny/2-cpu) "
+            "are left out"
+        )
     window = load_limits().window
     old = [line(minute, 5) for minute in range(100)]
     new = [line(100 + minute, 30) for minute in range(window)]
@@ -92,9 +133,13 @@ def test_lines_of_other_settings_are_left_out_and_the_newest_count() -> None:
 def test_a_line_that_is_being_written_or_foreign_is_passed_over(tmp_path: Path) -> None:
     with raises_code("spool_empty", "DRAFTWELL_SPOOL"):
         read_lines(tmp_path)
-    (tmp_path / "acceptance-20260102-b-1.ndjson").write_text(json.dumps(line(9, 1)) + "\n" + json.dumps(line(10, 1))[:30])
+    (tmp_path / "acceptance-20260102-b-1.ndjson").write_text(
+        json.dumps(line(9, 1)) + "\n" + json.dumps(line(10, 1))[:30]
+    )
     newer = json.dumps({**line(1, 1), "version": 2})
-    (tmp_path / "acceptance-20260103-a-1.ndjson").write_text(f"{json.dumps(line(2, 1))}\n[]\n{newer}\n")
+    (tmp_path / "acceptance-20260103-a-1.ndjson").write_text(
+        f"{json.dumps(line(2, 1))}\n[]\n{newer}\n"
+    )
     (tmp_path / "requests-1.jsonl").write_text(json.dumps(line(3, 1)))
     assert [one.begun - BEGIN.timestamp() for one in read_lines(tmp_path)] == [120.0, 540.0]
 
@@ -108,7 +153,9 @@ def test_a_file_that_is_removed_while_it_is_read_is_passed_over(tmp_path: Path) 
 def test_what_the_plug_in_writes_is_read(tmp_path: Path) -> None:
     from registry.bundles.vllm.plugin.draftwell_vllm.spool import AcceptanceSpool
 
-    spool = AcceptanceSpool(tmp_path, {"engine": "vllm", "method": "ngram", "num_speculative_tokens": 5})
+    spool = AcceptanceSpool(
+        tmp_path, {"engine": "vllm", "method": "ngram", "num_speculative_tokens": 5}
+    )
     spool.add(rounds=2, drafted=8, accepted=3, accepted_at=[2, 1], tokens=5, running=1)
     spool.write()
     (found,) = read_lines(tmp_path)
@@ -124,14 +171,20 @@ def tuning_of(seed: int, share: float = 0.6, prompts: int = 12) -> Acceptance:
 
 
 def test_few_prompts_of_a_tuning_raise_no_alarm_where_traffic_is_as_it_was() -> None:
-    """Taken as exact, a tuning on a dozen prompts that differ said drift of unchanged traffic again and again."""
+    """Taken as exact, a tuning on a dozen prompts that differ said drift of unchanged traffic again
+    and again."""
     cases = [(traffic(0.6, seed=seed), tuning_of(seed)) for seed in range(60)]
     exact = [check(rows, tuned=tuned.model_copy(update={"each": ()})) for rows, tuned in cases]
     found = [check(rows, tuned=tuned) for rows, tuned in cases]
     assert sum(one.drifted for one in exact) > 10
     assert sum(one.drifted for one in found) == 0
-    assert all(one.change_low < one.served - one.tuned < one.change_high and not one.notes for one in found)
-    assert all(one.change_low is None and "more often than false_alarm_rate" in one.notes[0] for one in exact)
+    assert all(
+        one.change_low < one.served - one.tuned < one.change_high and not one.notes for one in found
+    )
+    assert all(
+        one.change_low is None and "more often than false_alarm_rate" in one.notes[0]
+        for one in exact
+    )
     worse = check(traffic(0.1), tuned=tuning_of(0))
     assert (worse.verdict, worse.change_high < 0) == ("drift", True)
 

@@ -1,4 +1,5 @@
-"""Drift: no false alarms at the stated rate, found where it is real, and nothing said of too little."""
+"""Drift: no false alarms at the stated rate, found where it is real, and nothing said of too
+little."""
 
 from __future__ import annotations
 
@@ -37,14 +38,23 @@ TRIALS = 60
 def test_exchanging_prompts_equals_scipys_permutation_test() -> None:
     """Few prompts, so that scipy goes through all exchanges."""
     random = np.random.default_rng(4)
-    then, now = (np.stack([random.integers(0, 20, 5), np.full(5, 20)], axis=1).astype(float) for _ in range(2))
+    then, now = (
+        np.stack([random.integers(0, 20, 5), np.full(5, 20)], axis=1).astype(float)
+        for _ in range(2)
+    )
     pooled = np.concatenate([then, now])
 
     def statistic(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
         return rate_change(pooled[a.astype(int)].sum(-2), pooled[b.astype(int)].sum(-2))
 
-    slow = permutation_test((np.arange(5), np.arange(5, 10)), statistic, vectorized=True, alternative="greater", n_resamples=np.inf,
-                            axis=-1)
+    slow = permutation_test(
+        (np.arange(5), np.arange(5, 10)),
+        statistic,
+        vectorized=True,
+        alternative="greater",
+        n_resamples=np.inf,
+        axis=-1,
+    )
     fast = exchange(then, now, rate_change, resamples=20_000)
     assert fast.value == pytest.approx(float(slow.statistic))
     assert fast.p_value == pytest.approx(float(slow.pvalue), abs=0.02)
@@ -62,13 +72,18 @@ def test_p_values_of_unchanged_traffic_are_even() -> None:
 
 
 def test_false_alarms_keep_to_the_stated_rate() -> None:
-    """At 5 % and without limits on what matters; 60 trials have 10 alarms by chance once in a thousand times."""
-    alarms = sum(compared(rows(1000 + 2 * seed, 24), rows(1001 + 2 * seed, 24), LOOSE).drifted for seed in range(TRIALS))
+    """At 5 % and without limits on what matters; 60 trials have 10 alarms by chance once in a
+    thousand times."""
+    alarms = sum(
+        compared(rows(1000 + 2 * seed, 24), rows(1001 + 2 * seed, 24), LOOSE).drifted
+        for seed in range(TRIALS)
+    )
     assert alarms <= 9
 
 
 def test_a_test_that_takes_tokens_for_independent_would_cry_wolf() -> None:
-    """The naive mistake, on the same made traffic: in 20 trials several p values that should come once in thousands."""
+    """The naive mistake, on the same made traffic: in 20 trials several p values that should come
+    once in thousands."""
     needed = LIMITS.false_alarm_rate / len(CHECKS)
     naive = []
     for seed in range(20):
@@ -84,13 +99,20 @@ def test_ten_checks_on_unchanged_traffic_raise_nothing() -> None:
     assert {len(report.checks) for report in reports} == {len(CHECKS)}
 
 
-@pytest.mark.parametrize(("change", "found"), [
-    ({"sure": -1.5}, {"confidence_psi", "confidence_ks", "acceptance"}),
-    ({"kept": 0.5}, {"acceptance", "table"}),
-    ({"label": 0.5}, {"verifier"}),
-    ({"vocabulary": 10_000}, {"novelty"}),
-    ({"sure": -1.5, "kept": 0.6, "label": 0.6, "vocabulary": 10_000}, {"confidence_psi", "confidence_ks", "acceptance", "novelty"}),
-], ids=["confidence", "acceptance", "verifier", "novelty", "all"])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"sure": -1.5}, {"confidence_psi", "confidence_ks", "acceptance"}),
+        ({"kept": 0.5}, {"acceptance", "table"}),
+        ({"label": 0.5}, {"verifier"}),
+        ({"vocabulary": 10_000}, {"novelty"}),
+        (
+            {"sure": -1.5, "kept": 0.6, "label": 0.6, "vocabulary": 10_000},
+            {"confidence_psi", "confidence_ks", "acceptance", "novelty"},
+        ),
+    ],
+    ids=["confidence", "acceptance", "verifier", "novelty", "all"],
+)
 def test_a_real_change_is_found_and_named(change: dict[str, float], found: set[str]) -> None:
     for seed in range(5):
         report = compared(rows(3000 + seed), rows(4000 + seed, **change))
@@ -101,12 +123,16 @@ def test_a_real_change_is_found_and_named(change: dict[str, float], found: set[s
 
 
 def test_a_heavy_prior_hides_no_change_and_makes_none() -> None:
-    """A table's weight smooths what it says. On the traffic's side it would leave a sixth of a change of 94 tokens a bin; and a draft
-    that is half as often right as it is sure, then as now, is no drift, however far off the table is."""
+    """A table's weight smooths what it says. On the traffic's side it would leave a sixth of a
+    change of 94 tokens a bin; and a draft that is half as often right as it is sure, then as now,
+    is no drift, however far off the table is."""
     heavy = AcceptanceTable([96] * 20, [60] * 20, ORIGIN, prior_weight=1000)
     changed = compared(rows(3000), rows(4000, kept=0.5), table=heavy)
     steady = compared(rows(3000, kept=0.5), rows(4000, kept=0.5), table=heavy)
-    (found, same) = (next(check for check in report.checks if check.name == "table") for report in (changed, steady))
+    (found, same) = (
+        next(check for check in report.checks if check.name == "table")
+        for report in (changed, steady)
+    )
     assert found.drifted
     assert not same.drifted
     assert same.value > same.limit, "off, but no more than by chance"
@@ -134,7 +160,9 @@ def test_too_little_is_not_enough_yet() -> None:
     """However far apart they look."""
     few = compared(rows(1), rows(2, 23, sure=-3, kept=0.1))
     assert (few.verdict, few.checks) == ("not enough yet", ())
-    assert few.reasons == ("the feedback has 23 different prompts, 24 are needed: wait for more traffic",)
+    assert few.reasons == (
+        "the feedback has 23 different prompts, 24 are needed: wait for more traffic",
+    )
     short = compared(rows(1), rows(2, 30, 5, sure=-3))
     assert "150 drafted positions" in short.reasons[0]
     reference = compared(rows(1, 11), rows(2, sure=-3))
@@ -167,7 +195,10 @@ def test_what_a_strategy_chose_to_draft_is_no_fair_sample() -> None:
     """Positions where the draft is sure, and no others, would look like another traffic."""
     table = rows(2)
     sure = np.asarray(table.column("confidence")) > 0.4
-    tokens = [token if known else None for token, known in zip(table.column("draft_token").to_pylist(), sure, strict=True)]
+    tokens = [
+        token if known else None
+        for token, known in zip(table.column("draft_token").to_pylist(), sure, strict=True)
+    ]
     report = compared(rows(1), rows(2, draft_token=tokens))
     assert report.verdict == "not enough yet"
     assert "let the server record every position" in report.reasons[0]
@@ -182,9 +213,18 @@ def test_nan_is_refused() -> None:
 def traced(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """A real trace of a tiny pair, with all kinds of prefixes."""
     letters = np.random.default_rng(0)
-    prompts = [Prompt(f"p{i}", None, ["".join(letters.choice(list("abcdefgh"), 12))]) for i in range(8)]
-    return collect_traces(llama_pair(noise=0.1), prompts, tmp_path_factory.mktemp("traced"), max_tokens=24, rollout=5, batch=4,
-                   prefix_kinds=("bare", "draft", "target", "mixed"))
+    prompts = [
+        Prompt(f"p{i}", None, ["".join(letters.choice(list("abcdefgh"), 12))]) for i in range(8)
+    ]
+    return collect_traces(
+        llama_pair(noise=0.1),
+        prompts,
+        tmp_path_factory.mktemp("traced"),
+        max_tokens=24,
+        rollout=5,
+        batch=4,
+        prefix_kinds=("bare", "draft", "target", "mixed"),
+    )
 
 
 def test_positions_are_counted_as_an_acceptance_table_counts_them(traced: TraceSet) -> None:
@@ -220,7 +260,9 @@ def test_a_verifier_without_its_features_is_not_checked() -> None:
     needs_states.features = ("before",)
     report = compared(rows(1), rows(2), verifier=needs_states)
     assert report.verifier is None
-    assert [check.name for check in report.checks] == [name for name in CHECKS if name != "verifier"]
+    assert [check.name for check in report.checks] == [
+        name for name in CHECKS if name != "verifier"
+    ]
     assert any("verifier not checked" in note for note in report.notes)
     assert {check.p_needed for check in report.checks} == {LIMITS.false_alarm_rate / 5}
 

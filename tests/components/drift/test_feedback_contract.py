@@ -1,4 +1,5 @@
-"""The server writes, monitoring reads: one format, and the same figures as a collection of the same prompts."""
+"""The server writes, monitoring reads: one format, and the same figures as a collection of the same
+prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import torch
 from components.drift.prompts import prompts_of_trace, spooled_prompts
 from components.drift.schema import DRIFTED, STEADY
 from components.drift.spool import read_spool
-from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_traffic, shared_kinds
+from components.drift.traffic import (
+    HIDDEN,
+    NEEDED,
+    Traffic,
+    prompts_of_the_other_sort,
+    read_traffic,
+    shared_kinds,
+)
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
 from serving.recording.trace import TraceSet
@@ -30,23 +38,34 @@ from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer
 from tests.support.server.served_pair import tiny_pair
 
-LOSSLESS = [name for name, cls in STRATEGIES.items() if cls.lossless and "draft" in cls.roles and name != "adaedl"]
+LOSSLESS = [
+    name
+    for name, cls in STRATEGIES.items()
+    if cls.lossless and "draft" in cls.roles and name != "adaedl"
+]
 WATCHED: dict[str, Any] = {"kinds": ("target",), "temperature": 0.0, "max_tokens": TOKENS}
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TraceSet]:
-    """The pair, and its collected trace of the prompts that are served below: both models read whole texts at once."""
+    """The pair, and its collected trace of the prompts that are served below: both models read
+    whole texts at once."""
     pair = tiny_pair(4)
     pair.fingerprint = FINGERPRINT
     folder = tmp_path_factory.mktemp("collected")
     return pair, collect_traces(
-        pair, [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS)], folder, max_tokens=TOKENS, rollout=8
+        pair,
+        [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS)],
+        folder,
+        max_tokens=TOKENS,
+        rollout=8,
     )
 
 
 def traffic_of(folder: Path, kinds: tuple[str, ...] = ("target",)) -> Traffic:
-    return read_traffic(read_spool(folder, FINGERPRINT, window=200).rows, **{**WATCHED, "kinds": kinds})
+    return read_traffic(
+        read_spool(folder, FINGERPRINT, window=200).rows, **{**WATCHED, "kinds": kinds}
+    )
 
 
 def by_text(table: pa.Table) -> dict[tuple[int, ...], list[dict[str, Any]]]:
@@ -57,9 +76,14 @@ def by_text(table: pa.Table) -> dict[tuple[int, ...], list[dict[str, Any]]]:
     return {tuple(text[0]["prompt_tokens"]): text for text in texts.values()}
 
 
-@pytest.mark.parametrize("strategy", ["vanilla_sd", "svip", "spide", "pearl", "duo_decoding", "hf_dynamic"])
-def test_a_served_text_has_the_figures_of_a_collected_one(tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str) -> None:
-    """Every position, drafted or not, whatever drafted it: a server's spool and `draftwell collect` are the same to monitoring."""
+@pytest.mark.parametrize(
+    "strategy", ["vanilla_sd", "svip", "spide", "pearl", "duo_decoding", "hf_dynamic"]
+)
+def test_a_served_text_has_the_figures_of_a_collected_one(
+    tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str
+) -> None:
+    """Every position, drafted or not, whatever drafted it: a server's spool and `draftwell collect`
+    are the same to monitoring."""
     assert strategy in LOSSLESS
     pair, traces = collected
     server = FeedbackServer(pair, tmp_path, text=True, strategy=strategy)
@@ -68,22 +92,49 @@ def test_a_served_text_has_the_figures_of_a_collected_one(tmp_path: Path, collec
     then = by_text(traces.read())
     now = by_text(read_spool(tmp_path, FINGERPRINT, window=200).rows)
     assert now.keys() == then.keys()
-    compared = ("token", "draft_token", "correction", "draft_q", "draft_p", "draft_raw_q", "ratio", "rank", "confidence", "entropy")
+    compared = (
+        "token",
+        "draft_token",
+        "correction",
+        "draft_q",
+        "draft_p",
+        "draft_raw_q",
+        "ratio",
+        "rank",
+        "confidence",
+        "entropy",
+    )
     for prompt, text in now.items():
         assert 0 <= len(then[prompt]) - len(text) <= 3
         for mine, theirs in zip(text, then[prompt], strict=False):
             for name in compared:
-                assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (name, mine["position"])
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (
+                    name,
+                    mine["position"],
+                )
 
 
-@pytest.mark.parametrize(("strategy", "parameters"), [("lossy_sd", {}), ("csd", {"use_memory": False}), ("fuzzy_sd", {}), ("sprinter", {})])
+@pytest.mark.parametrize(
+    ("strategy", "parameters"),
+    [("lossy_sd", {}), ("csd", {"use_memory": False}), ("fuzzy_sd", {}), ("sprinter", {})],
+)
 def test_a_lossy_strategys_served_text_has_the_figures_of_one_that_is_collected_with_it(
-        tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str, parameters: dict[str, Any]) -> None:
+    tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str, parameters: dict[str, Any]
+) -> None:
     """Text by both models, and beside each token what the target would have put there itself."""
     pair, traces = collected
     server = FeedbackServer(pair, tmp_path / "served", text=True)
-    half_sure = Verifier(torch.randn(32, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN)
-    server.scheduler.strategy = build_strategy(strategy, parameters, table_resources(8, verifier=half_sure))
+    half_sure = Verifier(
+        torch.randn(32, generator=torch.Generator().manual_seed(3)),
+        0.0,
+        ("before",),
+        0.5,
+        1.2,
+        ORIGIN,
+    )
+    server.scheduler.strategy = build_strategy(
+        strategy, parameters, table_resources(8, verifier=half_sure)
+    )
     server.ask(PROMPTS, stop_token_ids=pair.stop_tokens)
     server.close()
     then = by_text(
@@ -100,19 +151,38 @@ def test_a_lossy_strategys_served_text_has_the_figures_of_one_that_is_collected_
     now = by_text(read_spool(tmp_path / "served", FINGERPRINT, window=200).rows)
     assert now.keys() == then.keys()
     assert len(now) == len(PROMPTS)
-    compared = ("kind", "token", "draft_token", "correction", "draft_q", "draft_p", "draft_raw_q", "ratio", "rank", "confidence", "entropy")
+    compared = (
+        "kind",
+        "token",
+        "draft_token",
+        "correction",
+        "draft_q",
+        "draft_p",
+        "draft_raw_q",
+        "ratio",
+        "rank",
+        "confidence",
+        "entropy",
+    )
     others = 0
-    unasked = 20 if strategy == "sprinter" else 3  # the target was not asked about the end of a text that the verifier trusts
+    # the target was not asked about the end of a text that the verifier trusts
+    unasked = 20 if strategy == "sprinter" else 3
     for prompt, text in now.items():
         assert 0 <= len(then[prompt]) - len(text) <= unasked
         for mine, theirs in zip(text, then[prompt], strict=False):
             others += mine["token"] != mine["correction"]
             for name in compared:
-                assert mine[name] == (theirs[name] if name == "kind" else pytest.approx(theirs[name], rel=1e-3, abs=1e-4)), name
+                assert mine[name] == (
+                    theirs[name]
+                    if name == "kind"
+                    else pytest.approx(theirs[name], rel=1e-3, abs=1e-4)
+                ), name
     assert others, "or the target's own texts would do"
 
 
-def test_what_monitoring_needs_is_there_with_texts_and_without(tmp_path: Path, collected: tuple[Any, TraceSet]) -> None:
+def test_what_monitoring_needs_is_there_with_texts_and_without(
+    tmp_path: Path, collected: tuple[Any, TraceSet]
+) -> None:
     pair, _ = collected
     seen = []
     for text in (True, False):
@@ -126,13 +196,17 @@ def test_what_monitoring_needs_is_there_with_texts_and_without(tmp_path: Path, c
         assert (traffic.undrafted, traffic.others, len(traffic.names)) == (0, 0, len(PROMPTS))
     full, figures = seen
     for name in ("confidence", "kept", "judged", "ratio"):
-        assert sorted(getattr(full, name)) == pytest.approx(sorted(getattr(figures, name)), rel=1e-5, abs=1e-5)
+        assert sorted(getattr(full, name)) == pytest.approx(
+            sorted(getattr(figures, name)), rel=1e-5, abs=1e-5
+        )
     assert (full.pattern >= 0).all()
     assert (figures.pattern == -1).all()
     assert figures.parts.keys() == {"scalars"}
 
 
-def test_a_lossy_strategys_texts_are_not_compared_with_mixed_ones(tmp_path: Path, collected: tuple[Any, TraceSet]) -> None:
+def test_a_lossy_strategys_texts_are_not_compared_with_mixed_ones(
+    tmp_path: Path, collected: tuple[Any, TraceSet]
+) -> None:
     """Those a coin has written. With texts of their own kind they are."""
     pair, _ = collected
     server = FeedbackServer(pair, tmp_path, text=True, strategy="lossy_sd")
@@ -142,11 +216,19 @@ def test_a_lossy_strategys_texts_are_not_compared_with_mixed_ones(tmp_path: Path
     assert len(traffic_of(tmp_path, (LOSSY,)).names) == len(PROMPTS)
     served = read_spool(tmp_path, FINGERPRINT, window=200).rows
     every = collect_traces(
-        pair, [Prompt("p", None, [PROMPTS[0]])], tmp_path / "every", max_tokens=8, rollout=2, prefix_kinds=("target", "mixed")
+        pair,
+        [Prompt("p", None, [PROMPTS[0]])],
+        tmp_path / "every",
+        max_tokens=8,
+        rollout=2,
+        prefix_kinds=("target", "mixed"),
     )
     assert shared_kinds(every.read(), served) == ("target",), "of which the feedback has none"
     assert shared_kinds(served, served) == (LOSSY,)
-    assert (prompts_of_the_other_sort(served, ("target",)), prompts_of_the_other_sort(served, (LOSSY,))) == (len(PROMPTS), 0)
+    assert (
+        prompts_of_the_other_sort(served, ("target",)),
+        prompts_of_the_other_sort(served, (LOSSY,)),
+    ) == (len(PROMPTS), 0)
 
 
 def served(folder: Path, table: pa.Table, *, text: bool) -> Path:
@@ -155,21 +237,39 @@ def served(folder: Path, table: pa.Table, *, text: bool) -> Path:
     for row in table.to_pylist():
         texts.setdefault(row["prompt_id"], []).append(row)
     records = []
-    origin, asked = RecordOrigin(HEADER.pair, FINGERPRINT, HEADER.dtype), Sampling(stop_token_ids=frozenset(HEADER.stop_token_ids))
+    origin, asked = (
+        RecordOrigin(HEADER.pair, FINGERPRINT, HEADER.dtype),
+        Sampling(stop_token_ids=frozenset(HEADER.stop_token_ids)),
+    )
     for name, positions in texts.items():
         prompt = positions[0]["prompt_tokens"]
         shared = ("prompt_id", "prompt_tokens", "kind", "temperature", "turn")
-        figures = [{k: v for k, v in row.items() if v is not None and k not in shared} for row in positions]
-        records.append(Record(name, origin, asked, "target", figures if text else [blind(p) for p in figures], prompt if text else None))
+        figures = [
+            {k: v for k, v in row.items() if v is not None and k not in shared} for row in positions
+        ]
+        records.append(
+            Record(
+                name,
+                origin,
+                asked,
+                "target",
+                figures if text else [blind(p) for p in figures],
+                prompt if text else None,
+            )
+        )
     Spool(folder).write(records)
     return folder
 
 
 def test_drift_shows_without_texts(tmp_path: Path) -> None:
-    """From confidences and acceptances; patterns of rejections are tokens, and the report says that they are missing."""
+    """From confidences and acceptances; patterns of rejections are tokens, and the report says that
+    they are missing."""
     for text in (True, False):
         verdicts = []
-        for name, table in (("same", rows(2, first=100)), ("others", rows(3, first=200, sure=-1.2, kept=0.7))):
+        for name, table in (
+            ("same", rows(2, first=100)),
+            ("others", rows(3, first=200, sure=-1.2, kept=0.7)),
+        ):
             folder = served(tmp_path / f"{name}-{text}", table, text=text)
             found = compared(rows(1), read_spool(folder, FINGERPRINT, window=200).rows)
             verdicts.append(found.verdict)
@@ -180,7 +280,9 @@ def test_drift_shows_without_texts(tmp_path: Path) -> None:
         assert verdicts == [STEADY, DRIFTED]
 
 
-def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_path: Path, collected: tuple[Any, TraceSet]) -> None:
+def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(
+    tmp_path: Path, collected: tuple[Any, TraceSet]
+) -> None:
     pair, _ = collected
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS)
@@ -191,18 +293,25 @@ def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_pat
 
 
 @pytest.mark.parametrize("bodies", [True, False])
-def test_with_texts_the_prompts_come_back(tmp_path: Path, collected: tuple[Any, TraceSet], bodies: bool) -> None:
-    """From request bodies, or where the server does not know them from the tokens of single messages."""
+def test_with_texts_the_prompts_come_back(
+    tmp_path: Path, collected: tuple[Any, TraceSet], bodies: bool
+) -> None:
+    """From request bodies, or where the server does not know them from the tokens of single
+    messages."""
     pair, _ = collected
     server = FeedbackServer(pair, tmp_path, text=True)
     server.ask(PROMPTS, bodies=bodies)
     server.close()
     assert bool(list(tmp_path.glob("requests-*"))) == bodies
-    found = spooled_prompts(tmp_path, pair, read_spool(tmp_path, FINGERPRINT, window=200).rows, window=40, fewest=3)
+    found = spooled_prompts(
+        tmp_path, pair, read_spool(tmp_path, FINGERPRINT, window=200).rows, window=40, fewest=3
+    )
     assert {prompt.prompt for prompt in found} == set(PROMPTS)
 
 
-def test_a_spool_that_loses_its_oldest_shards_meanwhile_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spool_that_loses_its_oldest_shards_meanwhile_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from components.drift import spool
 
     for i in range(3):

@@ -1,4 +1,5 @@
-"""What a server recorded has prompts, too: what is made from it is neither tuned nor judged on them."""
+"""What a server recorded has prompts, too: what is made from it is neither tuned nor judged on
+them."""
 
 from __future__ import annotations
 
@@ -57,16 +58,30 @@ def recorded(pair: Any, folder: Path, *, text: bool = True, bodies: bool = True)
 
 
 @pytest.mark.parametrize("bodies", [True, False])
-def test_a_datastore_of_served_traffic_is_not_judged_on_it(pair: Any, tmp_path: Path, bodies: bool) -> None:
-    """The scheduled flows take their prompts from the same spool: none of those may be left to judge on."""
+def test_a_datastore_of_served_traffic_is_not_judged_on_it(
+    pair: Any, tmp_path: Path, bodies: bool
+) -> None:
+    """The scheduled flows take their prompts from the same spool: none of those may be left to
+    judge on."""
     traces = recorded(pair, tmp_path / "spool", bodies=bodies)
     store, _ = build_datastore(traces, made_from(StepContext(SimpleNamespace(), pair), traces))  # type: ignore[arg-type]
-    write_prompts(tmp_path / "served.jsonl",
-                  spooled_prompts(traces.folder, pair, read_spool(traces.folder, FINGERPRINT, window=200).rows, window=40, fewest=3))
+    write_prompts(
+        tmp_path / "served.jsonl",
+        spooled_prompts(
+            traces.folder,
+            pair,
+            read_spool(traces.folder, FINGERPRINT, window=200).rows,
+            window=40,
+            fewest=3,
+        ),
+    )
     served = read_prompts(tmp_path / "served.jsonl")
     used = artifact_prompts({"datastore": store})
     assert (len(served), used.unknown) == (len(set(PROMPTS)), ())
-    assert JudgingPrompts.choose([*served, *OTHERS], used, artifact_prompts({}), None).prompts == OTHERS
+    assert (
+        JudgingPrompts.choose([*served, *OTHERS], used, artifact_prompts({}), None).prompts
+        == OTHERS
+    )
     assert used.split(prompts_of_trace(traces))[0] == [], "nor on the same prompts as tokens"
 
 

@@ -11,21 +11,47 @@ from components.engines.failures import why_ended
 WARNING = "WARNING No module named 'vllm._moe_C'\n"
 
 
-@pytest.mark.parametrize(("text", "exit_code", "code"), [
-    (WARNING, -9, "engine_killed"),
-    (WARNING + "torch.OutOfMemoryError: too much\n", -9, "engine_out_of_memory"),
-    (WARNING + "RuntimeError: [Errno 12] Cannot allocate memory\n", 1, "engine_out_of_memory"),
-    ("Traceback (most recent call last):\nValueError: Free memory on device cuda:0 (5.9/79.1 GiB) on startup is less than desired GPU "
-     "memory utilization (0.92, 72.77 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n", 1,
-     "engine_out_of_memory"),
-    ("MemoryError in a warning\n" + "ImportError: Arctic Inference is required for suffix decoding.\n", 1, "engine_plugin_missing"),
-    (WARNING + "ValueError: K must be positive\n", 1, "engine_failed"),
-    ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
-     "Traceback (most recent call last):\nValueError: K must be positive\n", 1, "engine_failed"),
-    ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n", 1, "engine_plugin_missing"),
-    ("OSError: [Errno 98] Address already in use\n", 1, "engine_port_taken"),
-    ("ValueError: K must be\npositive\n", 1, "engine_failed"), ("", -11, "engine_failed"), ("", None, "engine_failed")])
-def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(text: str, exit_code: int | None, code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "exit_code", "code"),
+    [
+        (WARNING, -9, "engine_killed"),
+        (WARNING + "torch.OutOfMemoryError: too much\n", -9, "engine_out_of_memory"),
+        (WARNING + "RuntimeError: [Errno 12] Cannot allocate memory\n", 1, "engine_out_of_memory"),
+        (
+            "Traceback (most recent call last):\nValueError: Free memory on device cuda:0 "
+            "(5.9/79.1 GiB) on startup is less than desired GPU "
+            "memory utilization (0.92, 72.77 GiB). Decrease GPU memory utilization or "
+            "reduce GPU memory used by other processes.\n",
+            1,
+            "engine_out_of_memory",
+        ),
+        (
+            "MemoryError in a warning\n"
+            + "ImportError: Arctic Inference is required for suffix decoding.\n",
+            1,
+            "engine_plugin_missing",
+        ),
+        (WARNING + "ValueError: K must be positive\n", 1, "engine_failed"),
+        (
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
+            "Traceback (most recent call last):\nValueError: K must be positive\n",
+            1,
+            "engine_failed",
+        ),
+        (
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n",
+            1,
+            "engine_plugin_missing",
+        ),
+        ("OSError: [Errno 98] Address already in use\n", 1, "engine_port_taken"),
+        ("ValueError: K must be\npositive\n", 1, "engine_failed"),
+        ("", -11, "engine_failed"),
+        ("", None, "engine_failed"),
+    ],
+)
+def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(
+    text: str, exit_code: int | None, code: str, tmp_path: Path
+) -> None:
     log = tmp_path / "engine.log"
     log.write_text(text)
     error = why_ended("vllm/off", log, exit_code)

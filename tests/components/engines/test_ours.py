@@ -1,4 +1,5 @@
-"""Our engine behind the port: the same tokens as without it, acceptance, log-probabilities, and what is refused."""
+"""Our engine behind the port: the same tokens as without it, acceptance, log-probabilities, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -15,15 +16,27 @@ PROMPTS = [[5, 9, 3], [7, 7, 11], [4, 12]]
 def test_it_decodes_what_the_runtime_does_and_counts_acceptance() -> None:
     pair = table_pair(slots=3)
     sampling = Sampling(max_tokens=12, stop_token_ids=pair.stop_tokens)
-    alone = [pair.engine().generate(ids, sampling, build_strategy("autoregressive")).output for ids in PROMPTS]
+    alone = [
+        pair.engine().generate(ids, sampling, build_strategy("autoregressive")).output
+        for ids in PROMPTS
+    ]
     engine = OurEngine("ours", pair)
     assert "float32" in engine.start(EngineSettings(slots=3)).version
     assert [answer.tokens for answer in engine.decode(PROMPTS, sampling).answers] == alone
-    engine.start(EngineSettings(speculation={"strategy": "vanilla_sd", "parameters": {"num_speculative_tokens": 2}}, slots=3))
+    engine.start(
+        EngineSettings(
+            speculation={"strategy": "vanilla_sd", "parameters": {"num_speculative_tokens": 2}},
+            slots=3,
+        )
+    )
     found = engine.decode(PROMPTS, sampling)
     assert [answer.tokens for answer in found.answers] == alone
     for answer in found.answers:
-        assert sum(answer.acceptance.accepted_at) == answer.acceptance.accepted <= answer.acceptance.drafted
+        assert (
+            sum(answer.acceptance.accepted_at)
+            == answer.acceptance.accepted
+            <= answer.acceptance.drafted
+        )
         assert answer.seconds <= found.seconds
 
 

@@ -1,4 +1,5 @@
-"""Ports: a free one is free, one that somebody listens on is refused in a line, and the next server may have it at once."""
+"""Ports: a free one is free, one that somebody listens on is refused in a line, and the next server
+may have it at once."""
 
 from __future__ import annotations
 

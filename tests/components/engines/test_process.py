@@ -1,4 +1,5 @@
-"""Engines in processes of their own: the protocol, that they rest while others compute, that they end, and how failures are named."""
+"""Engines in processes of their own: the protocol, that they rest while others compute, that they
+end, and how failures are named."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from tests.support.server.server_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hello", "zebra", "one two"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hello", "zebra", "one two"])
+]
 Starter = Callable[..., EngineProcess]
 PLAIN = EngineSettings()
 
@@ -38,11 +41,27 @@ def start(tmp_path: Path) -> Iterator[Starter]:
     """Start a fake driver; all end with the test."""
     made: list[EngineProcess] = []
 
-    def begin(label: str = "vllm/ngram", *, driver: Path = FAKE_DRIVER, answer_seconds: float = 60.0, start_seconds: float = 60.0,
-              threads: int = 1, **fixed: Any) -> EngineProcess:
+    def begin(
+        label: str = "vllm/ngram",
+        *,
+        driver: Path = FAKE_DRIVER,
+        answer_seconds: float = 60.0,
+        start_seconds: float = 60.0,
+        threads: int = 1,
+        **fixed: Any,
+    ) -> EngineProcess:
         log = tmp_path / "logs" / f"{len(made)}.log"
-        made.append(EngineProcess(label, [sys.executable, str(driver)], log, threads=threads, fixed=fixed,
-                                  answer_seconds=answer_seconds, start_seconds=start_seconds))
+        made.append(
+            EngineProcess(
+                label,
+                [sys.executable, str(driver)],
+                log,
+                threads=threads,
+                fixed=fixed,
+                answer_seconds=answer_seconds,
+                start_seconds=start_seconds,
+            )
+        )
         made[-1].start(PLAIN)
         return made[-1]
 
@@ -85,7 +104,9 @@ def test_what_no_driver_knows_is_refused(start: Starter) -> None:
 
 
 def test_it_says_what_it_is_and_gets_the_threads_of_the_run(tmp_path: Path) -> None:
-    process = EngineProcess("vllm/ngram", [sys.executable, str(FAKE_DRIVER)], tmp_path / "log", threads=3)
+    process = EngineProcess(
+        "vllm/ngram", [sys.executable, str(FAKE_DRIVER)], tmp_path / "log", threads=3
+    )
     try:
         about = process.start(PLAIN)
         assert about.version == "fake 1.0"
@@ -126,7 +147,10 @@ def cpu_ticks(pid: int) -> int:
 
 
 def test_contenders_are_interleaved_and_only_one_is_awake(start: Starter) -> None:
-    peers = [ProcessPeer(start("vllm/autoregressive")), ProcessPeer(start("llama.cpp/autoregressive"))]
+    peers = [
+        ProcessPeer(start("vllm/autoregressive")),
+        ProcessPeer(start("llama.cpp/autoregressive")),
+    ]
     order: list[str] = []
 
     def look(done: int, total: int, label: str) -> None:
@@ -134,29 +158,52 @@ def test_contenders_are_interleaved_and_only_one_is_awake(start: Starter) -> Non
         for peer in peers:
             wait_until(lambda: is_stopped(peer.engine.pid), f"{peer.label} goes on")  # type: ignore[attr-defined]  # noqa: B023
 
-    found = measure(table_pair(), StrategyResources(), [StrategyChoice("autoregressive")], PROMPTS[:3], BenchSettings(max_tokens=4),
-                    extra=peers, progress=look)
+    found = measure(
+        table_pair(),
+        StrategyResources(),
+        [StrategyChoice("autoregressive")],
+        PROMPTS[:3],
+        BenchSettings(max_tokens=4),
+        extra=peers,
+        progress=look,
+    )
     ours, first, second = "autoregressive", "vllm/autoregressive", "llama.cpp/autoregressive"
     assert order == [ours, first, second, first, second, ours, second, ours, first]
     assert [len(run.tokens) for run in found[first].typical] == [4, 4, 4]
     assert all(seconds > 0 for seconds in found[second].seconds)
 
 
-@pytest.mark.parametrize(("fault", "code", "names"), [
-    ("die", "engine_failed", ("vllm/ngram", "exit code 3")), ("hang", "engine_timeout", ("vllm/ngram", "0.5 s")),
-    ("wrong", "engine_bad_answer", ("vllm/ngram", "tokens.0")), ("killed", "engine_killed", ("vllm/ngram", "SIGKILL", "memory"))])
-def test_an_engine_that_fails_is_named_in_a_line(start: Starter, fault: str, code: str, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code", "names"),
+    [
+        ("die", "engine_failed", ("vllm/ngram", "exit code 3")),
+        ("hang", "engine_timeout", ("vllm/ngram", "0.5 s")),
+        ("wrong", "engine_bad_answer", ("vllm/ngram", "tokens.0")),
+        ("killed", "engine_killed", ("vllm/ngram", "SIGKILL", "memory")),
+    ],
+)
+def test_an_engine_that_fails_is_named_in_a_line(
+    start: Starter, fault: str, code: str, names: tuple[str, ...]
+) -> None:
     process = start(fault=fault, answer_seconds=0.5)
     with raises_code(code, *names) as caught:
         process.decode([[5]], sampling(2))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("fault", "code", "names"), [
-    ("start", "engine_failed", ("exit code 1", "model")), ("memory", "engine_out_of_memory", ("VLLM_CPU_KVCACHE_SPACE", "cache blocks")),
-    ("plugin", "engine_plugin_missing", ("arctic_inference",)), ("port", "engine_port_taken", ("Address already in use",)),
-    ("slow", "engine_timeout", ("0.5 s",))])
-def test_an_engine_that_does_not_start_says_why(start: Starter, fault: str, code: str, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code", "names"),
+    [
+        ("start", "engine_failed", ("exit code 1", "model")),
+        ("memory", "engine_out_of_memory", ("VLLM_CPU_KVCACHE_SPACE", "cache blocks")),
+        ("plugin", "engine_plugin_missing", ("arctic_inference",)),
+        ("port", "engine_port_taken", ("Address already in use",)),
+        ("slow", "engine_timeout", ("0.5 s",)),
+    ],
+)
+def test_an_engine_that_does_not_start_says_why(
+    start: Starter, fault: str, code: str, names: tuple[str, ...]
+) -> None:
     with raises_code(code, "vllm/ngram", *names) as caught:
         start(fault=fault, start_seconds=0.5 if fault == "slow" else 60.0)
     assert "\n" not in str(caught.value)
@@ -173,14 +220,19 @@ def test_one_that_was_killed_from_outside_is_named_and_starts_again(start: Start
 
 def test_an_engine_that_prints_no_json_is_named(start: Starter, tmp_path: Path) -> None:
     driver = tmp_path / "driver.py"
-    driver.write_text("import sys\nsys.stdin.readline()\nprint('Loading …', flush=True)\nsys.stdin.read()\n")
+    driver.write_text(
+        "import sys\nsys.stdin.readline()\nprint('Loading …', flush=True)\nsys.stdin.read()\n"
+    )
     with raises_code("engine_bad_answer", "vllm/ngram", "Loading", "not JSON"):
         start(driver=driver)
 
 
 def test_a_request_that_is_not_read_is_given_up(start: Starter, tmp_path: Path) -> None:
     driver = tmp_path / "driver.py"
-    driver.write_text("import sys, time\nsys.stdin.buffer.raw.readline()\nprint('{\"version\": \"1\"}', flush=True)\ntime.sleep(3600)\n")
+    driver.write_text(
+        'import sys, time\nsys.stdin.buffer.raw.readline()\nprint(\'{"version": "1"}\', '
+        "flush=True)\ntime.sleep(3600)\n"
+    )
     process = start(driver=driver, answer_seconds=0.5)
     with raises_code("engine_timeout", "vllm/ngram", "0.5 s"):
         process.decode([[5] * 500_000], sampling(1))
@@ -192,7 +244,14 @@ def test_a_request_that_is_not_read_is_given_up(start: Starter, tmp_path: Path) 
 def test_the_prompt_of_a_failure_is_named(start: Starter) -> None:
     peer = ProcessPeer(start(fault="die"))
     with pytest.raises(DraftwellError) as caught:
-        measure(table_pair(), StrategyResources(), [], PROMPTS[:1], BenchSettings(max_tokens=4, warmup=False), extra=[peer])
+        measure(
+            table_pair(),
+            StrategyResources(),
+            [],
+            PROMPTS[:1],
+            BenchSettings(max_tokens=4, warmup=False),
+            extra=[peer],
+        )
     assert str(caught.value).startswith("prompt p0: ")
     assert caught.value.code == "engine_failed"
 

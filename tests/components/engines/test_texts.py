@@ -16,11 +16,19 @@ PROMPTS = [Prompt(f"p{i}", "a", ["x"]) for i in range(5)]
 IDS = [[5 + i, 6] for i in range(5)]
 
 
-def write(file: Path, log: list[str], *, count: int = 5, subject: str = "s", fresh: bool = False) -> dict[str, object]:
+def write(
+    file: Path, log: list[str], *, count: int = 5, subject: str = "s", fresh: bool = False
+) -> dict[str, object]:
     texts = EngineTexts(file, {"subject": subject}, fresh=fresh)
     sampling = Sampling(max_tokens=3, logprobs=2)
-    return texts.write(FakeEngine("off", {}, log), EngineSettings(slots=2), PROMPTS[:count], IDS[:count], sampling,
-                       decode=lambda ids: " ".join(map(str, ids)))
+    return texts.write(
+        FakeEngine("off", {}, log),
+        EngineSettings(slots=2),
+        PROMPTS[:count],
+        IDS[:count],
+        sampling,
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
 
 
 def test_a_run_that_was_stopped_resumes(tmp_path: Path) -> None:

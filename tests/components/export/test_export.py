@@ -1,4 +1,5 @@
-"""Exports to other engines: documented keys only, a note for everything left out, and transformers decodes with its export."""
+"""Exports to other engines: documented keys only, a note for everything left out, and transformers
+decodes with its export."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ from tests.support.models.tiny import llama, near
 
 WEIGHTS = Weights("org/target", "org/draft", "abc", head="folder/head")
 HEADS = {"vllm", "sglang"}
-SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
-                                       "duo_decoding": {"num_speculative_tokens": 4}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adaedl": {"threshold": 0.5, "max_draft": 6},
+    "pearl": {"num_speculative_tokens": 4},
+    "duo_decoding": {"num_speculative_tokens": 4},
+}
 THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
 REFUSED = THREE_MODELS | {"swift", "medusa", "rest"}
 LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
@@ -47,78 +51,175 @@ def test_every_document_keeps_to_what_the_engine_documents(engine: str, strategy
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("wrong", [{"max_draft": 3}, {"num_speculative_tokens": 0, "method": "draft_model", "model": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_draft": 3}, {"num_speculative_tokens": 0, "method": "draft_model", "model": "x"}],
+)
 def test_the_schemas_refuse_what_is_not_documented(engine: str, wrong: dict[str, Any]) -> None:
     assert problems(engine, wrong)
 
 
-@pytest.mark.parametrize(("engine", "expected"), [
-    ("vllm", {"method": "draft_model", "model": "org/draft", "revision": "abc", "num_speculative_tokens": 4}),
-    ("sglang", {"speculative-algorithm": "STANDALONE", "speculative-draft-model-path": "org/draft", "speculative-num-steps": 4,
-                "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 5, "speculative-draft-model-revision": "abc"}),
-    ("llama.cpp", {"spec-type": "draft-simple", "spec-draft-model": "draft.gguf", "spec-draft-n-max": 4, "spec-draft-n-min": 0,
-                   "spec-draft-p-min": 0.0}),
-    ("transformers", {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}),
-])
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (
+            "vllm",
+            {
+                "method": "draft_model",
+                "model": "org/draft",
+                "revision": "abc",
+                "num_speculative_tokens": 4,
+            },
+        ),
+        (
+            "sglang",
+            {
+                "speculative-algorithm": "STANDALONE",
+                "speculative-draft-model-path": "org/draft",
+                "speculative-num-steps": 4,
+                "speculative-eagle-topk": 1,
+                "speculative-num-draft-tokens": 5,
+                "speculative-draft-model-revision": "abc",
+            },
+        ),
+        (
+            "llama.cpp",
+            {
+                "spec-type": "draft-simple",
+                "spec-draft-model": "draft.gguf",
+                "spec-draft-n-max": 4,
+                "spec-draft-n-min": 0,
+                "spec-draft-p-min": 0.0,
+            },
+        ),
+        (
+            "transformers",
+            {
+                "num_assistant_tokens": 4,
+                "num_assistant_tokens_schedule": "constant",
+                "assistant_confidence_threshold": 0.0,
+            },
+        ),
+    ],
+)
 def test_vanilla_in_every_engines_settings(engine: str, expected: dict[str, Any]) -> None:
-    assert export_config(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"] == expected
+    assert (
+        export_config(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"]
+        == expected
+    )
 
 
-@pytest.mark.parametrize(("engine", "usage"), [
-    ("vllm", "vllm serve org/target --revision v1"), ("sglang", "--model-path org/target --revision v1"),
-    ("transformers", "model = AutoModelForCausalLM.from_pretrained('org/target', revision='v1')")])
+@pytest.mark.parametrize(
+    ("engine", "usage"),
+    [
+        ("vllm", "vllm serve org/target --revision v1"),
+        ("sglang", "--model-path org/target --revision v1"),
+        (
+            "transformers",
+            "model = AutoModelForCausalLM.from_pretrained('org/target', revision='v1')",
+        ),
+    ],
+)
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
-def test_the_targets_revision_is_named_whatever_drafts(engine: str, strategy: str, usage: str) -> None:
+def test_the_targets_revision_is_named_whatever_drafts(
+    engine: str, strategy: str, usage: str
+) -> None:
     pinned = Weights("org/target", "org/draft", target_revision="v1")
     assert usage in export_config(engine, strategy, {}, pinned)["usage"]
-    assert "revision" not in export_config(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
+    assert (
+        "revision"
+        not in export_config(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
+    )
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
 def test_llama_cpp_is_told_in_a_note_which_target_to_convert(strategy: str) -> None:
-    notes = export_config("llama.cpp", strategy, {}, Weights("org/target", "org/draft", target_revision="v1"))["notes"]
+    notes = export_config(
+        "llama.cpp", strategy, {}, Weights("org/target", "org/draft", target_revision="v1")
+    )["notes"]
     assert sum("target was tuned at revision v1" in note for note in notes) == 1
 
 
 def test_a_head_in_the_settings_of_engines_that_load_one() -> None:
     vllm = export_config("vllm", "eagle3", {"num_speculative_tokens": 3}, WEIGHTS)
-    assert vllm["settings"] == {"method": "eagle3", "model": "folder/head", "num_speculative_tokens": 3}
+    assert vllm["settings"] == {
+        "method": "eagle3",
+        "model": "folder/head",
+        "num_speculative_tokens": 3,
+    }
     sglang = export_config("sglang", "eagle3", {"num_speculative_tokens": 3, "top_k": 2}, WEIGHTS)
-    assert sglang["settings"] == {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": "folder/head",
-                                  "speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4}
+    assert sglang["settings"] == {
+        "speculative-algorithm": "EAGLE3",
+        "speculative-draft-model-path": "folder/head",
+        "speculative-num-steps": 3,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 4,
+    }
     assert any("chain" in note for note in sglang["notes"])
     with raises_code("no_head_to_export"):
         export_config("vllm", "eagle3", {}, Weights("org/target", "org/draft"))
 
 
-@pytest.mark.parametrize(("engine", "model"), [("vllm", "model"), ("sglang", "speculative-draft-model-path")])
+@pytest.mark.parametrize(
+    ("engine", "model"), [("vllm", "model"), ("sglang", "speculative-draft-model-path")]
+)
 def test_hybrid_drafts_from_a_head_where_the_engine_loads_one(engine: str, model: str) -> None:
     """The head brings most of its speed: n-grams alone can be slower than plain decoding."""
     alone = Weights("org/target", "org/draft")
-    assert export_config(engine, "hybrid", {}, WEIGHTS)["settings"] == export_config(engine, "eagle3", {}, WEIGHTS)["settings"]
-    assert export_config(engine, "hybrid", {"max_draft": 2}, WEIGHTS) != export_config(engine, "hybrid", {}, WEIGHTS)
-    assert export_config(engine, "hybrid", {}, WEIGHTS, draft_tokens=5)["usage"] == export_config(
-        engine, "eagle3", {"num_speculative_tokens": 5}, WEIGHTS)["usage"]
-    for parameters, weights in (({}, alone), ({"drafter": "none"}, WEIGHTS), ({"drafter": "draft"}, WEIGHTS)):
+    assert (
+        export_config(engine, "hybrid", {}, WEIGHTS)["settings"]
+        == export_config(engine, "eagle3", {}, WEIGHTS)["settings"]
+    )
+    assert export_config(engine, "hybrid", {"max_draft": 2}, WEIGHTS) != export_config(
+        engine, "hybrid", {}, WEIGHTS
+    )
+    assert (
+        export_config(engine, "hybrid", {}, WEIGHTS, draft_tokens=5)["usage"]
+        == export_config(engine, "eagle3", {"num_speculative_tokens": 5}, WEIGHTS)["usage"]
+    )
+    for parameters, weights in (
+        ({}, alone),
+        ({"drafter": "none"}, WEIGHTS),
+        ({"drafter": "draft"}, WEIGHTS),
+    ):
         assert model not in export_config(engine, "hybrid", parameters, weights)["settings"]
-    assert any("--save-head" in note for note in export_config(engine, "hybrid", {}, alone)["notes"])
-    assert export_config("llama.cpp", "hybrid", {}, WEIGHTS)["settings"]["spec-type"] == "ngram-simple", "it loads no heads"
+    assert any(
+        "--save-head" in note for note in export_config(engine, "hybrid", {}, alone)["notes"]
+    )
+    assert (
+        export_config("llama.cpp", "hybrid", {}, WEIGHTS)["settings"]["spec-type"] == "ngram-simple"
+    ), "it loads no heads"
 
 
 def test_a_head_as_a_folder_that_other_engines_load(tmp_path: Path) -> None:
-    """What they find in the folder: their configuration, and the weights with the rows that the head borrows."""
+    """What they find in the folder: their configuration, and the weights with the rows that the
+    head borrows."""
     module = llama()
     module.save_pretrained(tmp_path / "target")
     network = Eagle3Network(head_config(module.config, 4, (0, 1, 1)))
     ids = torch.tensor([1, 5, 7, 9])
     donor = weights_digest(tmp_path / "target")
-    head = Eagle3Head(dict(network.state_dict()), network.config, ids, (0, 1, 1), donor, Provenance(pair="p", fingerprint="0" * 64))
+    head = Eagle3Head(
+        dict(network.state_dict()),
+        network.config,
+        ids,
+        (0, 1, 1),
+        donor,
+        Provenance(pair="p", fingerprint="0" * 64),
+    )
     save_head(tmp_path / "target", head, tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     tensors = load_file(tmp_path / "head" / "model.safetensors")
-    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert tensors["lm_head.weight"].float().equal(module.get_output_embeddings().weight[ids].bfloat16().float())
+    assert (
+        tensors["lm_head.weight"]
+        .float()
+        .equal(module.get_output_embeddings().weight[ids].bfloat16().float())
+    )
     assert (tensors["d2t"] + torch.arange(4)).tolist() == ids.tolist()
     assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
     with raises_code("folder_exists"):
@@ -132,16 +233,34 @@ def test_prompt_lookup_needs_no_draft() -> None:
     tuned = {"prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 2}
     alone = Weights("org/target")
     assert export_config("vllm", "prompt_lookup", tuned, alone)["settings"] == {
-        "method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+        "method": "ngram",
+        "num_speculative_tokens": 7,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 1,
+    }
     assert export_config("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
-    assert export_config("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
-    assert export_config("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
+    assert (
+        export_config("llama.cpp", "prompt_lookup", tuned, alone)["settings"][
+            "spec-ngram-simple-size-n"
+        ]
+        == 2
+    )
+    assert (
+        export_config("sglang", "prompt_lookup", tuned, alone)["settings"][
+            "speculative-num-draft-tokens"
+        ]
+        == 8
+    )
 
 
 def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:
     tuned, alone = {"alpha": 2.0, "max_draft": 6, "min_probability": 0.2}, Weights("org/target")
     assert export_config("vllm", "suffix", tuned, alone)["settings"] == {
-        "method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.2}
+        "method": "suffix",
+        "num_speculative_tokens": 6,
+        "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.2,
+    }
     found = export_config("transformers", "suffix", tuned, alone)
     assert found["settings"] == {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
     assert any("suffix decoding" in note for note in found["notes"])
@@ -151,15 +270,31 @@ def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
 def test_engines_with_a_threshold_get_it(engine: str) -> None:
-    settings = export_config(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)["settings"]
+    settings = export_config(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)[
+        "settings"
+    ]
     assert sorted(v for v in settings.values() if isinstance(v, int | float) and v > 0) == [0.6, 9]
 
 
-@pytest.mark.parametrize(("engine", "strategy", "code", "fix"), [
-    *((engine, strategy, "no_constant_length", "--draft-tokens") for engine, strategy in (
-        ("vllm", "hf_dynamic"), ("sglang", "draft_verify"), ("transformers", "svip"), ("llama.cpp", "sprinter"))),
-    ("vllm", "pyramid_fuzzy", "not_exportable", "draftwell deploy"), ("tgi", "vanilla_sd", "unknown_engine", "vllm")])
-def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str, code: str, fix: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "strategy", "code", "fix"),
+    [
+        *(
+            (engine, strategy, "no_constant_length", "--draft-tokens")
+            for engine, strategy in (
+                ("vllm", "hf_dynamic"),
+                ("sglang", "draft_verify"),
+                ("transformers", "svip"),
+                ("llama.cpp", "sprinter"),
+            )
+        ),
+        ("vllm", "pyramid_fuzzy", "not_exportable", "draftwell deploy"),
+        ("tgi", "vanilla_sd", "unknown_engine", "vllm"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_the_mend(
+    engine: str, strategy: str, code: str, fix: str
+) -> None:
     with raises_code(code, fix):
         export_config(engine, strategy, {}, WEIGHTS)
 
@@ -185,17 +320,27 @@ class Counting:
     def __init__(self, module: Any):
         self.lengths: list[int] = []
         self.handle = module.register_forward_pre_hook(
-            lambda _, args, kwargs: self.lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+            lambda _, args, kwargs: self.lengths.append(kwargs["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
 
 
-@pytest.mark.parametrize(("strategy", "tuned"), [
-    ("vanilla_sd", {"num_speculative_tokens": 3}), ("hf_dynamic", {"threshold": 0.3, "max_draft": 6}),
-    ("prompt_lookup", {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}), ("csd", {"num_speculative_tokens": 2})])
+@pytest.mark.parametrize(
+    ("strategy", "tuned"),
+    [
+        ("vanilla_sd", {"num_speculative_tokens": 3}),
+        ("hf_dynamic", {"threshold": 0.3, "max_draft": 6}),
+        ("prompt_lookup", {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}),
+        ("csd", {"num_speculative_tokens": 2}),
+    ],
+)
 def test_transformers_runs_what_is_exported(strategy: str, tuned: dict[str, Any]) -> None:
-    """Plain greedy tokens; and with a constant length every full verification has that length, whatever the draft's confidence."""
+    """Plain greedy tokens; and with a constant length every full verification has that length,
+    whatever the draft's confidence."""
     from transformers import GenerationConfig
 
-    target = llama.__wrapped__(2)  # not the one that other tests share: they give it attention of their own
+    # not the one that other tests share: they give it attention of their own
+    target = llama.__wrapped__(2)
     draft = near(target, 0.06)
     settings = export_config("transformers", strategy, tuned, WEIGHTS)["settings"]
     config = GenerationConfig(**settings)

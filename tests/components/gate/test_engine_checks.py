@@ -1,4 +1,5 @@
-"""The gate on another engine: a slower setting, a lossy one, a near-tie, and a record that is used elsewhere."""
+"""The gate on another engine: a slower setting, a lossy one, a near-tie, and a record that is used
+elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ import pytest
 from components.bench.engines.figures import figure_of
 from components.bench.engines.measure import Beside, Side
 from components.engines.port import EngineSettings
-from components.gate.engine_checks import Difference, EngineGateRecord, Null, differences, judge_engine, null_of
+from components.gate.engine_checks import (
+    Difference,
+    EngineGateRecord,
+    Null,
+    differences,
+    judge_engine,
+    null_of,
+)
 from components.gate.verdict import Thresholds
 from serving.runtime.requests import Sampling
 from tests.support.errors import raises_code
@@ -23,8 +31,11 @@ SAMPLING = Sampling(max_tokens=3)
 
 def beside(factor: list[float], other: list[list[list[int]]] | None = None) -> Beside:
     outputs = [[[5, 5, 5]], [[6, 6, 6]]]
-    return Beside(at_once=1, plain=Side(seconds=[1.0] * len(factor), tokens=[3] * len(factor), outputs=outputs),
-                  other=Side(seconds=factor, tokens=[3] * len(factor), outputs=other or outputs))
+    return Beside(
+        at_once=1,
+        plain=Side(seconds=[1.0] * len(factor), tokens=[3] * len(factor), outputs=outputs),
+        other=Side(seconds=factor, tokens=[3] * len(factor), outputs=other or outputs),
+    )
 
 
 @pytest.fixture
@@ -38,9 +49,16 @@ def unlike(output: list[int], engine: FakeEngine, dtype: str = "bfloat16") -> li
     return differences(beside([0.5] * 2, [[output], [[6, 6, 6]]]), GROUPS, engine, dtype, SAMPLING)
 
 
-@pytest.mark.parametrize(("factor", "result"), [
-    ([0.7] * 8, "passed"), ([0.7] * 7, "not enough evidence"), ([1.15] * 2, "not enough evidence"),
-    ([1.15] * 8, "failed"), ([0.5, 1.5, 0.7, 1.2, 0.5, 1.4, 0.9, 1.1], "not enough evidence")])
+@pytest.mark.parametrize(
+    ("factor", "result"),
+    [
+        ([0.7] * 8, "passed"),
+        ([0.7] * 7, "not enough evidence"),
+        ([1.15] * 2, "not enough evidence"),
+        ([1.15] * 8, "failed"),
+        ([0.5, 1.5, 0.7, 1.2, 0.5, 1.4, 0.9, 1.1], "not enough evidence"),
+    ],
+)
 def test_the_lower_bound_decides(factor: list[float], result: str) -> None:
     assert judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS).checks[0].result == result
 
@@ -52,8 +70,10 @@ def test_a_missing_threshold_is_an_error() -> None:
 
 def test_a_load_without_drafts_must_not_be_surely_slower() -> None:
     even, slower = ([0.99, 1.02, 1.0, 1.01] * 2, [1.1] * 8)
-    assert [judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS, idle=frozenset(idle)).passed
-            for factor, idle in ((even, ()), (even, (1,)), (slower, (1,)))] == [False, True, False]
+    assert [
+        judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS, idle=frozenset(idle)).passed
+        for factor, idle in ((even, ()), (even, (1,)), (slower, (1,)))
+    ] == [False, True, False]
 
 
 def test_outputs_that_differ_fail(engine: FakeEngine) -> None:
@@ -71,37 +91,60 @@ def test_what_follows_a_near_tie_is_compared_too(engine: FakeEngine) -> None:
     assert [one.near_tie for one in unlike([5, 6, 5], engine, "float32")] == [False]
 
 
-@pytest.mark.parametrize(("near", "differing", "passed"), [(1, 0, True), (2, 0, False), (2, 1, True), (8, 4, False)])
-def test_near_ties_are_limited_by_those_of_plain_decoding(near: int, differing: int, passed: bool) -> None:
+@pytest.mark.parametrize(
+    ("near", "differing", "passed"), [(1, 0, True), (2, 0, False), (2, 1, True), (8, 4, False)]
+)
+def test_near_ties_are_limited_by_those_of_plain_decoding(
+    near: int, differing: int, passed: bool
+) -> None:
     found = [Difference(prompt=i, at=1, gap=0.1, near_tie=True) for i in range(near)]
-    verdict = judge_engine([figure_of("x", beside([0.5] * 8))], found, THRESHOLDS, Null(differing=differing, prompts=8))
+    verdict = judge_engine(
+        [figure_of("x", beside([0.5] * 8))], found, THRESHOLDS, Null(differing=differing, prompts=8)
+    )
     assert verdict.checks[-1].passed == passed
     assert verdict.checks[-2].passed
 
 
 def test_plain_decoding_is_compared_with_itself_in_wider_batches(engine: FakeEngine) -> None:
     assert null_of(beside([0.5] * 2), GROUPS, engine, 4, SAMPLING) == Null(differing=0, prompts=2)
-    other = beside([0.5] * 2).model_copy(update={"plain": beside([0.5] * 2, [[[5, 9, 5]], [[6, 6, 6]]]).other})
+    other = beside([0.5] * 2).model_copy(
+        update={"plain": beside([0.5] * 2, [[[5, 9, 5]], [[6, 6, 6]]]).other}
+    )
     assert null_of(other, GROUPS, engine, 4, SAMPLING) == Null(differing=1, prompts=2)
 
 
 def test_outputs_are_compared_at_every_level(engine: FakeEngine) -> None:
     groups = [[[5], [6]]]
     plain, other = ([[[5, 5, 5], [6, 6, 6]]], [[[5, 5, 5], [6, 9, 6]]])
-    both = Beside(at_once=2, plain=Side(seconds=[1.0], tokens=[6], outputs=plain), other=Side(seconds=[0.5], tokens=[6], outputs=other))
-    assert differences(both, groups, engine, "float32", SAMPLING) == [Difference(prompt=1, at=1, at_once=2, gap=None, near_tie=False)]
+    both = Beside(
+        at_once=2,
+        plain=Side(seconds=[1.0], tokens=[6], outputs=plain),
+        other=Side(seconds=[0.5], tokens=[6], outputs=other),
+    )
+    assert differences(both, groups, engine, "float32", SAMPLING) == [
+        Difference(prompt=1, at=1, at_once=2, gap=None, near_tie=False)
+    ]
 
 
 def test_settings_that_vllm_calls_lossy_are_refused() -> None:
     figure = figure_of("x", beside([0.5] * 8))
     for method, passed in (("standard", True), ("probabilistic", False), ("synthetic", False)):
-        verdict = judge_engine([figure], [], THRESHOLDS, settings={"method": "eagle3", "rejection_sample_method": method})
+        verdict = judge_engine(
+            [figure],
+            [],
+            THRESHOLDS,
+            settings={"method": "eagle3", "rejection_sample_method": method},
+        )
         assert verdict.passed == passed
 
 
 @pytest.mark.parametrize("output", [[5, 5], [5, 5, 5, 5]])
-def test_an_output_that_ends_elsewhere_is_no_near_tie(output: list[int], engine: FakeEngine) -> None:
-    assert [(one.at, one.near_tie) for one in unlike(output, engine)] == [(min(3, len(output)), False)]
+def test_an_output_that_ends_elsewhere_is_no_near_tie(
+    output: list[int], engine: FakeEngine
+) -> None:
+    assert [(one.at, one.near_tie) for one in unlike(output, engine)] == [
+        (min(3, len(output)), False)
+    ]
 
 
 def test_plain_decoding_has_nothing_to_prove() -> None:
@@ -109,8 +152,17 @@ def test_plain_decoding_has_nothing_to_prove() -> None:
 
 
 def test_a_record_is_valid_where_it_was_made_only() -> None:
-    made = EngineGateRecord(engine="vllm", version="0.32.0", device_class="cpu-x", dtype="bfloat16", fingerprint="f" * 64, settings=None,
-                            passed=True, checks=[], made="2026-11-25T00:00:00+00:00")
+    made = EngineGateRecord(
+        engine="vllm",
+        version="0.32.0",
+        device_class="cpu-x",
+        dtype="bfloat16",
+        fingerprint="f" * 64,
+        settings=None,
+        passed=True,
+        checks=[],
+        made="2026-11-25T00:00:00+00:00",
+    )
     made.check(version="0.32.0", device_class="cpu-x")
     with raises_code("gated_elsewhere", "0.33.0", "--engine vllm"):
         made.check(version="0.33.0")

@@ -1,4 +1,5 @@
-"""What the gate runs beside a bench: outputs read by the target, and a process that starts from a bundle."""
+"""What the gate runs beside a bench: outputs read by the target, and a process that starts from a
+bundle."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, StrategyChoice, build_strategy
 from tests.support.models.tiny import llama, near, pair_of
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three", "banana"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three", "banana"])
+]
 LOSSY = [("sprinter", {}), ("lossy_sd", {}), ("fuzzy_sd", {})]
 """Lossy at temperature 0 too, unlike mentored decoding."""
 IDENTITY = Thresholds(lossless_identical=True)
@@ -31,25 +35,44 @@ SEEDS = [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for se
 def noisy_pair(seed: int) -> LoadedPair:
     """A target and a draft that often disagrees with it."""
     target = llama(2)
-    return pair_of(TransformersModel(target, slots=2), TransformersModel(near(target, 0.2, seed), slots=2), {"target": target})
+    return pair_of(
+        TransformersModel(target, slots=2),
+        TransformersModel(near(target, 0.2, seed), slots=2),
+        {"target": target},
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_lossy_config_called_lossless_is_caught_every_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_config_called_lossless_is_caught_every_time(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = noisy_pair(seed)
     name, parameters = LOSSY[seed % len(LOSSY)]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS)
+    entry = identity_entry(
+        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS
+    )
     verdict = judge_release(entry, None, None, IDENTITY)
-    assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], entry
+    assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], (
+        entry
+    )
 
 
-def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The draft is the target itself: whatever sprinter trusts is right."""
     target = llama(2)
-    pair = pair_of(TransformersModel(target, slots=2), TransformersModel(llama(2), slots=2), {"target": target})
+    pair = pair_of(
+        TransformersModel(target, slots=2), TransformersModel(llama(2), slots=2), {"target": target}
+    )
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
-    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("sprinter", {"tau": 0.0}), PROMPTS)
+    entry = identity_entry(
+        OutputReader(pair, 48),
+        fixed_resources(pair),
+        StrategyChoice("sprinter", {"tau": 0.0}),
+        PROMPTS,
+    )
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
@@ -60,18 +83,27 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name), PROMPTS)
+    entry = identity_entry(
+        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name), PROMPTS
+    )
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
 
 
-def test_identity_decodes_as_many_at_once_as_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at a time, four float32 requests take as many passes as tokens: most of the time that a gate takes."""
+def test_identity_decodes_as_many_at_once_as_there_are_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One at a time, four float32 requests take as many passes as tokens: most of the time that a
+    gate takes."""
     pair = noisy_pair(1)
     target, sizes = pair.models["target"], []
     forward = target.forward
-    monkeypatch.setattr(target, "forward", lambda commands: sizes.append(len(commands)) or forward(commands))
-    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), PROMPTS)
+    monkeypatch.setattr(
+        target, "forward", lambda commands: sizes.append(len(commands)) or forward(commands)
+    )
+    entry = identity_entry(
+        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), PROMPTS
+    )
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert len(PROMPTS) > 2
     assert max(sizes) == 2
@@ -83,10 +115,21 @@ def test_what_two_strategies_gave_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     pair = noisy_pair(1)
     reader, passes = OutputReader(pair, 12), []
     read = OutputReader._read
-    monkeypatch.setattr(OutputReader, "_read", lambda self, ids, output: passes.append(tuple(ids)) or read(self, ids, output))
+    monkeypatch.setattr(
+        OutputReader,
+        "_read",
+        lambda self, ids, output: passes.append(tuple(ids)) or read(self, ids, output),
+    )
     first, second = (ids_of(pair, prompt) for prompt in PROMPTS[:2])
-    output = pair.engine().generate(first, pair.sampling(max_tokens=12), build_strategy("autoregressive", {})).output
-    assert [reader.departure(first, output), reader.departure(first, list(output))] == ["none", "none"]
+    output = (
+        pair.engine()
+        .generate(first, pair.sampling(max_tokens=12), build_strategy("autoregressive", {}))
+        .output
+    )
+    assert [reader.departure(first, output), reader.departure(first, list(output))] == [
+        "none",
+        "none",
+    ]
     assert reader.departure(second, output) == "wrong"
     assert passes == [tuple(first), tuple(second)]
 
@@ -95,9 +138,14 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     """Of served traffic: a system message, and a completion that goes to the model as it is."""
     pair = noisy_pair(1)
     system = ({"role": "system", "content": "be short and say what a quick fox says"},)
-    asked = [Prompt("told", None, ["abcab cabinet"], messages=system), Prompt("bare", None, ["hello hello"], raw=True)]
+    asked = [
+        Prompt("told", None, ["abcab cabinet"], messages=system),
+        Prompt("bare", None, ["hello hello"], raw=True),
+    ]
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
-    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), asked)
+    entry = identity_entry(
+        OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), asked
+    )
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert [row.departure for row in entry.per_prompt] == ["none", "none"]
 
@@ -109,17 +157,25 @@ def test_texts_of_the_deterministic_part_are_read_too(monkeypatch: pytest.Monkey
     names = ("autoregressive", "vanilla_sd", "lossy_sd")
     deterministic_report(pair, [StrategyChoice(name) for name in names], PROMPTS, 48, texts=texts)
     assert list(texts) == list(names)
-    assert [check.name for check in judge_texts(pair, PROMPTS, texts, 48).checks] == ["vanilla_sd: identical outputs"]
+    assert [check.name for check in judge_texts(pair, PROMPTS, texts, 48).checks] == [
+        "vanilla_sd: identical outputs"
+    ]
     assert judge_texts(pair, PROMPTS, texts, 48).passed
     monkeypatch.setattr(STRATEGIES["lossy_sd"], "lossless", True)
     verdict = judge_texts(pair, PROMPTS, texts, 48)
-    assert [check.name for check in verdict.checks if not check.passed] == ["lossy_sd: identical outputs"]
+    assert [check.name for check in verdict.checks if not check.passed] == [
+        "lossy_sd: identical outputs"
+    ]
 
 
 def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = noisy_pair(0)
     ids = pair.encode_prompt("abcab cabinet")
-    own = pair.engine().generate(ids, pair.sampling(max_tokens=12), build_strategy("autoregressive")).output
+    own = (
+        pair.engine()
+        .generate(ids, pair.sampling(max_tokens=12), build_strategy("autoregressive"))
+        .output
+    )
     assert OutputReader(pair, len(own)).departure(ids, own) == "none"
     assert OutputReader(pair, len(own)).departure(ids, own[:-1]) == "cut"
     assert OutputReader(pair, 12).departure(ids, []) == "cut"
@@ -130,13 +186,24 @@ def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -
     assert OutputReader(pair, len(own)).departure(ids, own) == "none"
 
 
-def test_a_start_is_timed_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(components.gate.footprint, "CHILD", "import sys, time; time.sleep(0.3); assert sys.argv[1].endswith('bundle')")
+def test_a_start_is_timed_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        components.gate.footprint,
+        "CHILD",
+        "import sys, time; time.sleep(0.3); assert sys.argv[1].endswith('bundle')",
+    )
     seconds, failure = startup_seconds(tmp_path / "bundle", limit=60)
     assert failure is None
     assert 0.3 <= seconds < 60
-    monkeypatch.setattr(components.gate.footprint, "CHILD", "raise ValueError('the weights are cut')")
-    assert startup_seconds(tmp_path, limit=60)[1] == "the bundle does not start: ValueError: the weights are cut"
+    monkeypatch.setattr(
+        components.gate.footprint, "CHILD", "raise ValueError('the weights are cut')"
+    )
+    assert (
+        startup_seconds(tmp_path, limit=60)[1]
+        == "the bundle does not start: ValueError: the weights are cut"
+    )
     monkeypatch.setattr(components.gate.footprint, "CHILD", "import time; time.sleep(60)")
     seconds, failure = startup_seconds(tmp_path, limit=0.5)
     assert failure == "the bundle was not ready after 0.5 s"
@@ -150,7 +217,9 @@ def test_a_bundle_that_is_none_does_not_start(tmp_path: Path) -> None:
     assert "there is no bundle at" in failure
 
 
-def test_a_start_that_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_start_that_cannot_be_measured_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
     files = PairFiles("tiny", tmp_path)

@@ -17,30 +17,73 @@ from serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 
-THRESHOLDS = Thresholds(min_speedup_lower_bound=1.0, max_regression=0.05, lossless_identical=True, min_acceptance_ratio=0.98,
-                        min_quality_ratio=0.9, max_tpot_ratio=1.1)
+THRESHOLDS = Thresholds(
+    min_speedup_lower_bound=1.0,
+    max_regression=0.05,
+    lossless_identical=True,
+    min_acceptance_ratio=0.98,
+    min_quality_ratio=0.9,
+    max_tpot_ratio=1.1,
+)
 
 
-def rows(pace: float, *, noise: float = 0.02, seed: int = 0, prompts: int = 20, matching: float | None = None) -> list[PromptRow]:
-    """Prompts of very different lengths, decoded at a pace that wavers; `matching`: share of tokens that are the target's argmax."""
+def rows(
+    pace: float,
+    *,
+    noise: float = 0.02,
+    seed: int = 0,
+    prompts: int = 20,
+    matching: float | None = None,
+) -> list[PromptRow]:
+    """Prompts of very different lengths, decoded at a pace that wavers; `matching`: share of tokens
+    that are the target's argmax."""
     drawn = random.Random(seed)
     lengths = random.Random(99)
-    return [PromptRow(prompt_id=f"p{i}", tokens=n, seconds=n * pace * (1 + noise * drawn.gauss(0, 1)),
-                      target_argmax=None if matching is None else sum(drawn.random() < matching for _ in range(n)))
-            for i, n in enumerate(lengths.choices([8, 40, 128], k=prompts))]
+    return [
+        PromptRow(
+            prompt_id=f"p{i}",
+            tokens=n,
+            seconds=n * pace * (1 + noise * drawn.gauss(0, 1)),
+            target_argmax=None
+            if matching is None
+            else sum(drawn.random() < matching for _ in range(n)),
+        )
+        for i, n in enumerate(lengths.choices([8, 40, 128], k=prompts))
+    ]
 
 
 def entry(**changes) -> BenchEntry:
-    return BenchEntry(**{
-            "strategy": "spide", "parameters": {"tau": 0.7}, "lossless": True, "dtype": "float32", "identical_outputs": 19, "near_ties": 1,
-            "acceptance_rate": 0.6, "quality_ratio": None, "tpot_p95_ratio": 0.9, "per_prompt": rows(0.03), **changes})
+    return BenchEntry(
+        **{
+            "strategy": "spide",
+            "parameters": {"tau": 0.7},
+            "lossless": True,
+            "dtype": "float32",
+            "identical_outputs": 19,
+            "near_ties": 1,
+            "acceptance_rate": 0.6,
+            "quality_ratio": None,
+            "tpot_p95_ratio": 0.9,
+            "per_prompt": rows(0.03),
+            **changes,
+        }
+    )
 
 
-PLAIN_ENTRY = entry(strategy="autoregressive", parameters={}, acceptance_rate=None, per_prompt=rows(0.039, seed=50, matching=1.0))
+PLAIN_ENTRY = entry(
+    strategy="autoregressive",
+    parameters={},
+    acceptance_rate=None,
+    per_prompt=rows(0.039, seed=50, matching=1.0),
+)
 
 
-def judge(candidate: BenchEntry, champion: BenchEntry | None = None, thresholds: Thresholds = THRESHOLDS,
-          reference: BenchEntry | None = PLAIN_ENTRY) -> GateVerdict:
+def judge(
+    candidate: BenchEntry,
+    champion: BenchEntry | None = None,
+    thresholds: Thresholds = THRESHOLDS,
+    reference: BenchEntry | None = PLAIN_ENTRY,
+) -> GateVerdict:
     return judge_release(candidate, champion, champion, thresholds, reference=reference)
 
 
@@ -59,7 +102,12 @@ def undecided(verdict: GateVerdict) -> list[str]:
 def test_a_good_candidate_passes_every_check():
     verdict = judge(entry(), entry(per_prompt=rows(0.031, seed=1)))
     assert verdict.passed
-    assert {check.name for check in verdict.checks} == {"speedup", "regression", "identical outputs", "time per token"}
+    assert {check.name for check in verdict.checks} == {
+        "speedup",
+        "regression",
+        "identical outputs",
+        "time per token",
+    }
 
 
 @pytest.mark.parametrize(("pace", "result"), [(0.036, PASSED), (0.039, UNDECIDED), (0.042, FAILED)])
@@ -97,23 +145,37 @@ def test_champion_and_candidate_must_have_run_on_the_same_prompts():
 
 def test_one_prompt_decides_nothing():
     plain = entry(strategy="autoregressive", per_prompt=rows(0.06, prompts=1))
-    verdict = judge(entry(per_prompt=rows(0.03, prompts=1)), reference=plain, thresholds=Thresholds(min_speedup_lower_bound=1.0))
+    verdict = judge(
+        entry(per_prompt=rows(0.03, prompts=1)),
+        reference=plain,
+        thresholds=Thresholds(min_speedup_lower_bound=1.0),
+    )
     assert (verdict.result, verdict.prompts_needed) == (UNDECIDED, None)
 
 
 def test_more_prompts_decide_what_few_leave_open():
     """A candidate that is 3 % faster, each side with a noise of 10 % a prompt."""
+
     def verdict(prompts: int, seed: int) -> GateVerdict:
-        plain = entry(strategy="autoregressive", per_prompt=rows(0.0309, prompts=prompts, seed=50 + seed, noise=0.1))
-        return judge(entry(per_prompt=rows(0.03, prompts=prompts, seed=seed, noise=0.1)), reference=plain,
-                     thresholds=Thresholds(min_speedup_lower_bound=1.0))
+        plain = entry(
+            strategy="autoregressive",
+            per_prompt=rows(0.0309, prompts=prompts, seed=50 + seed, noise=0.1),
+        )
+        return judge(
+            entry(per_prompt=rows(0.03, prompts=prompts, seed=seed, noise=0.1)),
+            reference=plain,
+            thresholds=Thresholds(min_speedup_lower_bound=1.0),
+        )
 
     few = [verdict(16, seed) for seed in range(10)]
     left_open = [found for found in few if found.result == UNDECIDED]
     assert len(left_open) >= 5
     for found in left_open:
         assert found.prompts_needed is None or found.prompts_needed > 16
-        assert found.prompts_needed is None or f"{found.prompts_needed} prompts" in found.checks[0].detail
+        assert (
+            found.prompts_needed is None
+            or f"{found.prompts_needed} prompts" in found.checks[0].detail
+        )
     assert all(verdict(800, seed).passed for seed in range(3))
 
 
@@ -124,9 +186,16 @@ def test_a_value_at_the_threshold_gets_no_number_of_prompts():
     assert (check.result, check.prompts_needed) == (UNDECIDED, None)
 
 
-@pytest.mark.parametrize(("low", "high", "most", "least"), [
-    (0.8, 0.9, PASSED, FAILED), (0.8, 1.0, PASSED, UNDECIDED), (0.8, 1.1, UNDECIDED, UNDECIDED), (1.0, 1.2, UNDECIDED, PASSED),
-    (1.01, 1.2, FAILED, PASSED)])
+@pytest.mark.parametrize(
+    ("low", "high", "most", "least"),
+    [
+        (0.8, 0.9, PASSED, FAILED),
+        (0.8, 1.0, PASSED, UNDECIDED),
+        (0.8, 1.1, UNDECIDED, UNDECIDED),
+        (1.0, 1.2, UNDECIDED, PASSED),
+        (1.01, 1.2, FAILED, PASSED),
+    ],
+)
 def test_both_directions_of_a_threshold(low, high, most, least):
     found = Interval((low + high) / 2, low, high, 16)
     assert at_most("x", found, 1.0, "").result == most
@@ -134,8 +203,10 @@ def test_both_directions_of_a_threshold(low, high, most, least):
 
 
 def test_three_verdicts_add_up():
-    good, open_, bad = (GateVerdict((Check("x", 1, 1, passed, "", enough=enough, prompts_needed=needed),))
-                        for passed, enough, needed in ((True, True, None), (False, False, 40), (False, True, None)))
+    good, open_, bad = (
+        GateVerdict((Check("x", 1, 1, passed, "", enough=enough, prompts_needed=needed),))
+        for passed, enough, needed in ((True, True, None), (False, False, 40), (False, True, None))
+    )
     assert [(good + other).result for other in (good, open_, bad)] == [PASSED, UNDECIDED, FAILED]
     assert (open_ + bad).result == FAILED
     assert (good + open_).prompts_needed == 40
@@ -144,7 +215,9 @@ def test_three_verdicts_add_up():
 
 def test_a_lossy_config_called_lossless_is_caught():
     assert failed(judge(entry(identical_outputs=17, near_ties=1))) == ["identical outputs"]
-    lossy = entry(identical_outputs=17, near_ties=1, lossless=False, per_prompt=rows(0.03, matching=0.97))
+    lossy = entry(
+        identical_outputs=17, near_ties=1, lossless=False, per_prompt=rows(0.03, matching=0.97)
+    )
     assert not failed(judge(lossy))
 
 
@@ -161,13 +234,20 @@ def test_acceptance_explains_and_does_not_judge():
     """A candidate that accepts a third less and is faster all the same is better."""
     verdict = judge(entry(acceptance_rate=0.4), entry(per_prompt=rows(0.031, seed=1)))
     assert verdict.passed
-    assert any("acceptance, not judged: 0.400" in note and "0.600" in note for note in verdict.notes)
+    assert any(
+        "acceptance, not judged: 0.400" in note and "0.600" in note for note in verdict.notes
+    )
 
 
 @pytest.mark.parametrize(("matching", "result"), [(0.97, PASSED), (0.9, UNDECIDED), (0.8, FAILED)])
 def test_a_lossy_strategys_quality_is_judged_by_its_interval(matching, result):
     only = Thresholds(min_quality_ratio=0.9)
-    assert judge(entry(lossless=False, per_prompt=rows(0.03, matching=matching, seed=2)), thresholds=only).result == result
+    assert (
+        judge(
+            entry(lossless=False, per_prompt=rows(0.03, matching=matching, seed=2)), thresholds=only
+        ).result
+        == result
+    )
 
 
 def test_a_lossy_strategy_needs_a_measured_quality():
@@ -175,12 +255,17 @@ def test_a_lossy_strategy_needs_a_measured_quality():
 
 
 def test_slow_requests_are_caught():
-    slow = [row.model_copy(update={"seconds": row.seconds * (1 if row.tokens > 8 else 3)}) for row in rows(0.03)]
+    slow = [
+        row.model_copy(update={"seconds": row.seconds * (1 if row.tokens > 8 else 3)})
+        for row in rows(0.03)
+    ]
     assert sum(row.tokens == 8 for row in slow) > 4
     verdict = judge(entry(per_prompt=slow))
     assert "speedup" not in failed(verdict) + undecided(verdict), "all of them together are faster"
     assert "time per token" in failed(verdict) + undecided(verdict)
-    assert failed(judge(entry(per_prompt=rows(0.045)), thresholds=Thresholds(max_tpot_ratio=1.1))) == ["time per token"]
+    assert failed(
+        judge(entry(per_prompt=rows(0.045)), thresholds=Thresholds(max_tpot_ratio=1.1))
+    ) == ["time per token"]
 
 
 def test_thresholds_are_data():
@@ -200,12 +285,30 @@ CONFIGS = [
 
 
 def counts(**changes) -> CountsReport:
-    return CountsReport(**{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8,
-            "strategies": {"vanilla_sd": {"target_calls": 1000, "judged": 2000, "accepted": 1200, "output_digest": "a"}}, **changes})
+    return CountsReport(
+        **{
+            "pair": "tiny",
+            "fingerprint": "f",
+            "prompts_digest": "d",
+            "prompts": 2,
+            "max_tokens": 8,
+            "strategies": {
+                "vanilla_sd": {
+                    "target_calls": 1000,
+                    "judged": 2000,
+                    "accepted": 1200,
+                    "output_digest": "a",
+                }
+            },
+            **changes,
+        }
+    )
 
 
 def changed(**values) -> CountsReport:
-    return counts(strategies={"vanilla_sd": counts().strategies["vanilla_sd"].model_copy(update=values)})
+    return counts(
+        strategies={"vanilla_sd": counts().strategies["vanilla_sd"].model_copy(update=values)}
+    )
 
 
 def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
@@ -213,10 +316,15 @@ def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
     second = deterministic_report(llama_pair(slots=1), CONFIGS, PROMPTS, 16)
     assert first == second
     assert compare_with_baseline(first, second, THRESHOLDS).passed
-    lossless = {first.strategies[name].output_digest for name in ("autoregressive", "vanilla_sd", "spide", "prompt_lookup")}
+    lossless = {
+        first.strategies[name].output_digest
+        for name in ("autoregressive", "vanilla_sd", "spide", "prompt_lookup")
+    }
     assert len(lossless) == 1
     plain = first.strategies["autoregressive"]
-    assert plain == StrategyCounts(target_calls=30, judged=0, accepted=0, output_digest=plain.output_digest)
+    assert plain == StrategyCounts(
+        target_calls=30, judged=0, accepted=0, output_digest=plain.output_digest
+    )
 
 
 def test_a_recorded_report_is_what_the_registry_reads():
@@ -234,13 +342,17 @@ def test_counts_in_bfloat16_are_refused():
 
 
 def test_a_flipped_near_tie_is_noted_and_the_counts_decide():
-    verdict = compare_with_baseline(changed(output_digest="b", target_calls=1008, accepted=1193), counts(), THRESHOLDS)
+    verdict = compare_with_baseline(
+        changed(output_digest="b", target_calls=1008, accepted=1193), counts(), THRESHOLDS
+    )
     assert verdict.passed
     assert any("outputs differ" in note for note in verdict.notes)
 
 
 def test_counts_that_moved_are_caught():
-    assert failed(compare_with_baseline(changed(target_calls=1030), counts(), THRESHOLDS)) == ["vanilla_sd: target calls"]
+    assert failed(compare_with_baseline(changed(target_calls=1030), counts(), THRESHOLDS)) == [
+        "vanilla_sd: target calls"
+    ]
     dropped = failed(compare_with_baseline(changed(accepted=1164), counts(), THRESHOLDS))
     assert dropped == ["vanilla_sd: accepted", "vanilla_sd: acceptance"]
 
@@ -248,13 +360,22 @@ def test_counts_that_moved_are_caught():
 def test_one_flipped_near_tie_among_few_tokens_is_no_drop():
     recorded = changed(judged=98, accepted=41)
     for accepted in (39, 40, 43):
-        assert compare_with_baseline(changed(judged=98, accepted=accepted), recorded, THRESHOLDS).passed
+        assert compare_with_baseline(
+            changed(judged=98, accepted=accepted), recorded, THRESHOLDS
+        ).passed
     assert compare_with_baseline(changed(judged=100, accepted=40), recorded, THRESHOLDS).passed
     assert failed(compare_with_baseline(changed(judged=98, accepted=38), recorded, THRESHOLDS)) == [
-        "vanilla_sd: accepted", "vanilla_sd: acceptance"]
-    assert "vanilla_sd: acceptance" in failed(compare_with_baseline(changed(judged=0, accepted=0), recorded, THRESHOLDS))
-    assert failed(compare_with_baseline(changed(judged=140, accepted=97), changed(judged=140, accepted=100), THRESHOLDS)) == [
-        "vanilla_sd: accepted", "vanilla_sd: acceptance"], "3 % of enough tokens is a drop"
+        "vanilla_sd: accepted",
+        "vanilla_sd: acceptance",
+    ]
+    assert "vanilla_sd: acceptance" in failed(
+        compare_with_baseline(changed(judged=0, accepted=0), recorded, THRESHOLDS)
+    )
+    assert failed(
+        compare_with_baseline(
+            changed(judged=140, accepted=97), changed(judged=140, accepted=100), THRESHOLDS
+        )
+    ) == ["vanilla_sd: accepted", "vanilla_sd: acceptance"], "3 % of enough tokens is a drop"
 
 
 def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
@@ -264,7 +385,9 @@ def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
     assert verdict.notes == ("spide: not in the baseline",)
 
 
-@pytest.mark.parametrize(("other", "value"), [("fingerprint", "g"), ("prompts_digest", "e"), ("max_tokens", 7)])
+@pytest.mark.parametrize(
+    ("other", "value"), [("fingerprint", "g"), ("prompts_digest", "e"), ("max_tokens", 7)]
+)
 def test_reports_about_different_things_are_not_compared(other, value):
     with raises_code("baseline_of_other_inputs", "pair tiny", "gate --pair tiny --record"):
         compare_with_baseline(counts(**{other: value}), counts(), THRESHOLDS)
@@ -275,25 +398,52 @@ def test_reports_about_different_things_are_not_compared(other, value):
 PAIRS_OF_SEEDS = [(seed, 100 + seed) for seed in range(10)]
 
 
-def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: float = 0.04, hiccup: float = 0.05) -> list[PromptRow]:
-    """Prompts decoded at a pace (seconds a token): every run has noise of its own, and now and then another process had the core."""
+def clock(
+    pace: float,
+    seed: int,
+    *,
+    runs: int = 1,
+    prompts: int = 16,
+    noise: float = 0.04,
+    hiccup: float = 0.05,
+) -> list[PromptRow]:
+    """Prompts decoded at a pace (seconds a token): every run has noise of its own, and now and then
+    another process had the core."""
     drawn, lengths = random.Random(seed), random.Random(7)
     rows = []
     for i in range(prompts):
         n = lengths.choice([24, 64, 128])
-        work = n * pace * lengths.uniform(0.6, 1.4)  # the prompt's difficulty is the same for everybody
-        times = sorted(work * (1 + noise * drawn.gauss(0, 1)) * (drawn.uniform(1.2, 1.6) if drawn.random() < hiccup else 1)
-                       for _ in range(runs))
-        rows.append(PromptRow(prompt_id=f"p{i}", tokens=n, seconds=times[(runs - 1) // 2], ttft_ms=pace * 1e3))
+        # the prompt's difficulty is the same for everybody
+        work = n * pace * lengths.uniform(0.6, 1.4)
+        times = sorted(
+            work
+            * (1 + noise * drawn.gauss(0, 1))
+            * (drawn.uniform(1.2, 1.6) if drawn.random() < hiccup else 1)
+            for _ in range(runs)
+        )
+        rows.append(
+            PromptRow(
+                prompt_id=f"p{i}", tokens=n, seconds=times[(runs - 1) // 2], ttft_ms=pace * 1e3
+            )
+        )
     return rows
 
 
 def judged(seeds: tuple[int, int], *, pace: float = 0.03) -> GateVerdict:
-    """A candidate beside a champion of pace .03 and autoregressive decoding of .04, measured again where that leaves doubt."""
+    """A candidate beside a champion of pace .03 and autoregressive decoding of .04, measured again
+    where that leaves doubt."""
     for runs in (1, 3):
-        plain = entry(strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs))
-        champion = entry(per_prompt=clock(0.03, 10 * runs + seeds[1], runs=runs), identical_outputs=16, near_ties=0)
-        candidate = entry(per_prompt=clock(pace, seeds[0], runs=runs), identical_outputs=16, near_ties=0)
+        plain = entry(
+            strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs)
+        )
+        champion = entry(
+            per_prompt=clock(0.03, 10 * runs + seeds[1], runs=runs),
+            identical_outputs=16,
+            near_ties=0,
+        )
+        candidate = entry(
+            per_prompt=clock(pace, seeds[0], runs=runs), identical_outputs=16, near_ties=0
+        )
         verdict = judge(candidate, champion, reference=plain)
         if not leaves_doubt(verdict):
             break
@@ -303,7 +453,9 @@ def judged(seeds: tuple[int, int], *, pace: float = 0.03) -> GateVerdict:
 def test_ten_runs_of_an_unchanged_candidate_never_fail():
     verdicts = [judged(seeds) for seeds in PAIRS_OF_SEEDS]
     assert [failed(verdict) for verdict in verdicts] == [[]] * 10
-    assert sum(verdict.passed for verdict in verdicts) >= 9, "where three runs out of three were disturbed, it is left open"
+    assert sum(verdict.passed for verdict in verdicts) >= 9, (
+        "where three runs out of three were disturbed, it is left open"
+    )
 
 
 @pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
@@ -317,17 +469,28 @@ def test_a_slow_tail_does_not_pass_and_a_single_slow_request_is_none(seeds):
     fast = clock(0.03, seeds[0], hiccup=0)
 
     def result(slow: int) -> str:
-        tail = [row.model_copy(update={"seconds": row.seconds * (3 if i < slow else 1)}) for i, row in enumerate(fast)]
-        return judge(entry(per_prompt=tail), reference=plain, thresholds=Thresholds(max_tpot_ratio=1.1)).result
+        tail = [
+            row.model_copy(update={"seconds": row.seconds * (3 if i < slow else 1)})
+            for i, row in enumerate(fast)
+        ]
+        return judge(
+            entry(per_prompt=tail), reference=plain, thresholds=Thresholds(max_tpot_ratio=1.1)
+        ).result
 
     assert [result(slow) for slow in (0, 1, 3)] == [PASSED, PASSED, UNDECIDED]
     assert result(10) == FAILED
 
 
-@pytest.mark.parametrize(("found", "bad"), [
-    (Footprint(12.0, 30.0), []), (Footprint(300.0, 30.0), ["bundle size"]), (Footprint(12.0, 130.0), ["start-up"]),
-    (Footprint(12.0, 3.0, failure="the bundle does not start: no memory"), ["start-up"]),
-    (Footprint(12.0, note="start-up not measured: cuda"), [])])
+@pytest.mark.parametrize(
+    ("found", "bad"),
+    [
+        (Footprint(12.0, 30.0), []),
+        (Footprint(300.0, 30.0), ["bundle size"]),
+        (Footprint(12.0, 130.0), ["start-up"]),
+        (Footprint(12.0, 3.0, failure="the bundle does not start: no memory"), ["start-up"]),
+        (Footprint(12.0, note="start-up not measured: cuda"), []),
+    ],
+)
 def test_size_and_start_of_a_bundle(found, bad):
     verdict = judge_footprint(found, Thresholds(max_bundle_mb=250, max_startup_seconds=120))
     assert failed(verdict) == bad
@@ -339,23 +502,40 @@ def test_size_and_start_of_a_bundle(found, bad):
 def test_only_a_start_that_took_too_long_may_be_another_days():
     """A slow minute of the machine; what is too large, or does not start, is so each week."""
     limits = Thresholds(max_bundle_mb=250, max_startup_seconds=120)
-    for found, transient in ((Footprint(12.0, 130.0), True), (Footprint(12.0, 240.0, failure="the bundle was not ready after 240 s"), True),
-                             (Footprint(12.0, 3.0, failure="the bundle does not start"), False), (Footprint(300.0, 30.0), False)):
-        assert [check.transient for check in judge_footprint(found, limits).checks if not check.passed] == [transient], found
+    for found, transient in (
+        (Footprint(12.0, 130.0), True),
+        (Footprint(12.0, 240.0, failure="the bundle was not ready after 240 s"), True),
+        (Footprint(12.0, 3.0, failure="the bundle does not start"), False),
+        (Footprint(300.0, 30.0), False),
+    ):
+        assert [
+            check.transient for check in judge_footprint(found, limits).checks if not check.passed
+        ] == [transient], found
 
 
 def test_verdicts_add_up():
-    good, bad = (judge_footprint(found, Thresholds(max_bundle_mb=2)) for found in (Footprint(1.0), Footprint(3.0, note="n")))
+    good, bad = (
+        judge_footprint(found, Thresholds(max_bundle_mb=2))
+        for found in (Footprint(1.0), Footprint(3.0, note="n"))
+    )
     assert (good + good).passed
     assert failed(good + bad) == ["bundle size"]
     assert (good + bad).notes == ("n",)
 
 
 def test_doubt_is_what_is_no_clear_pass():
-    plain, champion = entry(strategy="autoregressive", per_prompt=rows(0.04, noise=0)), entry(per_prompt=rows(0.03, noise=0))
+    plain, champion = (
+        entry(strategy="autoregressive", per_prompt=rows(0.04, noise=0)),
+        entry(per_prompt=rows(0.03, noise=0)),
+    )
     for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
-        assert leaves_doubt(judge(entry(per_prompt=rows(pace, noise=0)), champion, reference=plain)) is doubt, pace
+        assert (
+            leaves_doubt(judge(entry(per_prompt=rows(pace, noise=0)), champion, reference=plain))
+            is doubt
+        ), pace
     slow = entry(per_prompt=rows(0.041, noise=0))
     assert leaves_doubt(judge(slow, reference=plain)), "a first release is measured again too"
     lossy = entry(lossless=False, per_prompt=rows(0.03, noise=0, matching=0.5))
-    assert not leaves_doubt(judge(lossy, champion, reference=entry(per_prompt=rows(0.04, noise=0, matching=1.0)))), "no clock changes that"
+    assert not leaves_doubt(
+        judge(lossy, champion, reference=entry(per_prompt=rows(0.04, noise=0, matching=1.0)))
+    ), "no clock changes that"

@@ -1,4 +1,5 @@
-"""The default pair in float32: every lossless strategy gives the tokens of transformers' own greedy `generate`, alone and in a batch."""
+"""The default pair in float32: every lossless strategy gives the tokens of transformers' own greedy
+`generate`, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ import pytest
 
 from components.bench.target_agreement import difference
 from serving.runtime.pair import LoadedPair
-from tests.support.models.default_pair import LOSSLESS, PROMPTS, TOKENS, WHOLE, default_pair, generated, strategy_of, two_threads
+from tests.support.models.default_pair import (
+    LOSSLESS,
+    PROMPTS,
+    TOKENS,
+    WHOLE,
+    default_pair,
+    generated,
+    strategy_of,
+    two_threads,
+)
 
 LONG = {"autoregressive", "vanilla_sd", "prompt_lookup", "spide"}
 """Strategies that decode all of the reference; the others a part of it."""
@@ -32,7 +42,10 @@ def test_tokens_equal_those_of_transformers_generate(pair, name):
         output = pair.engine().generate(ids, pair.sampling(max_tokens=length), strategy).output
         if found := difference(pair, prompt_id, ids, output, tokens[:length]):
             differences.append(found)
-    print(f"{name}: {count - len(differences)} of {count} outputs identical; differences: {differences}")
+    print(
+        f"{name}: {count - len(differences)} of {count} outputs identical; differences: "
+        f"{differences}"
+    )
     assert all(d.near_tie for d in differences), differences
     assert len(differences) <= 1, "near-ties are rare"
 
@@ -50,6 +63,9 @@ def test_eight_at_once_give_what_each_gives_alone(pair, name):
         alone = pair.engine().generate(ids, sampling, strategy_of(pair, name)).output
         if found := difference(pair, prompt_id, ids, job.output, alone):
             differences.append(found)
-    print(f"{name}: {BATCH - len(differences)} of {BATCH} outputs identical in a batch; differences: {differences}")
+    print(
+        f"{name}: {BATCH - len(differences)} of {BATCH} outputs identical in a batch; "
+        f"differences: {differences}"
+    )
     assert all(d.near_tie for d in differences), differences
     assert len(differences) <= 1, "near-ties are rare"

@@ -1,4 +1,5 @@
-"""A release is judged on prompts that neither it nor the champion was made from; where these are too few or not known, the gate says so."""
+"""A release is judged on prompts that neither it nor the champion was made from; where these are
+too few or not known, the gate says so."""
 
 from __future__ import annotations
 
@@ -12,21 +13,33 @@ from components.prompts.prompt import Prompt
 ROWS = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(24)]
 NOBODY = TrainingPrompts()
 WARN, REFUSE = Thresholds(), Thresholds(unknown_prompts="refuse")
-SLOWER = GateVerdict((Check("regression", 0.8, 0.95, False, "slower"), Check("speedup", 0.9, 1.0, False, "slow")))
+SLOWER = GateVerdict(
+    (Check("regression", 0.8, 0.95, False, "slower"), Check("speedup", 0.9, 1.0, False, "slow"))
+)
 
 
 def used(count: int) -> TrainingPrompts:
-    return TrainingPrompts.of({"acceptance_table": hashes_of(ROWS[: count // 2]), "decoding_config": hashes_of(ROWS[:count])})
+    return TrainingPrompts.of(
+        {
+            "acceptance_table": hashes_of(ROWS[: count // 2]),
+            "decoding_config": hashes_of(ROWS[:count]),
+        }
+    )
 
 
 def test_own_prompts_are_left_out_and_counted() -> None:
     rows = JudgingPrompts.choose(ROWS, used(6), NOBODY, 16)
     assert rows.prompts == ROWS[6:22]
-    assert rows.verdict(WARN) == GateVerdict((), ("6 prompts left out: they were used to make acceptance_table, decoding_config",))
+    assert rows.verdict(WARN) == GateVerdict(
+        (), ("6 prompts left out: they were used to make acceptance_table, decoding_config",)
+    )
     assert JudgingPrompts.choose(ROWS, used(0), NOBODY, None).prompts == ROWS
 
 
-@pytest.mark.parametrize(("own", "limit", "passes"), [(16, 16, True), (17, 16, False), (24, 16, False), (22, 2, True), (23, 2, False)])
+@pytest.mark.parametrize(
+    ("own", "limit", "passes"),
+    [(16, 16, True), (17, 16, False), (24, 16, False), (22, 2, True), (23, 2, False)],
+)
 def test_too_few_others_fail_by_name(own: int, limit: int, passes: bool) -> None:
     """Eight, or as many as were asked for, must be new to the release."""
     rows = JudgingPrompts.choose(ROWS, used(own), NOBODY, limit)
@@ -34,8 +47,16 @@ def test_too_few_others_fail_by_name(own: int, limit: int, passes: bool) -> None
     verdict = rows.verdict(WARN)
     assert bool(verdict.checks) is not passes
     for check in verdict.checks:
-        assert (check.name, check.value, check.passed, check.transient) == ("untouched prompts", 24 - own, False, False)
-        assert check.detail.startswith(f"judged on its own training prompts: {own} of 24 were used to make acceptance_table, decoding_conf")
+        assert (check.name, check.value, check.passed, check.transient) == (
+            "untouched prompts",
+            24 - own,
+            False,
+            False,
+        )
+        assert check.detail.startswith(
+            f"judged on its own training prompts: {own} of 24 were used to make "
+            "acceptance_table, decoding_conf"
+        )
 
 
 def test_prompts_that_only_the_champion_learnt_from_are_left_out() -> None:
@@ -43,12 +64,16 @@ def test_prompts_that_only_the_champion_learnt_from_are_left_out() -> None:
     champion = TrainingPrompts.of({"decoding_config": hashes_of(ROWS[4:12])})
     rows = JudgingPrompts.choose(ROWS, used(6), champion, 16)
     assert rows.prompts == ROWS[12:]
-    assert rows.verdict(WARN).notes[1] == "6 prompts left out: they were used to make the champion's decoding_config"
+    assert (
+        rows.verdict(WARN).notes[1]
+        == "6 prompts left out: they were used to make the champion's decoding_config"
+    )
     assert rows.excuse(SLOWER) == SLOWER, "a fair comparison counts"
 
 
 def test_where_only_the_champions_prompts_are_left_a_regression_on_them_is_no_evidence() -> None:
-    """Recurring traffic would else have nothing to judge on; what passes in spite of them passes."""
+    """Recurring traffic would else have nothing to judge on; what passes in spite of them
+    passes."""
     champion = TrainingPrompts.of({"decoding_config": hashes_of(ROWS[:20])})
     rows = JudgingPrompts.choose(ROWS, NOBODY, champion, 6)
     assert rows.prompts == [*ROWS[20:], *ROWS[:2]], "the others first"
@@ -64,15 +89,29 @@ def test_where_only_the_champions_prompts_are_left_a_regression_on_them_is_no_ev
 
 def test_unknown_training_prompts_are_a_warning_or_a_refusal() -> None:
     """Of the release, of the champion, and where only part of them is known."""
-    mine = TrainingPrompts.of({"verifier": None, "decoding_config": hashes_of(ROWS[:2])}, {"decoding_config": ["traces"]})
-    rows = JudgingPrompts.choose(ROWS, mine, TrainingPrompts.of({"verifier": None, "acceptance_table": None}), 16)
+    mine = TrainingPrompts.of(
+        {"verifier": None, "decoding_config": hashes_of(ROWS[:2])}, {"decoding_config": ["traces"]}
+    )
+    rows = JudgingPrompts.choose(
+        ROWS, mine, TrainingPrompts.of({"verifier": None, "acceptance_table": None}), 16
+    )
     assert rows.prompts == ROWS[2:18]
     names = "verifier, decoding_config (made from: traces), the champion's acceptance_table"
     warned, refused = rows.verdict(WARN), rows.verdict(REFUSE)
     assert warned.checks == ()
     assert warned.notes[-1].startswith(f"warning: training prompts unknown: {names} (")
     [check] = refused.checks
-    assert (check.name, check.value, check.result, check.detail) == ("training prompts known", 3, FAILED, f"not recorded: {names}")
+    assert (check.name, check.value, check.result, check.detail) == (
+        "training prompts known",
+        3,
+        FAILED,
+        f"not recorded: {names}",
+    )
     assert JudgingPrompts.choose(ROWS, used(2), used(4), 16).verdict(REFUSE).passed
-    too_few = JudgingPrompts.choose(ROWS[:4], TrainingPrompts.of({"verifier": None, "head": hashes_of(ROWS)}), NOBODY, 16)
-    assert [check.name for check in too_few.verdict(REFUSE).checks] == ["untouched prompts", "training prompts known"]
+    too_few = JudgingPrompts.choose(
+        ROWS[:4], TrainingPrompts.of({"verifier": None, "head": hashes_of(ROWS)}), NOBODY, 16
+    )
+    assert [check.name for check in too_few.verdict(REFUSE).checks] == [
+        "untouched prompts",
+        "training prompts known",
+    ]

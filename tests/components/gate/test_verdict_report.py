@@ -26,7 +26,10 @@ from tests.support.bench_reports import ENTRY, PLAIN, REPORT
 from tests.support.models.resources import ORIGIN
 
 OPEN = Check("regression", 1.0, 0.95, False, "1.00 x the champion", enough=False, prompts_needed=40)
-VERDICT = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"), Check("quality", 0.5, 0.9, False, "<bad> & worse")), ("one note",))
+VERDICT = GateVerdict(
+    (Check("speedup", 1.2, 1.0, True, "fast"), Check("quality", 0.5, 0.9, False, "<bad> & worse")),
+    ("one note",),
+)
 
 
 def read(report) -> BenchReport:
@@ -41,7 +44,15 @@ def shown(table) -> str:
 
 def test_the_table_shows_strategies_peers_and_intervals():
     text = shown(bench_table(read(REPORT)))
-    for words in ("1.30 [1.20, 1.40]", "15 of 16 (1 near-tie)", "15 of 16 (lossy)", "transformers: assisted", "9.0", "3 runs", "greedy"):
+    for words in (
+        "1.30 [1.20, 1.40]",
+        "15 of 16 (1 near-tie)",
+        "15 of 16 (lossy)",
+        "transformers: assisted",
+        "9.0",
+        "3 runs",
+        "greedy",
+    ):
         assert words in text
     line = next(line for line in text.splitlines() if "autoregressive" in line)
     assert line.count("–") == 3  # acceptance, MAT and cost ratio: not measured, not zero
@@ -54,7 +65,11 @@ def test_markdown_has_a_cell_for_every_column():
 
 
 def test_sampled_runs_claim_no_identity():
-    sampled = {**REPORT, "strategies": {"vanilla_sd": {**ENTRY, "identical_outputs": None, "near_ties": None}}, "peers": {}}
+    sampled = {
+        **REPORT,
+        "strategies": {"vanilla_sd": {**ENTRY, "identical_outputs": None, "near_ties": None}},
+        "peers": {},
+    }
     assert "sampled" in markdown_table(read(sampled))
 
 
@@ -74,11 +89,21 @@ def test_the_qualifier_has_a_column_only_where_one_worked():
     assert "qualifier" not in header_of(bench_markdown(read(report)), "### Time and memory")
     split = {**ENTRY["time_share"], "target": 0.5, "qualifier": 0.125}
     pyramid = {**ENTRY, "lossless": False, "time_share": split}
-    text = bench_markdown(read({**report, "strategies": {**report["strategies"], "pyramid_fuzzy": pyramid}}))
+    text = bench_markdown(
+        read({**report, "strategies": {**report["strategies"], "pyramid_fuzzy": pyramid}})
+    )
     assert "| draft | qualifier | overlap |" in header_of(text, "### Time and memory")
-    rows = [line for line in text.partition("### Time and memory")[2].partition("###")[0].splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in text.partition("### Time and memory")[2].partition("###")[0].splitlines()
+        if line.startswith("|")
+    ]
     assert len({row.count("|") for row in rows}) == 1
-    assert next(row for row in rows if "pyramid_fuzzy" in row).split(" | ")[4:7] == ["50.0%", "20.0%", "12.5%"]
+    assert next(row for row in rows if "pyramid_fuzzy" in row).split(" | ")[4:7] == [
+        "50.0%",
+        "20.0%",
+        "12.5%",
+    ]
 
 
 def test_rouge_l_says_how_many_references_are_behind_it():
@@ -86,7 +111,10 @@ def test_rouge_l_says_how_many_references_are_behind_it():
     assert "| ROUGE-L (5 references) |" in header_of(text, "### Quality")
 
 
-@pytest.mark.parametrize(("references", "column"), [(12, "ROUGE-L (12 references)"), (1, "ROUGE-L (1 reference)"), (None, "ROUGE-L")])
+@pytest.mark.parametrize(
+    ("references", "column"),
+    [(12, "ROUGE-L (12 references)"), (1, "ROUGE-L (1 reference)"), (None, "ROUGE-L")],
+)
 def test_the_column_of_rouge_l(references, column):
     assert rouge_l_column(read({**REPORT, "references": references})) == column
 
@@ -112,7 +140,9 @@ def test_a_verdict_in_three_forms():
 
 def test_not_enough_evidence_is_shown_as_neither_passed_nor_failed():
     verdict = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"), OPEN))
-    assert "gate: NOT ENOUGH EVIDENCE (an estimated 40 prompts would decide: --limit 40)" in shown(verdict_table(verdict))
+    assert "gate: NOT ENOUGH EVIDENCE (an estimated 40 prompts would decide: --limit 40)" in shown(
+        verdict_table(verdict)
+    )
     assert "**Gate: not enough evidence (an estimated 40 prompts" in verdict_markdown(verdict)
     suite = ElementTree.fromstring(verdict_junit(verdict))
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
@@ -129,8 +159,11 @@ def test_reports_are_written_whole_or_not_at_all(tmp_path):
 
 def test_plots_are_png_files(tmp_path):
     table = AcceptanceTable([4] * 20, [2] * 20, ORIGIN)
-    paths = [*bench_plots(read(REPORT), tmp_path), acceptance_plot(table, tmp_path / "a.png"),
-             rejection_tail([5, 1, 1], tmp_path / "tail.png")]
+    paths = [
+        *bench_plots(read(REPORT), tmp_path),
+        acceptance_plot(table, tmp_path / "a.png"),
+        rejection_tail([5, 1, 1], tmp_path / "tail.png"),
+    ]
     assert len(set(paths)) == 5
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -18,10 +18,20 @@ def test_every_model_is_read_at_the_same_places_of_the_targets_texts() -> None:
     pair = llama_pair()
     found = certainty(pair, PROMPTS, max_tokens=6, temperature=0.7, seed=3)
     assert set(found) == {"draft", "target"}
-    assert [one.positions for one in found["draft"]] == [one.positions for one in found["target"]] == [6, 6]
+    assert (
+        [one.positions for one in found["draft"]]
+        == [one.positions for one in found["target"]]
+        == [6, 6]
+    )
     for texts in found.values():
-        assert all(0 < one.entropy < one.positions * math.log(pair.models["target"].vocab_size) for one in texts)
-        assert all(1 / pair.models["target"].vocab_size < one.confidence / one.positions <= 1 for one in texts)
+        assert all(
+            0 < one.entropy < one.positions * math.log(pair.models["target"].vocab_size)
+            for one in texts
+        )
+        assert all(
+            1 / pair.models["target"].vocab_size < one.confidence / one.positions <= 1
+            for one in texts
+        )
     assert found == certainty(pair, PROMPTS, max_tokens=6, temperature=0.7, seed=3)
     assert found != certainty(pair, PROMPTS, max_tokens=6, temperature=0.7, seed=4)
 
@@ -39,5 +49,7 @@ def test_a_places_distribution_is_that_behind_the_tokens_before_it() -> None:
     probabilities = rows.softmax(-1)
     found = certainty_of(pair, "target", prompt, output)
     assert found.positions == 4
-    assert found.entropy == pytest.approx(float(-(probabilities * probabilities.log()).sum()), rel=1e-4)
+    assert found.entropy == pytest.approx(
+        float(-(probabilities * probabilities.log()).sum()), rel=1e-4
+    )
     assert found.confidence == pytest.approx(float(probabilities.max(-1).values.sum()), rel=1e-4)

@@ -32,22 +32,36 @@ def spide() -> CellFile:
 
 
 def test_every_kept_file_is_a_cell_of_now() -> None:
-    """A cell whose settings change loses its values on the page: measure it again, or leave its settings."""
+    """A cell whose settings change loses its values on the page: measure it again, or leave its
+    settings."""
     assert sorted(KEPT) == sorted(path.stem for path in committed.FOLDER.glob("*.json"))
     assert {"csd-code", "spide-code-smollm2-135m-near-copy-29"} <= KEPT.keys()
 
 
 def test_the_page_is_what_the_command_makes_of_them() -> None:
     """Nobody edits it by hand, and no run that lacks a cell turns its values into "open"."""
-    names = [table.name for paper in PAPERS.values() for table in paper.tables(FULL)
-             if table.cell.name in KEPT and any("speed" in row.what and row.paper is not None for row in table.rows)]
-    names += [table.name + end for paper in PAPERS.values() for table in paper.tables(FULL) if table.cell.name in KEPT
-              for end, data in further(table, KEPT[table.cell.name]).items() if data]
+    names = [
+        table.name
+        for paper in PAPERS.values()
+        for table in paper.tables(FULL)
+        if table.cell.name in KEPT
+        and any("speed" in row.what and row.paper is not None for row in table.rows)
+    ]
+    names += [
+        table.name + end
+        for paper in PAPERS.values()
+        for table in paper.tables(FULL)
+        if table.cell.name in KEPT
+        for end, data in further(table, KEPT[table.cell.name]).items()
+        if data
+    ]
     names += [CONFIDENCE] if counted_texts(list(CELLS.values()), KEPT) else []
     pictures = {name: Path(f"images/papers-{name}.png") for name in (*names, POINTS)}
     assert all((REPO / "docs" / picture).is_file() for picture in pictures.values())
     made = render(list(PAPERS.values()), FULL, KEPT, pictures=pictures)
-    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), "run `draftwell papers --kept --page docs/papers.md`"
+    assert made == (REPO / "docs" / "papers.md").read_text(encoding="utf-8"), (
+        "run `draftwell papers --kept --page docs/papers.md`"
+    )
 
 
 def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() -> None:
@@ -55,13 +69,29 @@ def test_the_page_of_another_padding_is_what_the_command_makes_of_its_cells() ->
     scale, papers = replace(FULL, pad_target=7e9), list(map(without_replayed, PAPERS.values()))
     cells = [table.cell for paper in papers for table in paper.tables(scale)]
     found = committed.committed_cells(cells)
-    assert sorted(found) == sorted(path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json"))
-    shown = [table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found]
-    shown += [table.name + end for paper in papers for table in paper.tables(scale) if table.cell.name in found
-              for end, data in further(table, found[table.cell.name]).items() if data]
-    made = render(papers, scale, found, pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)})
+    assert sorted(found) == sorted(
+        path.stem for path in (committed.FOLDER / "padded-7b").glob("*.json")
+    )
+    shown = [
+        table.name for paper in papers for table in paper.tables(scale) if table.cell.name in found
+    ]
+    shown += [
+        table.name + end
+        for paper in papers
+        for table in paper.tables(scale)
+        if table.cell.name in found
+        for end, data in further(table, found[table.cell.name]).items()
+        if data
+    ]
+    made = render(
+        papers,
+        scale,
+        found,
+        pictures={name: Path(f"images/papers-padded-7b-{name}.png") for name in (*shown, POINTS)},
+    )
     assert made == (REPO / "docs" / "papers-gpu.md").read_text(encoding="utf-8"), (
-        "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`")
+        "run `draftwell papers --kept --pad-target 7e9 --page docs/papers-gpu.md`"
+    )
     assert "Not measured yet" not in made
     assert "on one NVIDIA H200, " in made
     assert PAPERS["sprinter"].tables(FULL)[0].title not in made
@@ -71,23 +101,38 @@ def test_tables_of_shipped_prompts_are_announced(spide: CellFile) -> None:
     """By what the page shows, not by the options of the run that wrote it."""
     papers, name = [PAPERS["spide"]], spide.cell["name"]
     assert STAND_IN not in render(papers, FULL, {name: spide})
-    assert STAND_IN in render(papers, FULL, {name: spide.model_copy(update={"source": choose("code", 2, None).source})})
+    assert STAND_IN in render(
+        papers, FULL, {name: spide.model_copy(update={"source": choose("code", 2, None).source})}
+    )
 
 
 def test_what_decoding_alone_leaves_out_is_said_where_it_is_compared(spide: CellFile) -> None:
-    """PEARL and DuoDecoding draft beside the target's reading of the prompt, which takes no longer for it; kept cells show it."""
-    first = {role: mean(row.ttft_ms for row in spide.measured().entry(role).per_prompt) for role in ("SD", "SPIDE", "PEARL")}
+    """PEARL and DuoDecoding draft beside the target's reading of the prompt, which takes no longer
+    for it; kept cells show it."""
+    first = {
+        role: mean(row.ttft_ms for row in spide.measured().entry(role).per_prompt)
+        for role in ("SD", "SPIDE", "PEARL")
+    }
     assert max(first.values()) < 1.05 * min(first.values())
     for paper, early in (("spide", "PEARL"), ("duodecoding", "DuoDec")):
         for table in PAPERS[paper].tables(FULL):
             if early in table.cell.contenders and table.cell.replay is None:
-                assert any(note.startswith(f"{early} drafts while the target reads the prompt") for note in table.notes), table.name
+                assert any(
+                    note.startswith(f"{early} drafts while the target reads the prompt")
+                    for note in table.notes
+                ), table.name
 
 
 def test_another_calibration_of_the_memory_is_not_compared() -> None:
-    """The paper's "memory only" is calibrated on the task, ours and the row of CSD on mixed prompts."""
-    rows = [row for table in PAPERS["csd"].tables(FULL) for row in table.rows if row.paper is not None]
-    assert {row.role for row in rows if not row.comparable} == {"memory only", "CSD from an empty memory"}
+    """The paper's "memory only" is calibrated on the task, ours and the row of CSD on mixed
+    prompts."""
+    rows = [
+        row for table in PAPERS["csd"].tables(FULL) for row in table.rows if row.paper is not None
+    ]
+    assert {row.role for row in rows if not row.comparable} == {
+        "memory only",
+        "CSD from an empty memory",
+    }
     assert all(not row.comparable for row in rows if row.role == "memory only")
 
 
@@ -99,12 +144,16 @@ def test_measured_rows_have_values() -> None:
                 assert [row.what for row in found if row.verdict == Verdict.OPEN] == [], table.name
 
 
-def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(spide: CellFile) -> None:
+def test_a_runs_own_cell_takes_the_place_of_the_kept_one_unless_it_is_the_same(
+    spide: CellFile,
+) -> None:
     cell = CELLS[spide.cell["name"]]
     longer = spide.model_copy(update={"seconds": spide.seconds + 1, "remarks": ()})
     again = spide.model_copy(update={"remarks": ()})
     assert committed.with_committed({cell.name: longer}, [cell])[cell.name] == longer
-    assert committed.with_committed({cell.name: again}, [cell])[cell.name].remarks != (), "it has the remarks"
+    assert committed.with_committed({cell.name: again}, [cell])[cell.name].remarks != (), (
+        "it has the remarks"
+    )
     assert committed.with_committed({}, [cell])[cell.name] == spide
     other = Cell.model_validate({**cell.model_dump(), "max_tokens": 65})
     assert committed.with_committed({}, [other]) == {}, "another cell of that name"
@@ -123,38 +172,72 @@ def test_numbers_of_sequences_survive_their_file(spide: CellFile, tmp_path: Path
     """JSON's keys are text; a row without any has no such part."""
     [label, entry], *others = spide.report.strategies.items()
     first, *rest = entry.per_prompt
-    counted = entry.model_copy(update={"per_prompt": (first.model_copy(update={"sequences": {1: (3, 2), 4: (0, 5)}}), *rest)})
-    file = spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": {label: counted, **dict(others)}})})
+    counted = entry.model_copy(
+        update={
+            "per_prompt": (first.model_copy(update={"sequences": {1: (3, 2), 4: (0, 5)}}), *rest)
+        }
+    )
+    file = spide.model_copy(
+        update={
+            "report": spide.report.model_copy(
+                update={"strategies": {label: counted, **dict(others)}}
+            )
+        }
+    )
     (tmp_path / "b.json").write_text(committed.compact(file))
     again = committed.read_kept(tmp_path / "b.json")
     assert again is not None
-    assert [row.sequences for row in again.report.strategies[label].per_prompt[:2]] == [{1: (3, 2), 4: (0, 5)}, None]
+    assert [row.sequences for row in again.report.strategies[label].per_prompt[:2]] == [
+        {1: (3, 2), 4: (0, 5)},
+        None,
+    ]
 
 
 def test_texts_that_memory_slowed_down_are_counted(spide: CellFile) -> None:
     def rates(entry: BenchEntry, found: list[float]) -> BenchEntry:
         rows = entry.per_prompt[: len(found)]
-        return entry.model_copy(update={"per_prompt": [row.model_copy(update={"memory_rate": rate})
-                                                       for row, rate in zip(rows, found, strict=True)]})
+        return entry.model_copy(
+            update={
+                "per_prompt": [
+                    row.model_copy(update={"memory_rate": rate})
+                    for row, rate in zip(rows, found, strict=True)
+                ]
+            }
+        )
 
     plain = spide.report.strategies["autoregressive"]
     few = {"autoregressive": rates(plain, [54.0, 36.0, 35.0]), "x": rates(plain, [52.0, 37.0])}
-    met = spide.model_copy(update={"report": spide.report.model_copy(update={"strategies": few, "prompts": 3}), "best_memory_rate": None})
-    assert memory_words(met) == ("With 3 of 5 texts all threads read memory at less than 70% of the best rate before or after "
-                                 "(autoregressive 2, x 1; 3 each).")
+    met = spide.model_copy(
+        update={
+            "report": spide.report.model_copy(update={"strategies": few, "prompts": 3}),
+            "best_memory_rate": None,
+        }
+    )
+    assert memory_words(met) == (
+        "With 3 of 5 texts all threads read memory at less than 70% of the best rate "
+        "before or after "
+        "(autoregressive 2, x 1; 3 each)."
+    )
     few["autoregressive"], few["x"] = rates(plain, [36.0]), rates(plain, [35.0])
-    assert memory_words(met.model_copy(update={"best_memory_rate": 54.0})).startswith("With 2 of 2 texts"), "the best is of another cell"
+    assert memory_words(met.model_copy(update={"best_memory_rate": 54.0})).startswith(
+        "With 2 of 2 texts"
+    ), "the best is of another cell"
 
 
 def test_what_stands_under_a_table(spide: CellFile) -> None:
     """Whose texts differ, what overlapping costs, and every setting that was tried."""
     assert "write plain decoding's text on 9 to 10 of 12 prompts" in identity_words(spide)
-    assert "15 ms on its share of them while the target is idle, and 15 ms while both compute" in contention_words(spide)
+    assert (
+        "15 ms on its share of them while the target is idle, and 15 ms while both compute"
+        in contention_words(spide)
+    )
     assert contention_words(spide.model_copy(update={"costs": None})) == ""
     assert contention_words(KEPT["csd-code"]) == "", "nothing overlaps there"
     rows = [line for line in tried(spide).splitlines() if line.startswith("| SPIDE |")]
     assert [row.split("|")[5].strip() for row in rows] == ["0.68", "0.80", "0.93", "1.04"]
-    assert "| Lossy SD | τ 0.6, γ 6 |" in tried(KEPT["csd-code"]), "also where each role has one setting"
+    assert "| Lossy SD | τ 0.6, γ 6 |" in tried(KEPT["csd-code"]), (
+        "also where each role has one setting"
+    )
     assert "With 195 of 216 texts all threads read memory at less than 70%" in memory_words(spide)
     assert memory_words(KEPT["spide-counts-code-smollm2-135m"]) == "", "nothing was timed there"
     found = curves(spide)

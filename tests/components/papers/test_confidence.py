@@ -16,7 +16,9 @@ def text(tokens: list[list[int]], confidence: list[list[float]]) -> TracedText:
 
 def test_the_drafts_first_choice_is_counted_at_every_place() -> None:
     """Also behind a place where it was wrong; later tokens of a rollout, right or not, are not."""
-    counts = counts_of(text([[5, 6], [9, 7], [7, 9], []], [[0.95, 0.1], [0.85, 0.9], [0.86, 0.2], []]))
+    counts = counts_of(
+        text([[5, 6], [9, 7], [7, 9], []], [[0.95, 0.1], [0.85, 0.9], [0.86, 0.2], []])
+    )
     found = {b: count for b, count in enumerate(counts) if count != (0, 0)}
     assert found == {AcceptanceTable.bin_of(0.95): (1, 1), AcceptanceTable.bin_of(0.86): (2, 1)}
 
@@ -36,5 +38,7 @@ def test_a_share_is_of_all_texts_with_an_interval_over_them() -> None:
 
 
 def test_the_papers_bins_are_those_of_the_table() -> None:
-    assert [row_words(b).removeprefix("draft tokens of confidence ").removesuffix(": share kept") for b in FIGURE_4] == [
-        "0 to 0.1", "0.1 to 0.2", "0.8 to 0.9", "0.9 to 0.91", "0.91 to 0.92", "0.99 to 1", "1"]
+    assert [
+        row_words(b).removeprefix("draft tokens of confidence ").removesuffix(": share kept")
+        for b in FIGURE_4
+    ] == ["0 to 0.1", "0.1 to 0.2", "0.8 to 0.9", "0.9 to 0.91", "0.91 to 0.92", "0.99 to 1", "1"]

@@ -22,19 +22,31 @@ TOKENS = 24
 PROMPT = (5, 9, 4, 7)
 
 
-def decoded(name: str, parameters: dict[str, Any], resources: StrategyResources | None = None) -> tuple[Counter[str], Stats]:
+def decoded(
+    name: str, parameters: dict[str, Any], resources: StrategyResources | None = None
+) -> tuple[Counter[str], Stats]:
     """Tokens that each model reads after the prompt and its passes, and the request's counters."""
     pair: LoadedPair = llama_pair(slots=1)
     read: Counter[str] = Counter()
     for role, model in pair.models.items():
-        def counting(commands: Sequence[Forward], model: Any = model, role: str = role, forward: Any = model.forward) -> Any:
+
+        def counting(
+            commands: Sequence[Forward],
+            model: Any = model,
+            role: str = role,
+            forward: Any = model.forward,
+        ) -> Any:
             later = [one for one in commands if not one.prefill]
             read[role] += sum(len(one.tokens) + one.steps - 1 for one in later)
             read[f"{role} passes"] += len(later)
             return forward(commands)
 
         model.forward = counting  # type: ignore[method-assign]
-    job = pair.engine().generate(list(PROMPT), Sampling(max_tokens=TOKENS, temperature=0.0), build_strategy(name, parameters, resources))
+    job = pair.engine().generate(
+        list(PROMPT),
+        Sampling(max_tokens=TOKENS, temperature=0.0),
+        build_strategy(name, parameters, resources),
+    )
     return read, job.session.stats
 
 

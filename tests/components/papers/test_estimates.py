@@ -25,9 +25,19 @@ from components.papers.estimates import (
 
 
 def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None:
-    """Accepted over drafted, not over judged: 12 of 24 drafted here, of which only 16 were judged."""
-    rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=accepted + 2, target_calls=2, accepted=accepted, judged=8)
-                 for name, accepted in (("a", 8), ("b", 4)))
+    """Accepted over drafted, not over judged: 12 of 24 drafted here, of which only 16 were
+    judged."""
+    rows = tuple(
+        PromptRow(
+            prompt_id=name,
+            seconds=1.0,
+            tokens=accepted + 2,
+            target_calls=2,
+            accepted=accepted,
+            judged=8,
+        )
+        for name, accepted in (("a", 8), ("b", 4))
+    )
     found = efficiency(BenchEntry(draft_efficiency=0.5, acceptance_rate=0.75, per_prompt=rows))
     assert found is not None
     assert found.value == 0.5
@@ -36,12 +46,22 @@ def test_draft_efficiency_is_the_reports_with_an_interval_over_prompts() -> None
 
 
 def test_draft_efficiency_over_another_entrys_is_a_ratio() -> None:
-    rows = [PromptRow(prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=2 + i, judged=8) for i in range(4)]
+    rows = [
+        PromptRow(
+            prompt_id=f"p{i}", seconds=1.0, tokens=8, target_calls=4, accepted=2 + i, judged=8
+        )
+        for i in range(4)
+    ]
     half = [row.model_copy(update={"accepted": row.accepted / 2}) for row in rows]
-    mine, base = BenchEntry(draft_efficiency=0.7, per_prompt=rows), BenchEntry(draft_efficiency=0.35, per_prompt=half)
+    mine, base = (
+        BenchEntry(draft_efficiency=0.7, per_prompt=rows),
+        BenchEntry(draft_efficiency=0.35, per_prompt=half),
+    )
     found = efficiency(mine, base)
     assert found is not None
-    assert list(found) == pytest.approx([2.0, 2.0, 2.0]), "twice as many on each prompt: prompts are compared with themselves"
+    assert list(found) == pytest.approx([2.0, 2.0, 2.0]), (
+        "twice as many on each prompt: prompts are compared with themselves"
+    )
     fewer = [row.model_copy(update={"accepted": 1}) for row in rows]
     spread = efficiency(mine, BenchEntry(draft_efficiency=0.2, per_prompt=fewer))
     assert spread is not None
@@ -50,23 +70,35 @@ def test_draft_efficiency_over_another_entrys_is_a_ratio() -> None:
 
 
 def test_quality_is_the_share_of_the_targets_first_choices_less_plains() -> None:
-    """Plain decoding's share is below 1 where it samples: a lossy strategy is compared with it, not with 1."""
+    """Plain decoding's share is below 1 where it samples: a lossy strategy is compared with it, not
+    with 1."""
+
     def entry(*matches: int) -> BenchEntry:
-        rows = [PromptRow(prompt_id=str(i), seconds=1.0, tokens=10, target_argmax=count) for i, count in enumerate(matches)]
+        rows = [
+            PromptRow(prompt_id=str(i), seconds=1.0, tokens=10, target_argmax=count)
+            for i, count in enumerate(matches)
+        ]
         return BenchEntry(per_prompt=tuple(rows))
 
     found = argmax_difference(entry(6, 4, 5), entry(8, 8, 8))
     assert found is not None
-    assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])  # three times one prompt is rarer than 5 %
+    # three times one prompt is rarer than 5 %
+    assert [*found] == pytest.approx([-0.3, -11 / 30, -7 / 30])
     unknown = BenchEntry(per_prompt=(PromptRow(prompt_id="0", seconds=1.0, tokens=10),))
     assert argmax_difference(unknown, entry(8)) is None
 
 
 def test_speeds_leave_the_prompts_reading_out() -> None:
-    """Twice as fast behind the first token, which took the same second: 1.5 times with it, 2 without."""
+    """Twice as fast behind the first token, which took the same second: 1.5 times with it, 2
+    without."""
+
     def entry(*rows: tuple[float, int]) -> BenchEntry:
-        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), seconds=seconds, tokens=tokens, ttft_ms=1000.0)
-                                           for i, (seconds, tokens) in enumerate(rows)))
+        return BenchEntry(
+            per_prompt=tuple(
+                PromptRow(prompt_id=str(i), seconds=seconds, tokens=tokens, ttft_ms=1000.0)
+                for i, (seconds, tokens) in enumerate(rows)
+            )
+        )
 
     plain, fast = entry((3.0, 11), (3.0, 11)), entry((2.0, 11), (2.0, 11))
     found = speed(fast, plain)
@@ -74,53 +106,96 @@ def test_speeds_leave_the_prompts_reading_out() -> None:
     assert [*found] == pytest.approx([2.0, 2.0, 2.0])
     cut = speed(entry((2.0, 11), (1.0, 1)), plain)
     assert cut is not None
-    assert cut.value == pytest.approx(2.0), "a prompt that ends with its first token decodes nothing"
+    assert cut.value == pytest.approx(2.0), (
+        "a prompt that ends with its first token decodes nothing"
+    )
     ended = entry((1.0, 1), (1.0, 1))
     assert speed(ended, plain) is None
     assert pace(ended.per_prompt) == 1.0
 
 
 def test_plain_decoding_that_is_not_run_has_the_time_of_its_passes() -> None:
-    """20 tokens in 4 seconds behind the first tokens: at half a second a token plain decoding takes 2.5 times as long, for one text 5 and
-    for the other 1.67 times."""
-    rows = tuple(PromptRow(prompt_id=name, seconds=seconds, tokens=11, ttft_ms=1000.0) for name, seconds in (("a", 2.0), ("b", 4.0)))
+    """20 tokens in 4 seconds behind the first tokens: at half a second a token plain decoding takes
+    2.5 times as long, for one text 5 and for the other 1.67 times."""
+    rows = tuple(
+        PromptRow(prompt_id=name, seconds=seconds, tokens=11, ttft_ms=1000.0)
+        for name, seconds in (("a", 2.0), ("b", 4.0))
+    )
     found = speed_over(BenchEntry(per_prompt=rows), 0.5)
     assert found is not None
     assert [*found] == pytest.approx([2.5, 5 / 3, 5.0])
-    assert speed_over(BenchEntry(per_prompt=(PromptRow(prompt_id="a", seconds=1.0, tokens=1),)), 0.5) is None
+    assert (
+        speed_over(BenchEntry(per_prompt=(PromptRow(prompt_id="a", seconds=1.0, tokens=1),)), 0.5)
+        is None
+    )
 
 
 def test_texts_of_one_prompt_are_drawn_together() -> None:
-    """Two prompts, five seeds each: taken for ten prompts, their interval would be two thirds as wide."""
+    """Two prompts, five seeds each: taken for ten prompts, their interval would be two thirds as
+    wide."""
+
     def entry(seeds: int, *, apart: bool) -> BenchEntry:
-        rows = [PromptRow(prompt_id=f"{name}{seed if apart else ''}", seconds=seconds, tokens=11, target_calls=calls, accepted=5, judged=10)
-                for seed in range(seeds) for name, seconds, calls in (("a", 1.0, 5), ("b", 3.0, 9))]
+        rows = [
+            PromptRow(
+                prompt_id=f"{name}{seed if apart else ''}",
+                seconds=seconds,
+                tokens=11,
+                target_calls=calls,
+                accepted=5,
+                judged=10,
+            )
+            for seed in range(seeds)
+            for name, seconds, calls in (("a", 1.0, 5), ("b", 3.0, 9))
+        ]
         return BenchEntry(per_prompt=tuple(rows))
 
-    def width(measure: Callable[[BenchEntry, BenchEntry], Estimate | None], seeds: int, *, apart: bool) -> float:
-        plain = [PromptRow(prompt_id=row.prompt_id, seconds=4.0, tokens=11, target_calls=11)
-                 for row in entry(seeds, apart=apart).per_prompt]
+    def width(
+        measure: Callable[[BenchEntry, BenchEntry], Estimate | None], seeds: int, *, apart: bool
+    ) -> float:
+        plain = [
+            PromptRow(prompt_id=row.prompt_id, seconds=4.0, tokens=11, target_calls=11)
+            for row in entry(seeds, apart=apart).per_prompt
+        ]
         found = measure(entry(seeds, apart=apart), BenchEntry(per_prompt=tuple(plain)))
         assert found is not None
         return found.high - found.low
 
     for measure in (speed, lambda mine, base: counted(calls, mine, base)):
-        once, together, apart = width(measure, 1, apart=False), width(measure, 5, apart=False), width(measure, 5, apart=True)
+        once, together, apart = (
+            width(measure, 1, apart=False),
+            width(measure, 5, apart=False),
+            width(measure, 5, apart=True),
+        )
         assert together == pytest.approx(once)
         assert apart < 0.7 * once
 
 
 def test_accepted_tokens_are_counted_for_each_token_behind_a_draft() -> None:
-    """Three rounds of three accepted tokens and one of the target's: MAT is 3, whatever else the prompt's reading brought."""
-    rows = tuple(PromptRow(prompt_id=name, seconds=1.0, tokens=13, target_calls=4, accepted=9, judged=9) for name in "ab")
-    found = [counted(mat, BenchEntry(strategy=name, per_prompt=rows), None) for name in ("vanilla_sd", "pearl")]
-    assert [one and one.value for one in found] == pytest.approx([3.0, 2.25]), "PEARL drafts before its first token, too"
+    """Three rounds of three accepted tokens and one of the target's: MAT is 3, whatever else the
+    prompt's reading brought."""
+    rows = tuple(
+        PromptRow(prompt_id=name, seconds=1.0, tokens=13, target_calls=4, accepted=9, judged=9)
+        for name in "ab"
+    )
+    found = [
+        counted(mat, BenchEntry(strategy=name, per_prompt=rows), None)
+        for name in ("vanilla_sd", "pearl")
+    ]
+    assert [one and one.value for one in found] == pytest.approx([3.0, 2.25]), (
+        "PEARL drafts before its first token, too"
+    )
 
 
 def test_overlap_is_compared_prompt_by_prompt() -> None:
-    """A tie counts as won, as in the paper's win-tie rates; prompts without a reference are left out."""
+    """A tie counts as won, as in the paper's win-tie rates; prompts without a reference are left
+    out."""
+
     def entry(*points: float | None) -> BenchEntry:
-        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), rouge_l=value) for i, value in enumerate(points)))
+        return BenchEntry(
+            per_prompt=tuple(
+                PromptRow(prompt_id=str(i), rouge_l=value) for i, value in enumerate(points)
+            )
+        )
 
     mine, base = entry(20.0, 30.0, 10.0, None), entry(20.0, 10.0, 16.0, 50.0)
     less, won = (overlap(mine, base, metric) for metric in ("rouge_l", "wins"))
@@ -134,20 +209,32 @@ def test_overlap_is_compared_prompt_by_prompt() -> None:
 
 def test_shares_of_rounds_by_sequences_are_of_all_rounds_that_judged_one() -> None:
     """Table 4's four shares: of ten rounds four had one sequence, of which three kept it."""
-    rows = (PromptRow(prompt_id="a", sequences={1: (2, 1), 2: (0, 1)}), PromptRow(prompt_id="b", sequences={1: (1, 0), 3: (2, 3)}),
-            PromptRow(prompt_id="c"))
+    rows = (
+        PromptRow(prompt_id="a", sequences={1: (2, 1), 2: (0, 1)}),
+        PromptRow(prompt_id="b", sequences={1: (1, 0), 3: (2, 3)}),
+        PromptRow(prompt_id="c"),
+    )
     entry = BenchEntry(strategy="duo_decoding", per_prompt=rows)
     found = {metric: sequence_share(entry, *which) for metric, which in SEQUENCES.items()}
     assert {metric: round(one.value, 2) for metric, one in found.items() if one} == {
-        "one_kept": 0.3, "one_lost": 0.1, "several_kept": 0.2, "several_lost": 0.4}
+        "one_kept": 0.3,
+        "one_lost": 0.1,
+        "several_kept": 0.2,
+        "several_lost": 0.4,
+    }
     assert sequence_share(BenchEntry(per_prompt=rows[2:]), several=True, kept=True) is None
 
 
 def test_rouge_over_another_contenders_is_of_the_same_prompts() -> None:
     """A ratio of means, not a mean of ratios; prompts without a reference have no part in it."""
+
     def entry(*points: float | None) -> BenchEntry:
-        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=str(i), seconds=1.0, tokens=8, rouge_l=one)
-                                           for i, one in enumerate(points)))
+        return BenchEntry(
+            per_prompt=tuple(
+                PromptRow(prompt_id=str(i), seconds=1.0, tokens=8, rouge_l=one)
+                for i, one in enumerate(points)
+            )
+        )
 
     found = rouge_ratio(entry(10.0, 30.0, None, 5.0), entry(40.0, 20.0, None, None))
     assert found is not None

@@ -22,14 +22,19 @@ CONTEXT = 16
 
 
 class Machine:
-    """A pair whose target takes `slow` seconds a pass, more for each token and each one of the context; its draft a tenth of that."""
+    """A pair whose target takes `slow` seconds a pass, more for each token and each one of the
+    context; its draft a tenth of that."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.slow, clock, tables = 1.0, Clock(), table_pair()
         monkeypatch.setattr(hardware_profile, "time", clock)
 
         def model(role: str, part: float) -> Priced:
-            return Priced(tables.models[role], clock, lambda row, length: part * self.slow * self.price(len(row.tokens), length))
+            return Priced(
+                tables.models[role],
+                clock,
+                lambda row, length: part * self.slow * self.price(len(row.tokens), length),
+            )
 
         self.pair: LoadedPair = pair_of(model("target", 1.0), model("draft", 0.1))
 
@@ -40,22 +45,46 @@ class Machine:
 
 def profile(split: bool = True, details: bool = True) -> HardwareProfile:
     apart = (0.5, {1: 5.0, 8: 6.0}) if split else None
-    times = RequestTimes(t_draft={1: 0.5}, prefill={}, per_context_token={}, context=CONTEXT, split_alone=apart,
-                         rest=RoundOverheads(round=0.0, token=0.0, figure=0.0))
-    return HardwareProfile(0.5, {1: 5.0, 8: 6.0}, 0.25, MADE, apart, details=times if details else None)
+    times = RequestTimes(
+        t_draft={1: 0.5},
+        prefill={},
+        per_context_token={},
+        context=CONTEXT,
+        split_alone=apart,
+        rest=RoundOverheads(round=0.0, token=0.0, figure=0.0),
+    )
+    return HardwareProfile(
+        0.5, {1: 5.0, 8: 6.0}, 0.25, MADE, apart, details=times if details else None
+    )
 
 
 def overlapped(machine: Machine) -> Callable[..., Any]:
-    """Takes the place of `time_overlapped`, whose threads share the clock: a busy target takes twice as long."""
-    def time(pair: LoadedPair, sizes: list[int], repeats: int, context: int, *, busy: bool, before_round: Any) -> Any:
+    """Takes the place of `time_overlapped`, whose threads share the clock: a busy target takes
+    twice as long."""
+
+    def time(
+        pair: LoadedPair,
+        sizes: list[int],
+        repeats: int,
+        context: int,
+        *,
+        busy: bool,
+        before_round: Any,
+    ) -> Any:
         if before_round:
             before_round()
-        return 0.2 * machine.slow, {size: machine.slow * machine.price(size, context) * (2 if busy else 1) for size in sizes}
+        return 0.2 * machine.slow, {
+            size: machine.slow * machine.price(size, context) * (2 if busy else 1) for size in sizes
+        }
+
     return time
 
 
-def test_passes_are_timed_while_the_texts_are_written_and_not_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that gets slower: neither the first of three times counts, nor the last, nor the mean."""
+def test_passes_are_timed_while_the_texts_are_written_and_not_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that gets slower: neither the first of three times counts, nor the last, nor the
+    mean."""
     machine, told = Machine(monkeypatch), list[int]()
     monkeypatch.setattr(pass_times, "time_overlapped", overlapped(machine))
     passes = PassTimes(machine.pair, profile(), 3, lambda done, total, label: told.append(done))
@@ -70,7 +99,10 @@ def test_passes_are_timed_while_the_texts_are_written_and_not_before_them(monkey
     costs = passes.costs()
     assert costs.alone is not None
     assert costs.busy is not None
-    assert (costs.t_draft, costs.alone[0]) == (pytest.approx(0.2 * machine.price(1)), pytest.approx(0.4))
+    assert (costs.t_draft, costs.alone[0]) == (
+        pytest.approx(0.2 * machine.price(1)),
+        pytest.approx(0.4),
+    )
     assert costs.t_verify == pytest.approx(verify)
     assert costs.alone[1] == pytest.approx(verify)
     assert costs.busy[1] == pytest.approx({size: 2 * seconds for size, seconds in verify.items()})
@@ -88,7 +120,9 @@ def test_the_overlapped_passes_are_the_profiles_own() -> None:
 
 
 @pytest.mark.parametrize(("times", "made"), [(0, profile()), (3, profile(details=False))])
-def test_a_cell_whose_passes_were_not_timed_has_its_profiles(monkeypatch: pytest.MonkeyPatch, times: int, made: HardwareProfile) -> None:
+def test_a_cell_whose_passes_were_not_timed_has_its_profiles(
+    monkeypatch: pytest.MonkeyPatch, times: int, made: HardwareProfile
+) -> None:
     """Also where a profile does not say after which context its passes were timed."""
     passes = PassTimes(Machine(monkeypatch).pair, made, times)
     for done in range(4):
@@ -105,7 +139,9 @@ def test_nothing_is_timed_behind_the_last_text(monkeypatch: pytest.MonkeyPatch) 
     assert len(passes.timed) == 2
 
 
-def test_models_that_were_not_timed_on_cores_of_their_own_are_not_here_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_were_not_timed_on_cores_of_their_own_are_not_here_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine(monkeypatch)
     passes = PassTimes(machine.pair, profile(split=False), 1)
     passes(2, 3, "svip")
@@ -114,9 +150,12 @@ def test_models_that_were_not_timed_on_cores_of_their_own_are_not_here_either(mo
 
 
 def test_slow_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as was announced, so that the last time is waited for as long as the first; without patience nothing reads memory."""
+    """As often as was announced, so that the last time is waited for as long as the first; without
+    patience nothing reads memory."""
     waits: list[int] = []
-    monkeypatch.setattr("components.papers.pass_times.Patience.wait", lambda self: waits.append(self.waits))
+    monkeypatch.setattr(
+        "components.papers.pass_times.Patience.wait", lambda self: waits.append(self.waits)
+    )
     for patience in (0.0, 50.0):
         machine = Machine(monkeypatch)
         monkeypatch.setattr(pass_times, "time_overlapped", overlapped(machine))

@@ -19,10 +19,24 @@ from serving.errors import DraftwellError
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
     """Files in the form of the published ones, with texts of our own."""
-    code = [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():", "canonical_solution": "    pass", "test": "", "entry_point": f"f{i}"}
-            for i in range(164)]
-    maths = [{"question": f"What is {i} + 1?", "answer": f"It is one more.\n#### {i + 1}"} for i in range(1319)]
-    training = [{"question": f"What is {i} + 2?", "answer": f"It is two more.\n#### {i + 2}"} for i in range(7473)]
+    code = [
+        {
+            "task_id": f"HumanEval/{i}",
+            "prompt": f"def f{i}():",
+            "canonical_solution": "    pass",
+            "test": "",
+            "entry_point": f"f{i}",
+        }
+        for i in range(164)
+    ]
+    maths = [
+        {"question": f"What is {i} + 1?", "answer": f"It is one more.\n#### {i + 1}"}
+        for i in range(1319)
+    ]
+    training = [
+        {"question": f"What is {i} + 2?", "answer": f"It is two more.\n#### {i + 2}"}
+        for i in range(7473)
+    ]
     for one, rows in zip(PUBLIC, (code, maths, training), strict=True):
         text = "".join(json.dumps(row) + "\n" for row in rows).encode()
         (tmp_path / one.file).write_bytes(gzip.compress(text) if one.file.endswith(".gz") else text)
@@ -32,24 +46,40 @@ def published(tmp_path: Path) -> Path:
 def test_the_rows_that_are_measured_are_taken(published: Path) -> None:
     """A full run's prompts have the ids that the kept cells name."""
     main([str(published)])
-    assert [prompt.id for prompt in choose("maths", 3, published).prompts] == ["gsm8k_test/0000", "gsm8k_test/0001", "gsm8k_test/0002"]
+    assert [prompt.id for prompt in choose("maths", 3, published).prompts] == [
+        "gsm8k_test/0000",
+        "gsm8k_test/0001",
+        "gsm8k_test/0002",
+    ]
     assert choose("maths-train", FULL.training, published).source == "GSM8K (train), 64 prompts"
     found = choose("code", FULL.prompts, published)
     assert found.source == "HumanEval, 12 prompts"
-    cells = committed.committed_cells([table.cell for paper in PAPERS.values() for table in paper.tables(FULL)])
+    cells = committed.committed_cells(
+        [table.cell for paper in PAPERS.values() for table in paper.tables(FULL)]
+    )
     assert tuple(prompt.id for prompt in found.prompts) == cells["csd-code"].report.prompt_ids
 
 
 def test_they_are_the_files_that_data_reads() -> None:
     assert {one.made for one in PUBLIC} <= {one.file for one in SETS.values()}
     assert all(f"-o data/{one.file} {one.address}" in DATA_WORDS for one in PUBLIC)
-    assert all(len(one.rows) >= (FULL.training if "train" in one.made else max(FULL.prompts, FULL.replayed)) for one in PUBLIC)
+    assert all(
+        len(one.rows)
+        >= (FULL.training if "train" in one.made else max(FULL.prompts, FULL.replayed))
+        for one in PUBLIC
+    )
 
 
-def test_a_folder_without_them_and_another_file_are_one_line(published: Path, tmp_path: Path) -> None:
+def test_a_folder_without_them_and_another_file_are_one_line(
+    published: Path, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DraftwellError, match=r"holds no published file: download HumanEval\.jsonl\.gz"):
+    with pytest.raises(
+        DraftwellError, match=r"holds no published file: download HumanEval\.jsonl\.gz"
+    ):
         make(tmp_path / "empty")
     (published / PUBLIC[1].file).write_text('{"question": "one"}\n')
-    with pytest.raises(DraftwellError, match=r"is not the file of https://raw.*: download it again"):
+    with pytest.raises(
+        DraftwellError, match=r"is not the file of https://raw.*: download it again"
+    ):
         make(published)

@@ -22,17 +22,24 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import build_strategy
 from tests.support.models.tiny import table_pair
 
-PROMPTS = [Prompt(name, "maths", [text]) for name, text in (("a", "the man in the inn"), ("b", "ten men"), ("c", "an onion"))]
+PROMPTS = [
+    Prompt(name, "maths", [text])
+    for name, text in (("a", "the man in the inn"), ("b", "ten men"), ("c", "an onion"))
+]
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedPair, TraceSet]:
     pair = table_pair()
-    settings = CollectionSettings(max_tokens=40, rollout=1, batch=1, hidden=False, prefix_kinds=("target",))
+    settings = CollectionSettings(
+        max_tokens=40, rollout=1, batch=1, hidden=False, prefix_kinds=("target",)
+    )
     return pair, collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), settings)
 
 
-def test_ratios_are_the_targets_wherever_a_pair_is_rejected(traced: tuple[LoadedPair, TraceSet]) -> None:
+def test_ratios_are_the_targets_wherever_a_pair_is_rejected(
+    traced: tuple[LoadedPair, TraceSet],
+) -> None:
     """Of two tables, what each says behind a token is known: the pair and its ratio by hand."""
     pair, trace = traced
     target, draft = (pair.models[role].table for role in ("target", "draft"))
@@ -45,10 +52,19 @@ def test_ratios_are_the_targets_wherever_a_pair_is_rejected(traced: tuple[Loaded
             first = int(draft[token].argmax())
             if first != chosen:
                 p = torch.softmax(target[token], -1)
-                wanted[pair.decode([first]), pair.decode([chosen]), round(math.log10(float(p[first] / p[chosen])), 3)] += 1
+                wanted[
+                    pair.decode([first]),
+                    pair.decode([chosen]),
+                    round(math.log10(float(p[first] / p[chosen])), 3),
+                ] += 1
             token = chosen
     found = rejected_pairs(pair, trace, most=1000)
-    assert Counter((one.draft, one.target, round(value, 3)) for one in found for value in one.exponents) == wanted
+    assert (
+        Counter(
+            (one.draft, one.target, round(value, 3)) for one in found for value in one.exponents
+        )
+        == wanted
+    )
     assert wanted
     times = [len(one.exponents) for one in found]
     assert times == sorted(times, reverse=True)
@@ -61,7 +77,9 @@ def test_a_token_without_text_has_its_number() -> None:
     pair.models["target"].table[:, 2] += 20.0
     pair.models["draft"].table[:, 2] -= 20.0
     with TemporaryDirectory() as folder:
-        settings = CollectionSettings(max_tokens=4, rollout=1, batch=1, hidden=False, prefix_kinds=("target",))
+        settings = CollectionSettings(
+            max_tokens=4, rollout=1, batch=1, hidden=False, prefix_kinds=("target",)
+        )
         found = rejected_pairs(pair, collect_traces(pair, PROMPTS, Path(folder), settings))
     assert {one.target for one in found} == {"token 2"}
 
@@ -71,7 +89,8 @@ def test_they_are_shown_and_drawn(traced: tuple[LoadedPair, TraceSet], tmp_path:
     assert len(rejections_table(found).splitlines()) == 2 + len(found)
     assert rejections_table(()) == ""
     table = next(table for table in PAPERS["csd"].tables(FULL) if table.cell.rejections)
-    priced = RejectedPair(" $", "$", (-3.0, -1.0))  # Matplotlib takes what is between two dollars for a formula
+    # Matplotlib takes what is between two dollars for a formula
+    priced = RejectedPair(" $", "$", (-3.0, -1.0))
     picture = draw_ratios(table, (*found, priced), tmp_path / "ratios.png")
     assert picture is not None
     assert picture.stat().st_size > 1000

@@ -30,15 +30,37 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
 
-TINY = Scale("tiny", prompts=3, max_tokens=12, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,), replayed=3)
-CELL = sized(TINY, name="tiny-counts", pair="tiny", data="code", replay=3, contenders={
-    "SD": ("vanilla_sd:num_speculative_tokens=1", "vanilla_sd:num_speculative_tokens=4"), "PEARL": ("pearl",), "SPIDE": ("spide:tau=0.5",)})
+TINY = Scale(
+    "tiny",
+    prompts=3,
+    max_tokens=12,
+    repeats=1,
+    gammas=(1,),
+    gammas_all=(1,),
+    taus=(0.7,),
+    replayed=3,
+)
+CELL = sized(
+    TINY,
+    name="tiny-counts",
+    pair="tiny",
+    data="code",
+    replay=3,
+    contenders={
+        "SD": ("vanilla_sd:num_speculative_tokens=1", "vanilla_sd:num_speculative_tokens=4"),
+        "PEARL": ("pearl",),
+        "SPIDE": ("spide:tau=0.5",),
+    },
+)
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
-    rows = "".join(json.dumps({"prompt": text}) + "\n" for text in ("the man in the inn", "ten men", "an onion"))
+    rows = "".join(
+        json.dumps({"prompt": text}) + "\n"
+        for text in ("the man in the inn", "ten men", "an onion")
+    )
     (folder / "humaneval.jsonl").write_text(rows)
     return folder
 
@@ -55,28 +77,49 @@ def counts(tmp_path_factory: pytest.TempPathFactory, sets: Path) -> CellFile:
 
 
 def test_counts_are_those_of_a_real_run(counts: CellFile, sets: Path) -> None:
-    """Target calls and accepted tokens of every contender and prompt, at the same ratio of costs."""
+    """Target calls and accepted tokens of every contender and prompt, at the same ratio of
+    costs."""
     pair = llama_pair()
-    resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(), "hardware_profile": constant_costs(3, pair)},
-                                  pair.special_tokens)
-    real = run_bench(pair, CELL.choices(), choose("code", 3, sets).prompts, resources, BenchSettings(max_tokens=12, cost_ratios=False))
+    resources = StrategyResources(
+        {"acceptance_table": AcceptanceTable.empty(), "hardware_profile": constant_costs(3, pair)},
+        pair.special_tokens,
+    )
+    real = run_bench(
+        pair,
+        CELL.choices(),
+        choose("code", 3, sets).prompts,
+        resources,
+        BenchSettings(max_tokens=12, cost_ratios=False),
+    )
     assert counts.report.strategies.keys() == real.strategies.keys()
     for label, entry in real.strategies.items():
-        for mine, run in zip(counts.report.strategies[label].per_prompt, entry.per_prompt, strict=True):
+        for mine, run in zip(
+            counts.report.strategies[label].per_prompt, entry.per_prompt, strict=True
+        ):
             assert (mine.tokens, mine.target_calls, mine.accepted, mine.judged) == (
-                run.tokens, run.target_calls, run.accepted, run.judged), (label, run.prompt_id)
+                run.tokens,
+                run.target_calls,
+                run.accepted,
+                run.judged,
+            ), (label, run.prompt_id)
 
 
 def test_seconds_are_passes_at_the_papers_ratio(counts: CellFile) -> None:
-    """A target pass is 3 draft passes and a quarter: plain decoding takes as much a token, SD a pass more for each drafted token."""
-    plain, sd = (counts.report.strategies[label] for label in ("autoregressive", "vanilla_sd(num_speculative_tokens=1)"))
+    """A target pass is 3 draft passes and a quarter: plain decoding takes as much a token, SD a
+    pass more for each drafted token."""
+    plain, sd = (
+        counts.report.strategies[label]
+        for label in ("autoregressive", "vanilla_sd(num_speculative_tokens=1)")
+    )
     assert plain.decode_tokens_per_second == pytest.approx(1 / 3.25)
     for row in sd.per_prompt:
         seconds = row.seconds - row.ttft_ms / 1e3
         assert row.target_calls * 3.25 <= seconds <= row.target_calls * 4.25 + 1
 
 
-def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_them(counts: CellFile, sets: Path) -> None:
+def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_them(
+    counts: CellFile, sets: Path
+) -> None:
     """At every position of the target's texts, by asking both models again."""
     pair, sampling = llama_pair(), Sampling(max_tokens=12, temperature=0.0)
     models, plain = pair.models, build_strategy("autoregressive")
@@ -84,13 +127,21 @@ def test_first_choices_are_those_of_the_draft_and_kept_where_the_target_wrote_th
     for found, prompt in zip(counts.confidence, choose("code", 3, sets).prompts, strict=True):
         ids = ids_of(pair, prompt)
         output = Engine({"target": models["target"]}).generate(ids, sampling, plain).output
-        firsts = [Engine(draft).generate([*ids, *output[:i]], Sampling(max_tokens=1, temperature=0.0), plain).output[0]
-                  for i in range(len(output))]
+        firsts = [
+            Engine(draft)
+            .generate([*ids, *output[:i]], Sampling(max_tokens=1, temperature=0.0), plain)
+            .output[0]
+            for i in range(len(output))
+        ]
         assert sum(positions for positions, _ in found) == len(output)
-        assert sum(kept for _, kept in found) == sum(a == b for a, b in zip(firsts, output, strict=True))
+        assert sum(kept for _, kept in found) == sum(
+            a == b for a, b in zip(firsts, output, strict=True)
+        )
 
 
-def test_a_cell_that_asks_for_them_keeps_rejected_tokens(counts: CellFile, sets: Path, tmp_path: Path) -> None:
+def test_a_cell_that_asks_for_them_keeps_rejected_tokens(
+    counts: CellFile, sets: Path, tmp_path: Path
+) -> None:
     cell = Cell.model_validate({**CELL.model_dump(), "name": "tiny-rejections", "rejections": True})
     run = runner.Run(tmp_path / "cells", data=sets)
     assert runner.run_cells([cell], run, open_pair) == {}
@@ -98,11 +149,15 @@ def test_a_cell_that_asks_for_them_keeps_rejected_tokens(counts: CellFile, sets:
     assert sum(len(one.exponents) for one in file.rejections) > 0
     assert counts.rejections == ()
     rare = RejectedPair("a", "the", (-11.25, -0.5))
-    (tmp_path / "kept.json").write_text(compact(file.model_copy(update={"rejections": (*file.rejections, rare)})))
+    (tmp_path / "kept.json").write_text(
+        compact(file.model_copy(update={"rejections": (*file.rejections, rare)}))
+    )
     kept = read_cell(tmp_path / "kept.json")
     assert kept is not None
     assert kept.rejections[-1] == rare, "a ratio of 1e-11 is not rounded to 0"
-    assert [one.exponents for one in kept.rejections[:-1]] == [pytest.approx(one.exponents, abs=1e-5) for one in file.rejections]
+    assert [one.exponents for one in kept.rejections[:-1]] == [
+        pytest.approx(one.exponents, abs=1e-5) for one in file.rejections
+    ]
 
 
 def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_path: Path) -> None:
@@ -114,35 +169,55 @@ def test_a_file_without_these_counts_is_replayed_again(counts: CellFile, tmp_pat
 
 def test_only_pairs_that_ship_a_table_are_counted_without_it() -> None:
     for pair in OURS:
-        assert (pair in SHIPS_A_TABLE) == (Workspace(pair, "bfloat16").shipped / "acceptance_table").is_dir(), pair
+        assert (pair in SHIPS_A_TABLE) == (
+            Workspace(pair, "bfloat16").shipped / "acceptance_table"
+        ).is_dir(), pair
 
 
 def test_predicted_speeds_get_no_verdict(counts: CellFile) -> None:
-    rows = (Row("SPIDE: speed over SD, predicted", 1.3, "speed", "SPIDE", "SD", comparable=False),
-            Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"))
+    rows = (
+        Row("SPIDE: speed over SD, predicted", 1.3, "speed", "SPIDE", "SD", comparable=False),
+        Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
+    )
     speed, calls = results(PaperTable("t", "T", "there", "here", CELL, rows, "Because."), counts)
     assert speed.verdict == Verdict.NOT_COMPARABLE
     assert calls.verdict not in (Verdict.NOT_COMPARABLE, Verdict.OPEN)
     for table in counted(TINY):
-        fastest = {"SPIDE"}  # at the paper's τ it is judged, and at our fastest it would be once more
-        assert all(row.comparable == (row.metric != "speed" and row.role not in fastest) for row in table.rows), table.name
+        # at the paper's τ it is judged, and at our fastest it would be once more
+        fastest = {"SPIDE"}
+        assert all(
+            row.comparable == (row.metric != "speed" and row.role not in fastest)
+            for row in table.rows
+        ), table.name
 
 
 def test_replays_come_first() -> None:
     """They take minutes; a pair for them is opened apart, since it is not padded."""
-    measured = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={"SD": ("vanilla_sd",)})
+    measured = sized(
+        TINY,
+        name="tiny-code",
+        pair="tiny",
+        pad_target=2e6,
+        data="code",
+        contenders={"SD": ("vanilla_sd",)},
+    )
     assert [cell.name for cell in runner.by_pair([measured, CELL])] == ["tiny-counts", "tiny-code"]
     assert runner.needs(measured) != runner.needs(CELL)
 
 
 def test_the_setting_that_came_later_leaves_older_files_as_they_are() -> None:
-    cell = sized(TINY, name="tiny-code", pair="tiny", data="code", contenders={"SD": ("vanilla_sd",)})
+    cell = sized(
+        TINY, name="tiny-code", pair="tiny", data="code", contenders={"SD": ("vanilla_sd",)}
+    )
     assert "replay" not in cell.settings()
     assert CELL.settings()["replay"] == 3
 
 
-def test_a_collection_that_was_cut_short_goes_on(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_that_was_cut_short_goes_on(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was collected stays in a folder of the run."""
+
     def broken(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("cut")
 

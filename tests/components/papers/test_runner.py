@@ -40,23 +40,53 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
-TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,))
-CELL = sized(TINY, name="tiny-code", pair="tiny", pad_target=2e6, data="code", contenders={
-    "SD": ("vanilla_sd@1+1:num_speculative_tokens=1", "vanilla_sd@1+1:num_speculative_tokens=3"), "SPIDE": ("spide@1+1:tau=0.7",)})
+TINY = Scale(
+    "tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1, 3), gammas_all=(1,), taus=(0.7,)
+)
+CELL = sized(
+    TINY,
+    name="tiny-code",
+    pair="tiny",
+    pad_target=2e6,
+    data="code",
+    contenders={
+        "SD": (
+            "vanilla_sd@1+1:num_speculative_tokens=1",
+            "vanilla_sd@1+1:num_speculative_tokens=3",
+        ),
+        "SPIDE": ("spide@1+1:tau=0.7",),
+    },
+)
 
 
 def resources() -> StrategyResources:
     made = Provenance(pair="tiny", fingerprint="f" * 64)
-    times = RequestTimes(t_draft={1: 0.001}, prefill={}, per_context_token={}, context=8, split_alone=(0.001, {1: 0.004, 8: 0.006}),
-                         rest=RoundOverheads(round=0.0, token=0.0, figure=0.0))
-    profile = HardwareProfile(0.001, {1: 0.004, 8: 0.006}, 0.0005, made, (0.002, {1: 0.006, 8: 0.008}), details=times)
-    return StrategyResources({"acceptance_table": AcceptanceTable.empty(), "hardware_profile": profile})
+    times = RequestTimes(
+        t_draft={1: 0.001},
+        prefill={},
+        per_context_token={},
+        context=8,
+        split_alone=(0.001, {1: 0.004, 8: 0.006}),
+        rest=RoundOverheads(round=0.0, token=0.0, figure=0.0),
+    )
+    profile = HardwareProfile(
+        0.001, {1: 0.004, 8: 0.006}, 0.0005, made, (0.002, {1: 0.006, 8: 0.008}), details=times
+    )
+    return StrategyResources(
+        {"acceptance_table": AcceptanceTable.empty(), "hardware_profile": profile}
+    )
 
 
 def table_of(cell: Cell) -> PaperTable:
-    rows = (Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
-            Row("SPIDE: MAT over SD's", 1.4, "mat", "SPIDE", "SD"), Row("SD: acceptance", 0.6, "acceptance", "SD", neutral=None))
-    return PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", acceptance=0.6)
+    rows = (
+        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
+        Row("SPIDE: target calls over SD's", 1.1, "calls", "SPIDE", "SD"),
+        Row("SPIDE: MAT over SD's", 1.4, "mat", "SPIDE", "SD"),
+        Row("SD: acceptance", 0.6, "acceptance", "SD", neutral=None),
+    )
+    return PaperTable(
+        "tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", acceptance=0.6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +94,13 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data sets of prompts that fit the tiny pair's context."""
     folder = tmp_path_factory.mktemp("sets")
     for name in ("humaneval.jsonl", "gsm8k_test.jsonl.gz"):
-        rows = "".join(json.dumps({"prompt": text}) + "\n" for text in ("the man in the inn", "ten men", "an onion", "the end"))
-        (folder / name).write_bytes(gzip.compress(rows.encode()) if name.endswith(".gz") else rows.encode())
+        rows = "".join(
+            json.dumps({"prompt": text}) + "\n"
+            for text in ("the man in the inn", "ten men", "an onion", "the end")
+        )
+        (folder / name).write_bytes(
+            gzip.compress(rows.encode()) if name.endswith(".gz") else rows.encode()
+        )
     return folder
 
 
@@ -92,15 +127,20 @@ def test_a_second_run_measures_nothing(measured: tuple[Path, CellFile], sets: Pa
     assert said == ["[1/1] tiny-code: measured before"]
 
 
-@pytest.mark.parametrize("changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}])
-def test_other_settings_are_another_cell(measured: tuple[Path, CellFile], sets: Path,
-                                            changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"max_tokens": 9}, {"prompts": 2}, {"seed": 1}, {"pad_target": None}]
+)
+def test_other_settings_are_another_cell(
+    measured: tuple[Path, CellFile], sets: Path, changed: dict[str, Any]
+) -> None:
     folder, _ = measured
     other = Cell.model_validate({**CELL.model_dump(), **changed})
     assert runner.measured_cells([other], runner.Run(folder, data=sets)) == {}
 
 
-def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_is_decoded_with_so_many_seeds(
+    tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell = Cell.model_validate({**CELL.model_dump(), "prompts": 2, "seeds": 3, "temperature": 0.7})
     seeds: dict[str, list[int]] = {}
     generate = StrategyContender.generate
@@ -119,38 +159,81 @@ def test_each_prompt_is_decoded_with_so_many_seeds(tmp_path: Path, sets: Path, m
     assert "prompts: line-1, line-2." in asides(file)
 
 
-def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(measured: tuple[Path, CellFile]) -> None:
-    """A draft that costs more than twice the paper's, or less than half; and plain decoding by passes that were others in the texts."""
+def test_what_says_nothing_of_the_papers_conditions_gets_no_verdict(
+    measured: tuple[Path, CellFile],
+) -> None:
+    """A draft that costs more than twice the paper's, or less than half; and plain decoding by
+    passes that were others in the texts."""
     _, file = measured
     assert file.costs is not None
-    plain = file.report.strategies["autoregressive"].model_copy(update={"decode_tokens_per_second": 10.0})
-    report = file.report.model_copy(update={"strategies": {**file.report.strategies, "autoregressive": plain}})
-    rows = (Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE),
-            Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SD: acceptance", 0.5, "acceptance", "SD", neutral=None))
+    plain = file.report.strategies["autoregressive"].model_copy(
+        update={"decode_tokens_per_second": 10.0}
+    )
+    report = file.report.model_copy(
+        update={"strategies": {**file.report.strategies, "autoregressive": plain}}
+    )
+    rows = (
+        Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE),
+        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
+        Row("SD: acceptance", 0.5, "acceptance", "SD", neutral=None),
+    )
 
     def compared(draft: float, target: float, cost: float | None) -> list[bool]:
-        costs = file.costs.model_copy(update={"t_draft": draft, "t_verify": {1: target}, "t_rest": 0.0, "alone": (draft, {1: target})})
+        costs = file.costs.model_copy(
+            update={
+                "t_draft": draft,
+                "t_verify": {1: target},
+                "t_rest": 0.0,
+                "alone": (draft, {1: target}),
+            }
+        )
         table = PaperTable("tiny", "Table", "", "", CELL, rows, "", cost=cost)
         found = results(table, file.model_copy(update={"costs": costs, "report": report}))
         return [one.verdict != Verdict.NOT_COMPARABLE for one in found]
 
     assert compared(0.019, 0.1, 0.1) == compared(0.0051, 0.1, 0.1) == [True, True, True]
-    assert compared(0.021, 0.1, 0.1) == compared(0.0049, 0.1, 0.1) == [False, False, True], "speeds alone"
+    assert compared(0.021, 0.1, 0.1) == compared(0.0049, 0.1, 0.1) == [False, False, True], (
+        "speeds alone"
+    )
     assert compared(0.021, 0.1, None) == [True, True, True]
-    assert compared(0.01, 0.125, 0.1) == [False, True, True], "plain decoding was faster than its passes"
+    assert compared(0.01, 0.125, 0.1) == [False, True, True], (
+        "plain decoding was faster than its passes"
+    )
 
 
-def test_verdicts_that_slow_memory_may_have_made_are_provisional(measured: tuple[Path, CellFile]) -> None:
-    """Of a cell that did not wait, or most of whose texts met slow memory: rows over plain, and no others."""
+def test_verdicts_that_slow_memory_may_have_made_are_provisional(
+    measured: tuple[Path, CellFile],
+) -> None:
+    """Of a cell that did not wait, or most of whose texts met slow memory: rows over plain, and no
+    others."""
     _, file = measured
-    speed, calls = Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SPIDE: calls", 1.1, "calls", "SPIDE", "SD")
+    speed, calls = (
+        Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
+        Row("SPIDE: calls", 1.1, "calls", "SPIDE", "SD"),
+    )
 
     def marks(rates: list[float | None]) -> list[str]:
-        entries = {label: entry.model_copy(update={"per_prompt": tuple(row.model_copy(update={"memory_rate": rate})
-                                                                       for row, rate in zip(entry.per_prompt, rates, strict=True))})
-                   for label, entry in file.report.strategies.items()}
-        read = file.model_copy(update={"report": file.report.model_copy(update={"strategies": entries}), "best_memory_rate": None})
-        return [remark_on(row, Estimate(1.4, 1.3, 1.5), Verdict.REPRODUCED, read) for row in (speed, calls)]
+        entries = {
+            label: entry.model_copy(
+                update={
+                    "per_prompt": tuple(
+                        row.model_copy(update={"memory_rate": rate})
+                        for row, rate in zip(entry.per_prompt, rates, strict=True)
+                    )
+                }
+            )
+            for label, entry in file.report.strategies.items()
+        }
+        read = file.model_copy(
+            update={
+                "report": file.report.model_copy(update={"strategies": entries}),
+                "best_memory_rate": None,
+            }
+        )
+        return [
+            remark_on(row, Estimate(1.4, 1.3, 1.5), Verdict.REPRODUCED, read)
+            for row in (speed, calls)
+        ]
 
     assert marks([None, None, None]) == ["provisional", ""]
     assert marks([50.0, 30.0, 30.0]) == ["provisional", ""]
@@ -161,25 +244,46 @@ def test_verdicts_that_slow_memory_may_have_made_are_provisional(measured: tuple
 def test_a_value_that_fails_because_it_is_larger_says_so(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     row = Row("CSD: speed over SD", 1.03, "speed", "CSD", "SD")
-    assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED, file) == "ours is larger"
+    assert (
+        remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.NOT_REPRODUCED, file) == "ours is larger"
+    )
     assert remark_on(row, Estimate(0.9, 0.85, 0.95), Verdict.NOT_REPRODUCED, file) == ""
     assert remark_on(row, Estimate(1.59, 1.44, 1.76), Verdict.DIRECTION, file) == ""
-    assert remark_on(Row("a loss", 0.8, "speed", "CSD", "SD"), Estimate(1.2, 1.1, 1.3), Verdict.NOT_REPRODUCED, file) == "", "another side"
+    assert (
+        remark_on(
+            Row("a loss", 0.8, "speed", "CSD", "SD"),
+            Estimate(1.2, 1.1, 1.3),
+            Verdict.NOT_REPRODUCED,
+            file,
+        )
+        == ""
+    ), "another side"
 
 
-def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(measured: tuple[Path, CellFile]) -> None:
+def test_plain_decoding_on_equal_cores_takes_its_pass_with_the_other_model_idle(
+    measured: tuple[Path, CellFile],
+) -> None:
     """Not with all cores, and not beside a busy draft model; the time outside passes is added."""
     _, file = measured
     assert file.costs is not None
-    costs = file.costs.model_copy(update={"t_verify": {1: 0.3}, "t_rest": 0.01, "alone": (0.001, {1: 0.5, 8: 0.7}),
-                                          "busy": (0.002, {1: 0.9, 8: 1.1})})
+    costs = file.costs.model_copy(
+        update={
+            "t_verify": {1: 0.3},
+            "t_rest": 0.01,
+            "alone": (0.001, {1: 0.5, 8: 0.7}),
+            "busy": (0.002, {1: 0.9, 8: 1.1}),
+        }
+    )
     found = file.model_copy(update={"costs": costs}).measured()
     row = Row("SD: speed over plain, equal cores", 1.5, "speed", "SD", PLAIN_SHARE)
     ours, pace = found.estimate(row), found.entry("SD").decode_tokens_per_second
     assert ours is not None
     assert pace is not None
     assert ours.value == pytest.approx(0.51 * pace)
-    assert (found.whole(row), found.settings(row)) == (None, "γ " + str(found.entry("SD").parameters["num_speculative_tokens"]))
+    assert (found.whole(row), found.settings(row)) == (
+        None,
+        "γ " + str(found.entry("SD").parameters["num_speculative_tokens"]),
+    )
     assert file.model_copy(update={"costs": None}).measured().estimate(row) is None
 
 
@@ -197,26 +301,53 @@ def test_passes_are_timed_between_the_texts_of_a_cell(tmp_path: Path, sets: Path
     assert file.costs.t_verify[1] != made.t_verify[1]
     assert file.costs.alone[1][8] != made.alone[1][8]
     assert file.chosen_by == made, "what strategies choose by stays known"
-    page = render([Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": file})
+    page = render(
+        [Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": file}
+    )
     assert "Passes were timed 2 times between the texts:" in page
 
 
-def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(measured: tuple[Path, CellFile]) -> None:
-    """By the profile's the target reads eight tokens in the time of one, by those between the texts four."""
+def test_what_duodecoding_drafts_is_told_by_the_times_that_it_chose_by(
+    measured: tuple[Path, CellFile],
+) -> None:
+    """By the profile's the target reads eight tokens in the time of one, by those between the texts
+    four."""
     _, file = measured
     assert file.costs is not None
     label, entry = next(iter(file.report.strategies.items()))
-    counted = entry.model_copy(update={"strategy": "duo_decoding", "parameters": {}, "per_prompt": tuple(
-        row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt)})
-    report = file.report.model_copy(update={"strategies": {**file.report.strategies, label: counted}})
-    chosen, timed = (file.costs.model_copy(update={"busy": (0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})}) for eight in (1.2, 1.3))
-    assert "at most 8 tokens here" in sequence_words(file.model_copy(update={"report": report, "costs": timed, "chosen_by": chosen}))
-    assert "at most 4 tokens here" in sequence_words(file.model_copy(update={"report": report, "costs": timed}))
+    counted = entry.model_copy(
+        update={
+            "strategy": "duo_decoding",
+            "parameters": {},
+            "per_prompt": tuple(
+                row.model_copy(update={"sequences": {1: (1, 1)}}) for row in entry.per_prompt
+            ),
+        }
+    )
+    report = file.report.model_copy(
+        update={"strategies": {**file.report.strategies, label: counted}}
+    )
+    chosen, timed = (
+        file.costs.model_copy(update={"busy": (0.1, {1: 1.0, 4: 1.1, 8: eight, 16: 9.0})})
+        for eight in (1.2, 1.3)
+    )
+    assert "at most 8 tokens here" in sequence_words(
+        file.model_copy(update={"report": report, "costs": timed, "chosen_by": chosen})
+    )
+    assert "at most 4 tokens here" in sequence_words(
+        file.model_copy(update={"report": report, "costs": timed})
+    )
 
 
 @pytest.mark.parametrize(("times", "texts", "passes"), [(2, 40.0, 10.0), (0, 50.0, 0.0)])
-def test_waiting_before_passes_is_part_of_a_cells_patience(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, times: int,
-                                                           texts: float, passes: float) -> None:
+def test_waiting_before_passes_is_part_of_a_cells_patience(
+    tmp_path: Path,
+    sets: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    texts: float,
+    passes: float,
+) -> None:
     seen = []
 
     def bench(*given: Any, progress: PassTimes, **others: Any) -> None:
@@ -225,7 +356,9 @@ def test_waiting_before_passes_is_part_of_a_cells_patience(tmp_path: Path, sets:
         raise DraftwellError("seen", code="seen")
 
     monkeypatch.setattr(runner, "run_bench", bench)
-    assert runner.run_cells([CELL], runner.Run(tmp_path, data=sets, times=times, patience=50.0), opened) == {"tiny-code": "seen"}
+    assert runner.run_cells(
+        [CELL], runner.Run(tmp_path, data=sets, times=times, patience=50.0), opened
+    ) == {"tiny-code": "seen"}
     assert seen == [(pytest.approx(texts), pytest.approx(passes))]
 
 
@@ -235,17 +368,40 @@ def test_rejections_are_of_replays() -> None:
 
 
 def test_a_cell_with_sprinter_has_the_roc_of_its_verifier(tmp_path: Path, sets: Path) -> None:
-    cell = Cell.model_validate({**CELL.model_dump(), "temperature": 1.0, "contenders": {"SPRINTER": ("sprinter:tau=0.5",)}})
-    verifier = Verifier(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.0, ("scalars",), 0.5, 1.2, Provenance(pair="tiny", fingerprint="f" * 64))
+    cell = Cell.model_validate(
+        {**CELL.model_dump(), "temperature": 1.0, "contenders": {"SPRINTER": ("sprinter:tau=0.5",)}}
+    )
+    verifier = Verifier(
+        torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        0.0,
+        ("scalars",),
+        0.5,
+        1.2,
+        Provenance(pair="tiny", fingerprint="f" * 64),
+    )
     used = StrategyResources({**resources().artifacts, "verifier": verifier})
     run = runner.Run(tmp_path, data=sets)
     assert runner.run_cells([cell], run, lambda cells: (llama_pair(), used)) == {}
     file = runner.measured_cells([cell], run)["tiny-code"]
     assert set(file.roc) == {"1", "1.2", "1.5"}
     rows = (Row("SPRINTER: speed over plain", 1.5, "speed", "SPRINTER", PLAIN),)
-    table = PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because.", aucs={"1.2": 0.9}, rounds="Figure 4.")
+    table = PaperTable(
+        "tiny-1",
+        "Table 1: tiny",
+        "there",
+        "here",
+        cell,
+        rows,
+        "Because.",
+        aucs={"1.2": 0.9},
+        rounds="Figure 4.",
+    )
     shown = results(table, file)[-1]
-    assert (shown.what, shown.paper, shown.ours and shown.ours.value) == ("AUC of the verifier, λ 1.2", 0.9, file.roc["1.2"].auc[0])
+    assert (shown.what, shown.paper, shown.ours and shown.ours.value) == (
+        "AUC of the verifier, λ 1.2",
+        0.9,
+        file.roc["1.2"].auc[0],
+    )
     text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-code": file})
     assert "AUC of the draft's confidence" in text
     assert "Figure 4. Here, the milliseconds of a round" in text
@@ -259,36 +415,56 @@ def test_seeds_are_of_samples_and_leave_other_cells_as_they_are() -> None:
 
 def test_the_spread_is_of_the_seeds() -> None:
     """Two prompts, two seeds: with the second one everything is twice as fast."""
+
     def entry(*seconds: float) -> BenchEntry:
-        return BenchEntry(per_prompt=tuple(PromptRow(prompt_id=name, seconds=value, tokens=11)
-                                           for name, value in zip("abab", seconds, strict=True)))
+        return BenchEntry(
+            per_prompt=tuple(
+                PromptRow(prompt_id=name, seconds=value, tokens=11)
+                for name, value in zip("abab", seconds, strict=True)
+            )
+        )
 
-    assert over_by_seed(entry(1.0, 1.0, 0.5, 0.5), entry(2.0, 2.0, 2.0, 2.0), 2) == pytest.approx([2.0, 4.0])
+    assert over_by_seed(entry(1.0, 1.0, 0.5, 0.5), entry(2.0, 2.0, 2.0, 2.0), 2) == pytest.approx(
+        [2.0, 4.0]
+    )
 
 
-def test_what_was_measured_elsewhere_is_measured_again(measured: tuple[Path, CellFile], sets: Path) -> None:
+def test_what_was_measured_elsewhere_is_measured_again(
+    measured: tuple[Path, CellFile], sets: Path
+) -> None:
     folder, _ = measured
     assert runner.measured_cells([CELL], runner.Run(folder, "float32 on cuda", sets)) == {}
 
 
-def test_other_weights_or_artifacts_are_another_cell(measured: tuple[Path, CellFile], sets: Path) -> None:
-    """The file says what was read, and a file of other artifacts, or of another pair's weights, is not taken for it."""
+def test_other_weights_or_artifacts_are_another_cell(
+    measured: tuple[Path, CellFile], sets: Path
+) -> None:
+    """The file says what was read, and a file of other artifacts, or of another pair's weights, is
+    not taken for it."""
     folder, _ = measured
     one, two = MadeOf("f0", {"verifier": "d1"}), MadeOf("f0", {"verifier": "d2"})
-    assert runner.measured_cells([CELL], runner.Run(folder, data=sets, made_of=lambda cell: one)) == {}
-    keys = {CELL.key("", "", made.digests) for made in (one, two, MadeOf("f1", {"verifier": "d1"}), MadeOf("f0"))}
+    assert (
+        runner.measured_cells([CELL], runner.Run(folder, data=sets, made_of=lambda cell: one)) == {}
+    )
+    keys = {
+        CELL.key("", "", made.digests)
+        for made in (one, two, MadeOf("f1", {"verifier": "d1"}), MadeOf("f0"))
+    }
     assert len(keys) == 4
 
 
 def test_a_cell_without_any_file_asks_for_no_pair(tmp_path: Path, sets: Path) -> None:
     """Rendering a page must not fetch models of cells that were never measured."""
+
     def fetch(cell: Cell) -> MadeOf:
         raise AssertionError("the pair was fetched")
 
     assert runner.measured_cells([CELL], runner.Run(tmp_path, data=sets, made_of=fetch)) == {}
 
 
-def test_a_broken_file_is_measured_again(measured: tuple[Path, CellFile], tmp_path: Path, sets: Path) -> None:
+def test_a_broken_file_is_measured_again(
+    measured: tuple[Path, CellFile], tmp_path: Path, sets: Path
+) -> None:
     folder, _ = measured
     path = next(folder.glob("*.json"))
     (tmp_path / path.name).write_text(path.read_text()[:100])
@@ -311,11 +487,19 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, 
     assert list(runner.measured_cells([broken, CELL], run)) == ["tiny-code"]
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (RuntimeError("no kernel\nat line 3"), "RuntimeError: no kernel"), (MemoryError(), "MemoryError"), (KeyError("a"), "KeyError: 'a'")])
-def test_whatever_happens_in_a_cell_is_its_failure_alone(tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
-                                                         reason: str) -> None:
-    """Six hours of cells must not end with one; a pair that something unknown happened to is loaded again."""
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no kernel\nat line 3"), "RuntimeError: no kernel"),
+        (MemoryError(), "MemoryError"),
+        (KeyError("a"), "KeyError: 'a'"),
+    ],
+)
+def test_whatever_happens_in_a_cell_is_its_failure_alone(
+    tmp_path: Path, sets: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """Six hours of cells must not end with one; a pair that something unknown happened to is loaded
+    again."""
     cells = [CELL.model_copy(update={"name": f"tiny-{name}"}) for name in ("a", "b")]
     loaded, seen = list[str](), list[tuple[str, dict[str, str]]]()
 
@@ -330,30 +514,47 @@ def test_whatever_happens_in_a_cell_is_its_failure_alone(tmp_path: Path, sets: P
 
     monkeypatch.setattr(runner, "run_bench", breaks)
     run = runner.Run(tmp_path, data=sets)
-    assert runner.run_cells(cells, run, noted, after=lambda cell, failed: seen.append((cell.name, dict(failed)))) == {"tiny-a": reason}
+    assert runner.run_cells(
+        cells, run, noted, after=lambda cell, failed: seen.append((cell.name, dict(failed)))
+    ) == {"tiny-a": reason}
     assert seen == [("tiny-a", {"tiny-a": reason}), ("tiny-b", {"tiny-a": reason})]
     assert len(loaded) == 2
     assert list(runner.measured_cells(cells, run)) == ["tiny-b"]
 
 
 def test_a_pair_is_loaded_once_for_its_cells(tmp_path: Path, sets: Path) -> None:
-    """With what the strategies of all of them need; those that prefer the draft in ONNX Runtime, which has times of its own, are apart."""
+    """With what the strategies of all of them need; those that prefer the draft in ONNX Runtime,
+    which has times of its own, are apart."""
     loaded: list[list[str]] = []
-    others = [CELL.model_copy(update={"name": f"tiny-{name}", "data": "maths", "contenders": {"one": (name,)}})
-              for name in ("svip", "lookahead")]
-    apart = CELL.model_copy(update={"name": "tiny-duo", "contenders": {"one": ("duo_decoding@1+1",)}})
+    others = [
+        CELL.model_copy(
+            update={"name": f"tiny-{name}", "data": "maths", "contenders": {"one": (name,)}}
+        )
+        for name in ("svip", "lookahead")
+    ]
+    apart = CELL.model_copy(
+        update={"name": "tiny-duo", "contenders": {"one": ("duo_decoding@1+1",)}}
+    )
 
     def noted(cells: Sequence[Cell]) -> Any:
         loaded.append([cell.name for cell in cells])
         return opened(cells)
 
-    assert runner.run_cells([others[0], apart, CELL, others[1]], runner.Run(tmp_path, data=sets), noted) == {}
+    assert (
+        runner.run_cells(
+            [others[0], apart, CELL, others[1]], runner.Run(tmp_path, data=sets), noted
+        )
+        == {}
+    )
     assert loaded == [["tiny-svip", "tiny-code", "tiny-lookahead"], ["tiny-duo"]]
 
 
 def test_the_most_telling_pair_is_measured_first() -> None:
     """Whatever its name is: a run that ends early has what the page is read for."""
-    cells = [CELL.model_copy(update={"name": f"{pair}-{data}", "pair": pair}) for pair, data in (("z", "a"), ("a", "a"), ("z", "b"))]
+    cells = [
+        CELL.model_copy(update={"name": f"{pair}-{data}", "pair": pair})
+        for pair, data in (("z", "a"), ("a", "a"), ("z", "b"))
+    ]
     assert [cell.name for cell in runner.by_pair(cells)] == ["z-a", "z-b", "a-a"]
 
 
@@ -364,7 +565,10 @@ def test_a_cell_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = runner.Pace("[1/2] tiny", said.append)
     for now[0], done in ((600.0, 1), (630.0, 6), (715.0, 21), (716.0, 22)):
         pace(done, 61, "spide")
-    assert said == ["[1/2] tiny: 6 of 61 texts, about 6 min left", "[1/2] tiny: 21 of 61 texts, about 4 min left"], "not at every text"
+    assert said == [
+        "[1/2] tiny: 6 of 61 texts, about 6 min left",
+        "[1/2] tiny: 21 of 61 texts, about 4 min left",
+    ], "not at every text"
 
 
 def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
@@ -377,17 +581,25 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
     assert base.decode_tokens_per_second is not None
     plain = found.entry(PLAIN)
     assert plain.decode_tokens_per_second is not None
-    assert speed.value == pytest.approx(base.decode_tokens_per_second / plain.decode_tokens_per_second), "of decoding alone"
+    assert speed.value == pytest.approx(
+        base.decode_tokens_per_second / plain.decode_tokens_per_second
+    ), "of decoding alone"
     assert found.whole(rows[0]) == pytest.approx(base.speedup), "with the prompt's reading"
     assert found.whole(rows[1]) is None, "not a speed"
     assert found.settings(rows[1]).endswith(f"SD: γ {base.parameters['num_speculative_tokens']}")
     assert speed.low <= speed.value <= speed.high
     assert calls is not None
-    assert calls.value == pytest.approx((mine.target_calls / mine.emitted) / (base.target_calls / base.emitted))
+    assert calls.value == pytest.approx(
+        (mine.target_calls / mine.emitted) / (base.target_calls / base.emitted)
+    )
     assert mat is not None
-    accepted, corrected = ([sum(count(row) for row in entry.per_prompt) for entry in (mine, base)]
-                           for count in (lambda row: row.accepted, lambda row: row.tokens - row.accepted - 1))
-    assert mat.value == pytest.approx((accepted[0] / corrected[0]) / (accepted[1] / corrected[1])), "without the prompts' own tokens"
+    accepted, corrected = (
+        [sum(count(row) for row in entry.per_prompt) for entry in (mine, base)]
+        for count in (lambda row: row.accepted, lambda row: row.tokens - row.accepted - 1)
+    )
+    assert mat.value == pytest.approx(
+        (accepted[0] / corrected[0]) / (accepted[1] / corrected[1])
+    ), "without the prompts' own tokens"
     assert acceptance is not None
     assert acceptance.value == pytest.approx(base.acceptance_rate)
 
@@ -395,54 +607,101 @@ def test_estimates_are_the_reports_own(measured: tuple[Path, CellFile]) -> None:
 def test_the_fastest_plays_a_role(measured: tuple[Path, CellFile]) -> None:
     _, file = measured
     found = file.measured()
-    others = [file.report.strategies[label].decode_tokens_per_second or 0.0 for label in found.labels["SD"]]
+    others = [
+        file.report.strategies[label].decode_tokens_per_second or 0.0
+        for label in found.labels["SD"]
+    ]
     assert len(others) == 2
     assert found.entry("SD").decode_tokens_per_second == pytest.approx(max(others), rel=1e-6)
     named = found.entry("vanilla_sd@1+1:num_speculative_tokens=1")
-    assert named.parameters == {"num_speculative_tokens": "1"}, "a row may name one contender, whether or not it is the fastest"
+    assert named.parameters == {"num_speculative_tokens": "1"}, (
+        "a row may name one contender, whether or not it is the fastest"
+    )
 
 
-def test_the_page_has_values_formulas_and_verdicts(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
+def test_the_page_has_values_formulas_and_verdicts(
+    measured: tuple[Path, CellFile], tmp_path: Path
+) -> None:
     _, file = measured
     table = table_of(CELL)
-    paper = Paper("tiny", "Tiny paper", lambda scale: (table,), untestable=(("Table 9", "no judge"),), open=("Figure 3",))
+    paper = Paper(
+        "tiny",
+        "Tiny paper",
+        lambda scale: (table,),
+        untestable=(("Table 9", "no judge"),),
+        open=("Figure 3",),
+    )
     picture = draw_table(table, results(table, file), tmp_path / "tiny.png")
     assert picture is not None
     assert picture.stat().st_size > 1000
     text = render([paper], TINY, {"tiny-code": file}, pictures={"tiny-1": Path("images/tiny.png")})
-    for words in ("### Table 1: tiny", "| SD: speed over plain | 1.50 |", "Leviathan's formula", "vanilla_sd@1+1(num_speculative_tokens=3)",
-                  "spide@1+1, over SD", "Table 9: not testable here: no judge", "Figure 3: open", "images/tiny.png", "share reached"):
+    for words in (
+        "### Table 1: tiny",
+        "| SD: speed over plain | 1.50 |",
+        "Leviathan's formula",
+        "vanilla_sd@1+1(num_speculative_tokens=3)",
+        "spide@1+1, over SD",
+        "Table 9: not testable here: no judge",
+        "Figure 3: open",
+        "images/tiny.png",
+        "share reached",
+    ):
         assert words in text, words
     assert text.count(f"| {Verdict.OPEN} |") == 1, "only the overview's column is named so"
 
 
 def test_a_page_of_nothing_says_that_it_is_open() -> None:
     table = table_of(CELL)
-    text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {}, failed={"tiny-code": "no such pair"})
+    text = render(
+        [Paper("tiny", "Tiny paper", lambda scale: (table,))],
+        TINY,
+        {},
+        failed={"tiny-code": "no such pair"},
+    )
     assert [result.verdict for result in results(table, None)] == [Verdict.OPEN] * 4
     assert "Not measured: no such pair" in text
     assert "0 cells are measured; 0 are counted" in text
     assert "(a tiny run) took 0 minutes" in text
 
 
-@pytest.mark.parametrize(("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")])
-def test_a_machine_that_changed_since_its_profile_is_named(measured: tuple[Path, CellFile], share: float, word: str) -> None:
-    """Plain decoding at `share` times the seconds of the profile: the sentence stands next to the predictions."""
+@pytest.mark.parametrize(
+    ("share", "word"), [(1.3, "slower"), (0.7, "faster"), (1.1, ""), (0.9, "")]
+)
+def test_a_machine_that_changed_since_its_profile_is_named(
+    measured: tuple[Path, CellFile], share: float, word: str
+) -> None:
+    """Plain decoding at `share` times the seconds of the profile: the sentence stands next to the
+    predictions."""
     _, file = measured
     assert file.costs is not None
     expected = file.costs.t_verify[1] + file.costs.t_rest
-    plain = file.report.strategies["autoregressive"].model_copy(update={"decode_tokens_per_second": 1 / (share * expected)})
-    report = file.report.model_copy(update={"strategies": {**file.report.strategies, "autoregressive": plain}})
+    plain = file.report.strategies["autoregressive"].model_copy(
+        update={"decode_tokens_per_second": 1 / (share * expected)}
+    )
+    report = file.report.model_copy(
+        update={"strategies": {**file.report.strategies, "autoregressive": plain}}
+    )
     changed = file.model_copy(update={"report": report})
     assert (changed.drift is None) == (not word)
-    text = render([Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": changed})
-    assert (f"The machine was {word} in the texts than when passes were timed: plain decoding took" in text) == bool(word)
-    assert "get no verdict" not in text.partition("### Table")[2], "no row is over plain on equal cores"
+    text = render(
+        [Paper("tiny", "Tiny paper", lambda scale: (table_of(CELL),))], TINY, {"tiny-code": changed}
+    )
+    assert (
+        f"The machine was {word} in the texts than when passes were timed: plain decoding took"
+        in text
+    ) == bool(word)
+    assert "get no verdict" not in text.partition("### Table")[2], (
+        "no row is over plain on equal cores"
+    )
 
 
-def test_a_file_of_a_version_that_kept_its_notes_is_read(measured: tuple[Path, CellFile], tmp_path: Path) -> None:
+def test_a_file_of_a_version_that_kept_its_notes_is_read(
+    measured: tuple[Path, CellFile], tmp_path: Path
+) -> None:
     folder, file = measured
-    older = json.loads(next(folder.glob("*.json")).read_text()) | {"notes": ["The machine was slower."]}
+    older = json.loads(next(folder.glob("*.json")).read_text()) | {
+        "notes": ["The machine was slower."]
+    }
     (tmp_path / "a.json").write_text(json.dumps(older))
     assert read_cell(tmp_path / "a.json") == file
 
@@ -459,7 +718,9 @@ def test_acceptance_is_drawn_against_cost(measured: tuple[Path, CellFile], tmp_p
     assert picture is not None
     assert picture.stat().st_size > 1000
     assert draw_points([], published_points(), tmp_path / "none.png") is None
-    assert "](points.png)" in render([paper], TINY, {"tiny-code": file}, pictures={POINTS: Path("points.png")})
+    assert "](points.png)" in render(
+        [paper], TINY, {"tiny-code": file}, pictures={POINTS: Path("points.png")}
+    )
 
 
 def test_a_quick_page_says_that_it_decides_little_and_each_paper_names_its_command() -> None:
@@ -478,7 +739,8 @@ def test_cells_survive_their_file(measured: tuple[Path, CellFile]) -> None:
 
 @pytest.mark.parametrize("scale", [QUICK, FULL], ids=lambda scale: scale.name)
 def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
-    """Roles exist, specs are strategies with valid parameters, cells of one name are one cell, and both sizes have the same tables."""
+    """Roles exist, specs are strategies with valid parameters, cells of one name are one cell, and
+    both sizes have the same tables."""
     from components.bench.runner import core_plan
     from components.papers.catalogue import PAPERS
     from serving.runtime.strategies import build_strategy
@@ -490,13 +752,18 @@ def test_every_papers_tables_fit_their_cells(scale: Scale) -> None:
         for table in tables:
             assert cells.setdefault(table.cell.name, table.cell) == table.cell
             roles = table.cell.labels()
-            named = {row.role for row in table.rows} | {row.against for row in table.rows if row.against}
+            named = {row.role for row in table.rows} | {
+                row.against for row in table.rows if row.against
+            }
             named -= {PLAIN_SHARE}
-            assert {choice_of(spec) for spec in named - roles.keys()} <= set(table.cell.choices()), table.name
+            assert {choice_of(spec) for spec in named - roles.keys()} <= set(
+                table.cell.choices()
+            ), table.name
             for choice in table.cell.choices():
                 build_strategy(core_plan(choice.name)[0], dict(choice.parameters))
         assert [(table.title, [row.what for row in table.rows]) for table in tables] == [
-            (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)]
+            (other.title, [row.what for row in other.rows]) for other in paper.tables(FULL)
+        ]
         if scale is QUICK:
             measured = [table.cell for table in tables if table.cell.replay is None]
             assert max(len(cell.choices()) for cell in measured) <= 15, "20 minutes for 14 cells"
@@ -506,8 +773,12 @@ def test_the_best_rate_of_memory_is_that_of_earlier_cells_too(tmp_path: Path) ->
     """Of this machine: a run that meets slow memory alone would take that for the best."""
     kept = json.loads((FOLDER / "csd-maths.json").read_text())
     here = {"cpu": cpu_model(), "cores": usable_cores(), "threads": torch.get_num_threads()}
-    for name, rate, machine in (("one", 61.0, here), ("two", 64.0, here), ("another", 200.0, here | {"cpu": "another"}),
-                                ("more threads", 90.0, here | {"threads": 64})):
+    for name, rate, machine in (
+        ("one", 61.0, here),
+        ("two", 64.0, here),
+        ("another", 200.0, here | {"cpu": "another"}),
+        ("more threads", 90.0, here | {"threads": 64}),
+    ):
         kept["report"]["machine"] |= machine
         for entry in kept["report"]["strategies"].values():
             entry["per_prompt"] = [row | {"memory_rate": rate} for row in entry["per_prompt"]]

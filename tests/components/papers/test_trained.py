@@ -33,19 +33,36 @@ from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import llama_pair
 
 TINY = Scale("tiny", prompts=3, max_tokens=8, repeats=1, gammas=(1,), gammas_all=(1,), taus=(0.7,))
-CELL = sized(TINY, name="tiny-transfer", pair="tiny", data="maths", temperature=1.0,
-             contenders={"SD": ("vanilla_sd:num_speculative_tokens=1",)},
-             verifiers={"here": "maths-train", "elsewhere": "continuation-train"}, training_prompts=4, training_tokens=48)
-TEXTS = {"gsm8k_test.jsonl.gz": ("the man in the inn", "ten men", "no one else", "an onion", "the end"),
-         "gsm8k_train_2000.jsonl.gz": ("ten men", "one man", "ten onions", "an inn", "no one"),
-         "wikitext2_train_continuation.jsonl.gz": ("in the end", "then a man", "the tin man", "no one else")}
+CELL = sized(
+    TINY,
+    name="tiny-transfer",
+    pair="tiny",
+    data="maths",
+    temperature=1.0,
+    contenders={"SD": ("vanilla_sd:num_speculative_tokens=1",)},
+    verifiers={"here": "maths-train", "elsewhere": "continuation-train"},
+    training_prompts=4,
+    training_tokens=48,
+)
+TEXTS = {
+    "gsm8k_test.jsonl.gz": ("the man in the inn", "ten men", "no one else", "an onion", "the end"),
+    "gsm8k_train_2000.jsonl.gz": ("ten men", "one man", "ten onions", "an inn", "no one"),
+    "wikitext2_train_continuation.jsonl.gz": (
+        "in the end",
+        "then a man",
+        "the tin man",
+        "no one else",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
     for name, texts in TEXTS.items():
-        (folder / name).write_bytes(gzip.compress("".join(json.dumps({"prompt": text}) + "\n" for text in texts).encode()))
+        (folder / name).write_bytes(
+            gzip.compress("".join(json.dumps({"prompt": text}) + "\n" for text in texts).encode())
+        )
     return folder
 
 
@@ -64,9 +81,23 @@ def file(run: runner.Run) -> CellFile:
 def test_no_prompt_is_both_learnt_from_and_decoded(run: runner.Run) -> None:
     """Though two are in other files, too."""
     planned = run.planned(CELL)
-    assert [prompt.prompt for prompt in planned.training["here"].prompts] == ["ten men", "one man", "ten onions", "an inn"]
-    assert [prompt.prompt for prompt in planned.training["elsewhere"].prompts] == ["in the end", "then a man", "the tin man", "no one else"]
-    assert [prompt.prompt for prompt in planned.chosen.prompts] == ["the man in the inn", "an onion", "the end"]
+    assert [prompt.prompt for prompt in planned.training["here"].prompts] == [
+        "ten men",
+        "one man",
+        "ten onions",
+        "an inn",
+    ]
+    assert [prompt.prompt for prompt in planned.training["elsewhere"].prompts] == [
+        "in the end",
+        "then a man",
+        "the tin man",
+        "no one else",
+    ]
+    assert [prompt.prompt for prompt in planned.chosen.prompts] == [
+        "the man in the inn",
+        "an onion",
+        "the end",
+    ]
 
 
 def test_shipped_prompts_are_divided() -> None:
@@ -77,21 +108,27 @@ def test_shipped_prompts_are_divided() -> None:
     assert len(left.prompts) == len(choose("maths", 64, None).prompts) - 6
 
 
-def test_a_cell_is_another_one_with_other_training_prompts(run: runner.Run, sets: Path, tmp_path: Path) -> None:
+def test_a_cell_is_another_one_with_other_training_prompts(
+    run: runner.Run, sets: Path, tmp_path: Path
+) -> None:
     path = run.planned(CELL).path
     for other in list(TEXTS)[1:]:
         for name in TEXTS:
             (tmp_path / name).write_bytes((sets / name).read_bytes())
         assert runner.Run(run.folder, data=tmp_path).planned(CELL).path == path
-        (tmp_path / other).write_bytes(gzip.compress(b"".join(b'{"prompt": "%d men"}\n' % i for i in range(4))))
+        (tmp_path / other).write_bytes(
+            gzip.compress(b"".join(b'{"prompt": "%d men"}\n' % i for i in range(4)))
+        )
         assert runner.Run(run.folder, data=tmp_path).planned(CELL).path != path
     fewer = Cell.model_validate({**CELL.model_dump(), "training_prompts": 3})
     assert run.planned(fewer).path != path
 
 
-def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(run: runner.Run, tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """All drawn at the cell's temperature; what is tested on are the prompts that are decoded, not some that are held out."""
+def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(
+    run: runner.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All drawn at the cell's temperature; what is tested on are the prompts that are decoded, not
+    some that are held out."""
     collected, tested = list[tuple[list[str], CollectionSettings]](), list[list[str]]()
 
     def collect(pair: Any, prompts: Any, folder: Path, settings: CollectionSettings) -> Any:
@@ -105,10 +142,18 @@ def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(run: 
     monkeypatch.setattr(trained, "collect_traces", collect)
     monkeypatch.setattr(trained, "train_verifier", train)
     planned = run.planned(CELL)
-    found = trained.trained_verifiers(CELL, llama_pair(), {role: one.prompts for role, one in planned.training.items()},
-                                      planned.chosen.prompts, tmp_path)
+    found = trained.trained_verifiers(
+        CELL,
+        llama_pair(),
+        {role: one.prompts for role, one in planned.training.items()},
+        planned.chosen.prompts,
+        tmp_path,
+    )
     assert [texts[0] for texts, _ in collected] == ["the man in the inn", "ten men", "in the end"]
-    assert [settings.prefix_kinds for _, settings in collected] == [("target",), *2 * [("draft", "mixed", "target")]]
+    assert [settings.prefix_kinds for _, settings in collected] == [
+        ("target",),
+        *2 * [("draft", "mixed", "target")],
+    ]
     assert [settings.max_tokens for _, settings in collected] == [64, 48, 48]
     assert {settings.temperature for _, settings in collected} == {1.0}
     assert tested == 2 * [sorted(prompt.id for prompt in planned.chosen.prompts)]
@@ -118,16 +163,27 @@ def test_they_learn_from_three_kinds_of_text_and_are_tested_on_the_targets(run: 
 
 def test_each_contender_asks_its_own_verifier() -> None:
     made = Provenance(pair="tiny", fingerprint="f" * 64)
-    first, second = (Verifier(torch.tensor([0.0] * 4), bias, ("scalars",), 0.5, 1.2, made) for bias in (-9.0, 9.0))
+    first, second = (
+        Verifier(torch.tensor([0.0] * 4), bias, ("scalars",), 0.5, 1.2, made)
+        for bias in (-9.0, 9.0)
+    )
     pair, used = llama_pair(), StrategyResources({"verifier": first}, frozenset({1}))
-    rejecting, accepting = (contender(pair, used, name, verifier) for name, verifier in (("first", first), ("second", second)))
-    ids, sampling = pair.encode(TEXTS["gsm8k_test.jsonl.gz"][0]), pair.sampling(max_tokens=8, temperature=1.0, seed=0)
+    rejecting, accepting = (
+        contender(pair, used, name, verifier)
+        for name, verifier in (("first", first), ("second", second))
+    )
+    ids, sampling = (
+        pair.encode(TEXTS["gsm8k_test.jsonl.gz"][0]),
+        pair.sampling(max_tokens=8, temperature=1.0, seed=0),
+    )
     calls = [one.generate(ids, sampling).stats.target_calls for one in (rejecting, accepting)]
     assert calls[0] > calls[1], "one that rejects everything asks the target after every token"
     assert rejecting.resources.special_tokens == frozenset({1})
 
 
-def test_the_bench_gets_a_contender_for_each_role(run: runner.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bench_gets_a_contender_for_each_role(
+    run: runner.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the verifier that was trained for it, not the first one twice."""
     made, used = dict[str, Verifier](), dict[str, Verifier]()
 
@@ -136,7 +192,9 @@ def test_the_bench_gets_a_contender_for_each_role(run: runner.Run, monkeypatch: 
         made.update({role: one.verifier for role, one in found.items()})
         return found
 
-    def play(pair: Any, resources: StrategyResources, role: str, verifier: Verifier) -> StrategyContender:
+    def play(
+        pair: Any, resources: StrategyResources, role: str, verifier: Verifier
+    ) -> StrategyContender:
         used[role] = verifier
         return contender(pair, resources, role, verifier)
 
@@ -150,21 +208,39 @@ def test_the_bench_gets_a_contender_for_each_role(run: runner.Run, monkeypatch: 
 
 def test_the_file_has_a_contender_and_an_auc_for_each(file: CellFile) -> None:
     assert list(file.report.strategies) == ["autoregressive", "vanilla_sd", "here", "elsewhere"]
-    assert file.report.strategies["here"].strategy == file.report.strategies["elsewhere"].strategy == "sprinter"
+    assert (
+        file.report.strategies["here"].strategy
+        == file.report.strategies["elsewhere"].strategy
+        == "sprinter"
+    )
     assert list(file.aucs) == ["here", "elsewhere"]
     assert set(file.aucs["here"]) == set(file.aucs["elsewhere"]) == set(file.roc)
     assert all(file.aucs["here"][ratio] == roc.auc for ratio, roc in file.roc.items())
     assert file.aucs["here"] != file.aucs["elsewhere"], "they were trained on different texts"
-    assert "here: GSM8K (train), 4 prompts; elsewhere: WikiText-2 (training texts), 4 prompts" in file.source
+    assert (
+        "here: GSM8K (train), 4 prompts; elsewhere: WikiText-2 (training texts), 4 prompts"
+        in file.source
+    )
 
 
 def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: CellFile) -> None:
     traces = sorted((run.folder / "traces").iterdir())
     assert len(traces) == 2
-    before = [path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))]
-    turned = Cell.model_validate({**CELL.model_dump(), "name": "tiny-turned", "max_tokens": 6, "contenders": {"SD": ("vanilla_sd",)}})
+    before = [
+        path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))
+    ]
+    turned = Cell.model_validate(
+        {
+            **CELL.model_dump(),
+            "name": "tiny-turned",
+            "max_tokens": 6,
+            "contenders": {"SD": ("vanilla_sd",)},
+        }
+    )
     assert runner.run_cells([turned], run, lambda cells: (llama_pair(), StrategyResources())) == {}
-    assert before == [path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))]
+    assert before == [
+        path.stat().st_mtime_ns for trace in traces for path in sorted(trace.rglob("*.parquet"))
+    ]
     assert before
     assert sorted((run.folder / "traces").iterdir()) == traces
     warmer = Cell.model_validate({**turned.model_dump(), "temperature": 1.5})
@@ -173,15 +249,21 @@ def test_another_cell_takes_the_traces_that_are_there(run: runner.Run, file: Cel
 
 
 def test_it_is_shown(file: CellFile) -> None:
-    rows = (Row("elsewhere: speed over here", 0.98, "speed", "elsewhere", "here"),
-            Row("here: speed over plain", 1.5, "speed", "here", PLAIN))
-    table = PaperTable("tiny-4", "Table 4: tiny", "there", "here", CELL, rows, "Because.", aucs={"1.2": 0.9})
+    rows = (
+        Row("elsewhere: speed over here", 0.98, "speed", "elsewhere", "here"),
+        Row("here: speed over plain", 1.5, "speed", "here", PLAIN),
+    )
+    table = PaperTable(
+        "tiny-4", "Table 4: tiny", "there", "here", CELL, rows, "Because.", aucs={"1.2": 0.9}
+    )
     shown = results(table, file)
     assert [one.ours is not None for one in shown] == [True, True, True]
     assert shown[0].settings == "τ 0.5; here: τ 0.5"
     assert "| here | τ 0.5 |" in tried(file)
     assert "| elsewhere | τ 0.5 |" in tried(file)
-    text = render([Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-transfer": file})
+    text = render(
+        [Paper("tiny", "Tiny paper", lambda scale: (table,))], TINY, {"tiny-transfer": file}
+    )
     assert "| AUC of | λ 1 | λ 1.2 | λ 1.5 |" in text
     assert "| AUC of here, λ 1.2 | 0.90 |" in text
     assert "| the draft's confidence |" in text
@@ -201,8 +283,16 @@ def test_a_role_has_one_meaning_and_other_cells_stay_as_they_are() -> None:
 
 def test_a_ratio_that_one_verifier_lacks_is_a_dash(file: CellFile) -> None:
     fewer = {"here": file.aucs["here"], "elsewhere": {"1.2": file.aucs["elsewhere"]["1.2"]}}
-    row = next(line for line in trained.trained_table(fewer, file.roc).splitlines() if line.startswith("| elsewhere"))
-    assert [cell.strip() for cell in row.split("|")[2:-1]] == ["–", trained.auc_words(fewer["elsewhere"]["1.2"]), "–"]
+    row = next(
+        line
+        for line in trained.trained_table(fewer, file.roc).splitlines()
+        if line.startswith("| elsewhere")
+    )
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
+        "–",
+        trained.auc_words(fewer["elsewhere"]["1.2"]),
+        "–",
+    ]
 
 
 def test_their_pair_has_a_slot_for_every_text() -> None:
@@ -214,15 +304,20 @@ def test_their_pair_has_a_slot_for_every_text() -> None:
 def test_the_papers_values() -> None:
     """By Table 2 (GPT-Neo: Wiki-Summary .56 and 1.64, LM1B .46 and 1.83) and Table 4."""
     found = [[row.paper for row in table.rows if row.paper] for table in tables(FULL)[1:]]
-    assert found == [pytest.approx([0.56 / 0.57, 1.64, 1.64 * 0.56 / 0.57, 0.452, 0.476]),
-                     pytest.approx([0.46 / 0.51, 1.83, 1.83 * 0.46 / 0.51, 0.396, 0.382])]
+    assert found == [
+        pytest.approx([0.56 / 0.57, 1.64, 1.64 * 0.56 / 0.57, 0.452, 0.476]),
+        pytest.approx([0.46 / 0.51, 1.83, 1.83 * 0.46 / 0.51, 0.396, 0.382]),
+    ]
     assert [(table.title.partition(":")[0], dict(table.aucs)) for table in tables(FULL)[1:]] == [
-        ("Table 4 and Figure 12", {"1.2": 0.9}), ("Table 4 and Figure 13", {"1.2": 0.8})]
+        ("Table 4 and Figure 12", {"1.2": 0.9}),
+        ("Table 4 and Figure 13", {"1.2": 0.8}),
+    ]
 
 
 @pytest.mark.parametrize("scale", [FULL, QUICK])
 def test_the_tables_mirror_each_other(scale: Scale) -> None:
-    """Each is decoded with a verifier of its own kind of text first, and the other's second; both train the same two."""
+    """Each is decoded with a verifier of its own kind of text first, and the other's second; both
+    train the same two."""
     wiki, maths = (table.cell for table in tables(scale)[1:])
     assert list(wiki.verifiers.values()) == ["continuation-train", "maths-train"]
     assert list(maths.verifiers.items()) == list(wiki.verifiers.items())[::-1]

@@ -16,22 +16,36 @@ ROWS = [Prompt(f"p{i}", None, [f"question {i}"]) for i in range(10)]
 
 def test_a_hash_covers_what_is_asked_and_not_the_id() -> None:
     asked = Prompt("a", None, ["Hello"])
-    assert hash_of(asked) == hash_of(Prompt("other", "chat", ["Hello", "and then?"], "Hi", answers=("Hi",), fields={"answer": 1}))
+    assert hash_of(asked) == hash_of(
+        Prompt("other", "chat", ["Hello", "and then?"], "Hi", answers=("Hi",), fields={"answer": 1})
+    )
     system = ({"role": "system", "content": "Be brief."},)
-    others = [Prompt("a", None, ["hello"]), Prompt("a", None, ["Hello"], messages=system), Prompt("a", None, ["Hello"], raw=True),
-              Prompt("a", None, [""], tokens=((1, 2),)), Prompt("a", None, [""], tokens=((1, 3),))]
+    others = [
+        Prompt("a", None, ["hello"]),
+        Prompt("a", None, ["Hello"], messages=system),
+        Prompt("a", None, ["Hello"], raw=True),
+        Prompt("a", None, [""], tokens=((1, 2),)),
+        Prompt("a", None, [""], tokens=((1, 3),)),
+    ]
     assert len({hash_of(prompt) for prompt in [asked, *others]}) == 6
     assert hashes_of([asked, asked]) == [hash_of(asked)]
 
 
 def test_repeated_prompts_count_once_in_order() -> None:
     again = Prompt("again", None, ["question 1"])
-    assert [prompt.id for prompt in different([*ROWS[:3], again, ROWS[3]])] == ["p0", "p1", "p2", "p3"]
+    assert [prompt.id for prompt in different([*ROWS[:3], again, ROWS[3]])] == [
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+    ]
 
 
 def test_prompts_that_something_was_made_from_are_left_out_and_named() -> None:
     renamed = [Prompt(f"served/{i}", "chat", prompt.turns) for i, prompt in enumerate(ROWS)]
-    used = TrainingPrompts.of({"traces": hashes_of(ROWS[:3]), "correction_memory": hashes_of(ROWS[2:5]), "verifier": None})
+    used = TrainingPrompts.of(
+        {"traces": hashes_of(ROWS[:3]), "correction_memory": hashes_of(ROWS[2:5]), "verifier": None}
+    )
     left, lines = used.untouched(renamed, 2)
     assert [prompt.id for prompt in left] == ["served/5", "served/6"]
     assert "5 prompts left out: they were used to make traces, correction_memory" in lines
@@ -42,17 +56,22 @@ def test_prompts_that_something_was_made_from_are_left_out_and_named() -> None:
 
 
 def test_the_steps_of_a_pipeline_share_no_prompt(tmp_path: Path) -> None:
-    """The naive cut takes calibration's and tuning's prompts out of the collection's, and the gate's again where a file is short."""
+    """The naive cut takes calibration's and tuning's prompts out of the collection's, and the
+    gate's again where a file is short."""
     for rows in (12, 40, 200):
         file = tmp_path / f"{rows}.jsonl"
         texts = [f"question {i}" for i in range(rows)]
-        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, texts[0], texts[-1]]))
+        file.write_text(
+            "".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, texts[0], texts[-1]])
+        )
         cut = prompts_of(PipelineSettings(prompts=file))
         hashes = [hash_of(prompt) for prompts in cut.values() for prompt in prompts]
         assert len(set(hashes)) == len(hashes) == min(rows, 16 + 16 + 8 + 8)
         assert all(cut.values())
     with raises_code("too_few_prompts", "3 different prompts"):
-        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "b", "c", "a")))
+        file.write_text(
+            "".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "b", "c", "a"))
+        )
         prompts_of(PipelineSettings(prompts=file))
 
 
@@ -60,6 +79,13 @@ def test_the_shipped_prompts_suffice_for_the_demo_and_for_each_command() -> None
     from flows.cli.learn.shared import COLLECTED
 
     rows = read_prompts(DEMO)
-    assert len(different(rows)) == len(rows) >= COLLECTED + 24 + 12 + 16, "collect, calibrate, tune and gate with their defaults"
+    assert len(different(rows)) == len(rows) >= COLLECTED + 24 + 12 + 16, (
+        "collect, calibrate, tune and gate with their defaults"
+    )
     settings = PipelineSettings()
-    assert {name: len(prompts) for name, prompts in prompts_of(settings).items()} == {"bench": 16, "collect": 16, "calibrate": 8, "tune": 8}
+    assert {name: len(prompts) for name, prompts in prompts_of(settings).items()} == {
+        "bench": 16,
+        "collect": 16,
+        "calibrate": 8,
+        "tune": 8,
+    }

@@ -30,16 +30,35 @@ def test_jsonl_is_read_as_everywhere(tmp_path: Path) -> None:
         load_prompts(tmp_path / "p.jsonl", column="prompt")
 
 
-def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_written(tmp_path: Path) -> None:
-    bodies = [{"model": "m", "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "你好"}], "stream": True},
-              {"model": "m", "prompt": "once upon"}]
+def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_written(
+    tmp_path: Path,
+) -> None:
+    bodies = [
+        {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "be kind"},
+                {"role": "user", "content": "你好"},
+            ],
+            "stream": True,
+        },
+        {"model": "m", "prompt": "once upon"},
+    ]
     (tmp_path / "2026-11-20.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
-    (tmp_path / "2026-11-21.jsonl").write_text(json.dumps(bodies[1]) + "\n" + '{"model": "m", "mess')
+    (tmp_path / "2026-11-21.jsonl").write_text(
+        json.dumps(bodies[1]) + "\n" + '{"model": "m", "mess'
+    )
     (tmp_path / "notes.txt").write_text("not a request")
     first, second, third = load_prompts(tmp_path)
-    assert (first.id, first.turns, first.messages) == ("2026-11-20/1", ["你好"], ({"role": "system", "content": "be kind"},))
+    assert (first.id, first.turns, first.messages) == (
+        "2026-11-20/1",
+        ["你好"],
+        ({"role": "system", "content": "be kind"},),
+    )
     assert (second.id, second.turns) == ("2026-11-20/2", ["once upon"])
-    assert [prompt.raw for prompt in (first, second, third)] == [False, True, True], "completions have no chat template"
+    assert [prompt.raw for prompt in (first, second, third)] == [False, True, True], (
+        "completions have no chat template"
+    )
     assert third.id == "2026-11-21/1"
     (tmp_path / "2026-11-21.jsonl").write_text('{"prompt": ["a"]}\n{"prompt": ["a", "b"]}\n')
     with raises_code("bad_prompt", "2026-11-21.jsonl line 2", "several completions"):
@@ -51,30 +70,63 @@ def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_wri
 
 
 def test_a_spool_line_that_ends_inside_a_character_is_still_being_written(tmp_path: Path) -> None:
-    whole = json.dumps({"messages": [{"role": "user", "content": "你好"}]}, ensure_ascii=False).encode()
+    whole = json.dumps(
+        {"messages": [{"role": "user", "content": "你好"}]}, ensure_ascii=False
+    ).encode()
     spool = tmp_path / "day.jsonl"
     for cut in range(1, len(whole)):
         spool.write_bytes(whole + b"\n" + whole[:cut])
         assert [prompt.id for prompt in load_prompts(tmp_path)] == ["day/1"], cut
     middle = whole.index("你".encode())
-    for wrong in (whole[: middle + 1] + b"\n" + whole, b'{"prompt": "\xff'):  # a whole line that is cut, and bytes of another encoding
+    # a whole line that is cut, and bytes of another encoding
+    for wrong in (whole[: middle + 1] + b"\n" + whole, b'{"prompt": "\xff'):
         spool.write_bytes(whole + b"\n" + wrong)
         with raises_code("not_utf8", "day.jsonl line 2", "UTF-8"):
             load_prompts(tmp_path)
 
 
-@pytest.mark.parametrize(("columns", "expected"), [
-    ({"text": ["x"], "prompt": ["a"]}, Prompt("t/0", None, ["a"], fields={"text": "x"})),
-    ({"prompt": ["x"], "turns": [["a", "b"]]}, Prompt("t/0", None, ["a", "b"])),
-    ({"messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]]},
-     Prompt("t/0", None, ["a"], "b", answers=("b",))),
-    ({"conversations": [[{"from": "system", "value": "s"}, {"from": "human", "value": "a"}]], "text": ["x"]},
-     Prompt("t/0", None, ["a"], messages=({"role": "system", "content": "s"},), fields={"text": "x"})),
-    ({"instruction": ["do"], "input": ["this"], "category": ["work"]}, Prompt("t/0", "work", ["do\n\nthis"], fields={"input": "this"})),
-    ({"instruction": ["do"], "input": [""]}, Prompt("t/0", None, ["do"], fields={"input": ""})),
-    ({"id": [7], "question": ["a?"], "answer": ["#### 4"]}, Prompt("t/0", None, ["a?"], fields={"answer": "#### 4"})),
-])
-def test_prompts_are_found_among_the_columns_of_a_table(tmp_path: Path, columns: dict[str, list[Any]], expected: Prompt) -> None:
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"text": ["x"], "prompt": ["a"]}, Prompt("t/0", None, ["a"], fields={"text": "x"})),
+        ({"prompt": ["x"], "turns": [["a", "b"]]}, Prompt("t/0", None, ["a", "b"])),
+        (
+            {
+                "messages": [
+                    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+                ]
+            },
+            Prompt("t/0", None, ["a"], "b", answers=("b",)),
+        ),
+        (
+            {
+                "conversations": [
+                    [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}]
+                ],
+                "text": ["x"],
+            },
+            Prompt(
+                "t/0",
+                None,
+                ["a"],
+                messages=({"role": "system", "content": "s"},),
+                fields={"text": "x"},
+            ),
+        ),
+        (
+            {"instruction": ["do"], "input": ["this"], "category": ["work"]},
+            Prompt("t/0", "work", ["do\n\nthis"], fields={"input": "this"}),
+        ),
+        ({"instruction": ["do"], "input": [""]}, Prompt("t/0", None, ["do"], fields={"input": ""})),
+        (
+            {"id": [7], "question": ["a?"], "answer": ["#### 4"]},
+            Prompt("t/0", None, ["a?"], fields={"answer": "#### 4"}),
+        ),
+    ],
+)
+def test_prompts_are_found_among_the_columns_of_a_table(
+    tmp_path: Path, columns: dict[str, list[Any]], expected: Prompt
+) -> None:
     assert load_prompts(parquet(tmp_path / "t.parquet", **columns)) == [expected]
 
 
@@ -89,7 +141,9 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
 
 def test_a_window_counts_what_is_not_empty_and_ids_stay(tmp_path: Path) -> None:
     path = parquet(tmp_path / "t.parquet", text=["a", "", None, "  ", "b", "c"])
-    assert [(prompt.id, prompt.prompt) for prompt in load_prompts(path, skip=1, limit=1)] == [("t/4", "b")]
+    assert [(prompt.id, prompt.prompt) for prompt in load_prompts(path, skip=1, limit=1)] == [
+        ("t/4", "b")
+    ]
     with raises_code("no_prompts", "only 3", "3 are skipped"):
         load_prompts(path, skip=3)
     with raises_code("no_prompts", "none.parquet"):
@@ -103,7 +157,9 @@ def test_csv_with_quotes_newlines_and_every_script(tmp_path: Path) -> None:
     with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
         writer.writerows([["task", "question"], *(["qa", text] for text in SCRIPTS)])
-    assert [(p.task, p.prompt) for p in load_prompts(tmp_path / "t.csv")] == [("qa", text) for text in SCRIPTS]
+    assert [(p.task, p.prompt) for p in load_prompts(tmp_path / "t.csv")] == [
+        ("qa", text) for text in SCRIPTS
+    ]
     (tmp_path / "t.csv").write_bytes(b"question\n\xff\xfe\n")
     with raises_code("unreadable_source", "t.csv", "UTF-8"):
         load_prompts(tmp_path / "t.csv")
@@ -116,23 +172,31 @@ def test_saved_data_sets_and_their_splits(tmp_path: Path) -> None:
     one = datasets.Dataset.from_dict({"question": SCRIPTS, "id": [1, 2, 3]})
     one.save_to_disk(str(tmp_path / "one"))
     datasets.DatasetDict({"test": one, "dev": one.select([1])}).save_to_disk(str(tmp_path / "two"))
-    assert [(p.id, p.prompt) for p in load_prompts(tmp_path / "one")] == [(f"one/{i}", text) for i, text in enumerate(SCRIPTS)]
+    assert [(p.id, p.prompt) for p in load_prompts(tmp_path / "one")] == [
+        (f"one/{i}", text) for i, text in enumerate(SCRIPTS)
+    ]
     assert [p.prompt for p in load_prompts(tmp_path / "two", split="dev")] == SCRIPTS[1:2]
     with raises_code("no_such_split", "'train'", "test, dev"):
         load_prompts(tmp_path / "two")
 
 
-def test_parquet_files_of_a_folder_are_one_source_and_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+def test_parquet_files_of_a_folder_are_one_source_and_only_what_is_asked_for_is_read(
+    tmp_path: Path,
+) -> None:
     parquet(tmp_path / "b.parquet", text=["c"])
     parquet(tmp_path / "a.parquet", text=["a", "b"])
-    assert [(p.id, p.prompt) for p in load_prompts(tmp_path)] == [(f"{tmp_path.name}/{i}", text) for i, text in enumerate("abc")]
+    assert [(p.id, p.prompt) for p in load_prompts(tmp_path)] == [
+        (f"{tmp_path.name}/{i}", text) for i, text in enumerate("abc")
+    ]
     (tmp_path / "b.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-9])
     assert [p.prompt for p in load_prompts(tmp_path, limit=2)] == ["a", "b"]
     with raises_code("unreadable_source", "b.parquet"):
         load_prompts(tmp_path)
 
 
-def test_the_hub_is_streamed_under_our_own_cache(monkeypatch: pytest.MonkeyPatch, own_stores: Path) -> None:
+def test_the_hub_is_streamed_under_our_own_cache(
+    monkeypatch: pytest.MonkeyPatch, own_stores: Path
+) -> None:
     import datasets
 
     asked: list[Any] = []
@@ -142,15 +206,31 @@ def test_the_hub_is_streamed_under_our_own_cache(monkeypatch: pytest.MonkeyPatch
         yield {"question": "b"}
         raise AssertionError("more was downloaded than was asked for")
 
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows())
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows()
+    )
     found = load_prompts("org/name:main", limit=2, split="test")
     assert [(p.id, p.prompt) for p in found] == [("org/name:main/0", "a"), ("org/name:main/1", "b")]
-    assert asked == [(("org/name", "main"), {"split": "test", "streaming": True, "cache_dir": str(own_stores / "draftwell" / "datasets")})]
+    assert asked == [
+        (
+            ("org/name", "main"),
+            {
+                "split": "test",
+                "streaming": True,
+                "cache_dir": str(own_stores / "draftwell" / "datasets"),
+            },
+        )
+    ]
 
 
 def test_no_hub_and_no_such_source_are_one_line_each(tmp_path: Path) -> None:
-    for source, code in (("nobody/nothing", "hub_failed"), ("nowhere.jsonl", "no_such_source"), ("nowhere.parquet", "no_such_source"),
-                         ("nowhere", "no_such_source"), (str(tmp_path), "no_such_source")):
+    for source, code in (
+        ("nobody/nothing", "hub_failed"),
+        ("nowhere.jsonl", "no_such_source"),
+        ("nowhere.parquet", "no_such_source"),
+        ("nowhere", "no_such_source"),
+        (str(tmp_path), "no_such_source"),
+    ):
         with raises_code(code, source) as error:
             load_prompts(source)
         assert "\n" not in str(error.value)

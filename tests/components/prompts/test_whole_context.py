@@ -1,4 +1,5 @@
-"""Whoever decodes a prompt asks the target all of it: the system message and the earlier turns stand before the first turn."""
+"""Whoever decodes a prompt asks the target all of it: the system message and the earlier turns
+stand before the first turn."""
 
 from __future__ import annotations
 
@@ -24,28 +25,50 @@ from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
 
 SYSTEM = {"role": "system", "content": "be brief"}
-PROMPTS = [Prompt(f"p{i}", None, [text], messages=(SYSTEM,)) for i, text in enumerate(["hello world", "abc", "so it goes"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text], messages=(SYSTEM,))
+    for i, text in enumerate(["hello world", "abc", "so it goes"])
+]
 BARE = [Prompt(prompt.id, None, prompt.turns) for prompt in PROMPTS]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 GAMMA = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})
 OUTPUTS = [[5, 6]] * len(PROMPTS)
 
 USERS: dict[str, Callable[[LoadedPair], Any]] = {
-    "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(max_tokens=4)),
-    "bench": lambda pair: run_bench(pair, [GAMMA, StrategyChoice("fuzzy_sd")], PROMPTS, StrategyResources(), BenchSettings(max_tokens=4)),
+    "measure": lambda pair: measure(
+        pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(max_tokens=4)
+    ),
+    "bench": lambda pair: run_bench(
+        pair,
+        [GAMMA, StrategyChoice("fuzzy_sd")],
+        PROMPTS,
+        StrategyResources(),
+        BenchSettings(max_tokens=4),
+    ),
     "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([PLAIN], PROMPTS),
-    "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
-    "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=4)),
+    "reader": lambda pair: QualityReader(pair)(
+        PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))
+    ),
+    "memory": lambda pair: build_correction_memory(
+        pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=4)
+    ),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
-    "batching": lambda pair: batch_throughput(pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(concurrency=2, max_tokens=4)),
+    "batching": lambda pair: batch_throughput(
+        pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(concurrency=2, max_tokens=4)
+    ),
     "crosscheck": lambda pair: check_against(
-        pair, measure(pair, StrategyResources(), [GAMMA], PROMPTS, BenchSettings(max_tokens=4)), PROMPTS, max_tokens=4
+        pair,
+        measure(pair, StrategyResources(), [GAMMA], PROMPTS, BenchSettings(max_tokens=4)),
+        PROMPTS,
+        max_tokens=4,
     ),
 }
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_nothing_asks_a_turn_without_what_stands_before_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_asks_a_turn_without_what_stands_before_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, asked = LoadedPair.encode_messages, list[list[dict[str, str]]]()
 
     def encode(self: LoadedPair, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -61,7 +84,9 @@ def test_nothing_asks_a_turn_without_what_stands_before_it(name: str, monkeypatc
 def test_what_stands_before_a_turn_is_part_of_every_digest_and_memory() -> None:
     assert len(ids_of(table_pair(), PROMPTS[0])) > len(ids_of(table_pair(), BARE[0]))
     assert prompts_digest(PROMPTS) != prompts_digest(BARE)
-    assert prompts_digest(BARE) == prompts_digest([Prompt(p.id, "qa", p.turns, "an answer") for p in BARE])
+    assert prompts_digest(BARE) == prompts_digest(
+        [Prompt(p.id, "qa", p.turns, "an answer") for p in BARE]
+    )
     clock = Clock({})
     remembered = ResumableEvaluator(clock, None, {})
     for prompts in (PROMPTS, BARE, PROMPTS):

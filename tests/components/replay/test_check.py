@@ -1,4 +1,5 @@
-"""Predictions beside measurements, on models that take a known time; and the tables of seconds that they rest on."""
+"""Predictions beside measurements, on models that take a known time; and the tables of seconds that
+they rest on."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from tests.support.models.tiny import pair_of, table_pair
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])
+]
 
 
 class Slow:
@@ -39,7 +42,11 @@ class Slow:
         return getattr(self.model, name)
 
     def forward(self, rows: list[Forward]) -> Any:
-        until = time.perf_counter() + self.seconds + self.per_token * sum(len(row.tokens) for row in rows)
+        until = (
+            time.perf_counter()
+            + self.seconds
+            + self.per_token * sum(len(row.tokens) for row in rows)
+        )
         outputs = self.model.forward(rows)
         time.sleep(max(0.0, until - time.perf_counter()))
         return outputs
@@ -52,12 +59,22 @@ def slow_pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
-    return read_texts(collect_traces(table_pair(), PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=20, rollout=24, hidden=False))
+    return read_texts(
+        collect_traces(
+            table_pair(),
+            PROMPTS,
+            tmp_path_factory.mktemp("trace"),
+            max_tokens=20,
+            rollout=24,
+            hidden=False,
+        )
+    )
 
 
 @pytest.mark.slow
 def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
-    """Forwards that sleep have the same speed on a busy machine, so this holds anywhere but for the time outside them."""
+    """Forwards that sleep have the same speed on a busy machine, so this holds anywhere but for the
+    time outside them."""
     pair = slow_pair()
     times = measure_profile(pair, provenance(pair), repeats=6, context=32)
     resources = StrategyResources({"hardware_profile": times}, deterministic=True)
@@ -69,26 +86,56 @@ def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
         StrategyChoice("prompt_lookup"),
     ]
     rows = check_prediction(pair, texts, resources, times, configs, PROMPTS)
-    assert [row.strategy for row in rows] == ["autoregressive", "vanilla_sd", "vanilla_sd", "svip", "pearl", "prompt_lookup"]
+    assert [row.strategy for row in rows] == [
+        "autoregressive",
+        "vanilla_sd",
+        "vanilla_sd",
+        "svip",
+        "pearl",
+        "prompt_lookup",
+    ]
     assert all(row.exact and row.count_error == 0 for row in rows)
     assert rows[0].scaled == pytest.approx(rows[0].measured)
     assert median_error(rows) <= 0.10
-    assert {row.label: round(row.scaled_error, 3) for row in rows if abs(row.scaled_error) > 0.2} == {}
+    assert {
+        row.label: round(row.scaled_error, 3) for row in rows if abs(row.scaled_error) > 0.2
+    } == {}
 
 
 def test_a_check_compares_the_same_prompts_only(texts: Texts) -> None:
     pair = table_pair()
     with pytest.raises(DraftwellError, match="not those of the trace"):
-        check_prediction(pair, texts, StrategyResources(), HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), [], PROMPTS[:2])
+        check_prediction(
+            pair,
+            texts,
+            StrategyResources(),
+            HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN),
+            [],
+            PROMPTS[:2],
+        )
 
 
-def row_of(strategy: str, predicted: float, scaled: float, measured: float, counted: tuple[int, int] = (1, 1)) -> Prediction:
-    return Prediction(strategy, strategy, {}, predicted, scaled, measured, {"accepted": counted}, True)
+def row_of(
+    strategy: str,
+    predicted: float,
+    scaled: float,
+    measured: float,
+    counted: tuple[int, int] = (1, 1),
+) -> Prediction:
+    return Prediction(
+        strategy, strategy, {}, predicted, scaled, measured, {"accepted": counted}, True
+    )
 
 
 def test_errors_are_medians_over_strategies_not_over_configs() -> None:
-    rows = [row_of("autoregressive", 1.0, 2.0, 2.0), row_of("svip", 1.0, 2.0, 1.6), row_of("svip", 1.0, 2.0, 1.6),
-            row_of("svip", 1.0, 2.0, 1.6), row_of("pearl", 1.0, 2.0, 2.5), row_of("vanilla_sd", 1.0, 2.0, 2.0)]
+    rows = [
+        row_of("autoregressive", 1.0, 2.0, 2.0),
+        row_of("svip", 1.0, 2.0, 1.6),
+        row_of("svip", 1.0, 2.0, 1.6),
+        row_of("svip", 1.0, 2.0, 1.6),
+        row_of("pearl", 1.0, 2.0, 2.5),
+        row_of("vanilla_sd", 1.0, 2.0, 2.0),
+    ]
     assert median_error(rows) == pytest.approx(0.2)  # 25 %, 20 %, 0; over configs it would be 25 %
     assert median_error(rows, scaled=False) == pytest.approx(0.5)  # 50 %, 37.5 %, 60 %, 50 %
     with pytest.raises(DraftwellError, match="add a strategy"):
@@ -104,9 +151,13 @@ def test_tables_are_those_of_the_profile_and_never_fall_behind_its_end() -> None
     old = HardwareProfile(2.0, {1: 10.0, 4: 13.0, 8: 21.0}, 0.5, ORIGIN)
     costs = costs_of(old, False, 20)
     for tokens in (1, 2, 4, 6, 8, 30):
-        assert costs.alone.seconds(Forward("target", 0, (0,) * tokens), 7) == pytest.approx(old.verify_seconds(tokens))
+        assert costs.alone.seconds(Forward("target", 0, (0,) * tokens), 7) == pytest.approx(
+            old.verify_seconds(tokens)
+        )
         ratio = old.verify_seconds(tokens) / old.verify_seconds(1)
-        assert costs.busy.seconds(Forward("draft", 0, (0,) * tokens), 7) == pytest.approx(2.0 * ratio)
+        assert costs.busy.seconds(Forward("draft", 0, (0,) * tokens), 7) == pytest.approx(
+            2.0 * ratio
+        )
     assert seconds_table({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
 
 
@@ -117,15 +168,27 @@ def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_a
     assert costs.together([(8.0, 10.0), (1.0, 4.0)]) == pytest.approx(4.0 + 8.0 * 0.6)
     assert costs.together([(1.0, 4.0), (8.0, 10.0)]) == costs.together([(8.0, 10.0), (1.0, 4.0)])
     assert costs.together([(8.0, 10.0), (9.0, 10.0)]) == pytest.approx(10.0)
-    assert costs_of(HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), True, 4, overlap=False).together([(8.0, 10.0), (1.0, 4.0)]) == 9.0
+    assert (
+        costs_of(HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), True, 4, overlap=False).together(
+            [(8.0, 10.0), (1.0, 4.0)]
+        )
+        == 9.0
+    )
 
 
 def test_tiled_texts_replay_to_as_many_times_the_counts(texts: Texts) -> None:
     resources = StrategyResources()
     flat = HardwareProfile(1.0, {1: 5.0}, 0.0, ORIGIN)
     count = sum(len(text.output) for text in texts.texts)
-    once, often = (replay_strategy(some, "vanilla_sd", {}, resources, flat).stats for some in (texts, tiled(texts, 3 * count - 1)))
-    assert (often.emitted, often.target_calls, often.accepted) == (3 * once.emitted, 3 * once.target_calls, 3 * once.accepted)
+    once, often = (
+        replay_strategy(some, "vanilla_sd", {}, resources, flat).stats
+        for some in (texts, tiled(texts, 3 * count - 1))
+    )
+    assert (often.emitted, often.target_calls, often.accepted) == (
+        3 * once.emitted,
+        3 * once.target_calls,
+        3 * once.accepted,
+    )
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""Replay on the default pair: round by round in float32, within bounds in bfloat16 and at temperature > 0, in time, and fast.
+"""Replay on the default pair: round by round in float32, within bounds in bfloat16 and at
+temperature > 0, in time, and fast.
 
-Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are figures such as those of the docs
-(taken over 32 tokens a text). DRAFTWELL_WHOLE=1 takes longer texts and every config, and the better part of an hour.
+Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are
+figures such as those of the docs (taken over 32 tokens a text). DRAFTWELL_WHOLE=1 takes longer
+texts and every config, and the better part of an hour.
 
-What bfloat16 counts depends on a processor's instructions (near-ties fall otherwise), so those tests run where figures are taken, with
-the timed ones: a change of machine must not turn CI red.
+What bfloat16 counts depends on a processor's instructions (near-ties fall otherwise), so those
+tests run where figures are taken, with the timed ones: a change of machine must not turn CI red.
 """
 
 from __future__ import annotations
@@ -48,16 +50,43 @@ TOKENS = {"float32": 64 if WHOLE else 16, "bfloat16": 64}
 """New tokens of a text, and drafted from each position: no draft is longer than what is left."""
 BATCH = 8
 TIE = 1e-3
-"""Logits, or log probabilities, nearer than this may fall either way when the same numbers are added in another order."""
+"""Logits, or log probabilities, nearer than this may fall either way when the same numbers are
+added in another order."""
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
-    ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("draft_verify", {}), ("adaedl", {"threshold": 0.5, "max_draft": 8}),
-    ("hf_dynamic", {}), ("hf_dynamic", {"heuristic": True}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
-    ("spide", {}), ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}), ("pearl", {}), ("pearl", {"num_speculative_tokens": 8})]
+    ("vanilla_sd", {"num_speculative_tokens": 5}),
+    ("svip", {}),
+    ("draft_verify", {}),
+    ("adaedl", {"threshold": 0.5, "max_draft": 8}),
+    ("hf_dynamic", {}),
+    ("hf_dynamic", {"heuristic": True}),
+    ("specdec_pp", {}),
+    ("prompt_lookup", {}),
+    ("spide", {"parallel": False}),
+    ("spide", {}),
+    ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}),
+    ("pearl", {}),
+    ("pearl", {"num_speculative_tokens": 8}),
+]
 """Every lossless strategy with a single candidate."""
-REPLAYED_CONFIGS = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
-    ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
-    ("spide", {}), ("pearl", {}))]
+REPLAYED_CONFIGS = (
+    CONFIGS
+    if WHOLE
+    else [
+        config
+        for config in CONFIGS
+        if config
+        in (
+            ("vanilla_sd", {"num_speculative_tokens": 5}),
+            ("svip", {}),
+            ("specdec_pp", {}),
+            ("prompt_lookup", {}),
+            ("spide", {"parallel": False}),
+            ("spide", {}),
+            ("pearl", {}),
+        )
+    ]
+)
 """One of every drafter and schedule, or all."""
 IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in REPLAYED_CONFIGS]
 
@@ -75,7 +104,10 @@ def pair_in(dtype: str) -> LoadedPair:
 
     if dtype == "float32":
         return default_pair()
-    return load_pair(fetch(find_pair("default")), LoadSettings(dtype=dtype, slots=8, max_context=512, keep_modules=True))
+    return load_pair(
+        fetch(find_pair("default")),
+        LoadSettings(dtype=dtype, slots=8, max_context=512, keep_modules=True),
+    )
 
 
 @functools.cache
@@ -87,8 +119,16 @@ def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
 def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
     """In bfloat16 one text at a time: what a batch does to near-ties is not replay's error."""
     folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
-    return collect_traces(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS[dtype], rollout=TOKENS[dtype], hidden=False,
-                   temperature=temperature, batch=BATCH if dtype == "float32" else 1)
+    return collect_traces(
+        pair_in(dtype),
+        demo_prompts(PROMPTS),
+        folder,
+        max_tokens=TOKENS[dtype],
+        rollout=TOKENS[dtype],
+        hidden=False,
+        temperature=temperature,
+        batch=BATCH if dtype == "float32" else 1,
+    )
 
 
 @functools.cache
@@ -110,20 +150,29 @@ def profile_of(resources: StrategyResources) -> HardwareProfile:
 
 
 def real_runs(
-    pair: LoadedPair, resources: StrategyResources, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]
+    pair: LoadedPair,
+    resources: StrategyResources,
+    name: str,
+    parameters: dict[str, Any],
+    requests: list[tuple[list[int], Sampling]],
 ) -> list[Any]:
-    """Every request on the real models, eight at once: what one does depends on the others by rounding alone. Returns the jobs."""
+    """Every request on the real models, eight at once: what one does depends on the others by
+    rounding alone. Returns the jobs."""
     engine, jobs = pair.engine(), []
     strategy = build_strategy(name, parameters, resources)
     for start in range(0, len(requests), BATCH):
-        together = [engine.submit(ids, sampling, strategy) for ids, sampling in requests[start : start + BATCH]]
+        together = [
+            engine.submit(ids, sampling, strategy)
+            for ids, sampling in requests[start : start + BATCH]
+        ]
         engine.run(together)
         jobs += together
     return jobs
 
 
 def closest(trace: TraceSet) -> dict[str, float]:
-    """Prompt → the smallest lead, in logits, of a token over the second likeliest, of either model along the text."""
+    """Prompt → the smallest lead, in logits, of a token over the second likeliest, of either model
+    along the text."""
     rows = trace.read(["prompt_id", "target_gap", "candidate_q"]).to_pylist()
     leads: dict[str, float] = {}
     for row in rows:
@@ -134,30 +183,51 @@ def closest(trace: TraceSet) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("name", "parameters"), REPLAYED_CONFIGS, ids=IDS)
-def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
+def test_every_round_is_that_of_a_real_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]
+) -> None:
     pair, resources, texts = pair_in("float32"), resources_in("float32"), texts_in("float32")
     rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
     sampling = pair.sampling(max_tokens=TOKENS["float32"])
-    jobs = real_runs(pair, resources, name, parameters, [(text.prompt, sampling) for text in texts.texts])
+    jobs = real_runs(
+        pair, resources, name, parameters, [(text.prompt, sampling) for text in texts.texts]
+    )
     ran = [rounds.of(job.session.stats) for job in jobs]
     rounds.take()
     for text, job, real in zip(texts.texts, jobs, ran, strict=True):
-        result = replay_strategy(replace(texts, texts=[text]), name, parameters, resources, profile_of(resources))
-        if (job.output, real, counters(job.session.stats)) != (text.output, rounds.take(), counters(result.stats)):
+        result = replay_strategy(
+            replace(texts, texts=[text]), name, parameters, resources, profile_of(resources)
+        )
+        if (job.output, real, counters(job.session.stats)) != (
+            text.output,
+            rounds.take(),
+            counters(result.stats),
+        ):
             differing.append((text.name, leads[text.name]))
-    print(f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}")
+    print(
+        f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}"
+    )
     assert all(lead < TIE for _, lead in differing), differing
     assert len(differing) <= 1
 
 
 @functools.cache
 def predictions() -> list[Prediction]:
-    """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
+    """Every measured config on all prompts, one at a time, interleaved, under a profile that was
+    taken just before."""
     pair = pair_in("bfloat16")
     times = measure_profile(pair, provenance(pair))
-    resources = replace(resources_in("bfloat16"), artifacts={**resources_in("bfloat16").artifacts, "hardware_profile": times})
+    resources = replace(
+        resources_in("bfloat16"),
+        artifacts={**resources_in("bfloat16").artifacts, "hardware_profile": times},
+    )
     return check_prediction(
-        pair, texts_in("bfloat16"), resources, times, [StrategyChoice(*config) for config in REPLAYED_CONFIGS], demo_prompts(PROMPTS)
+        pair,
+        texts_in("bfloat16"),
+        resources,
+        times,
+        [StrategyChoice(*config) for config in REPLAYED_CONFIGS],
+        demo_prompts(PROMPTS),
     )
 
 
@@ -171,19 +241,42 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
     assert row.count_error <= 0.02
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
-                                                  ("pearl", {"num_speculative_tokens": 8})])
-def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vanilla_sd", {}),
+        ("svip", {}),
+        ("spide", {"tau": 0.3, "max_draft": 16}),
+        ("pearl", {"num_speculative_tokens": 8}),
+    ],
+)
+def test_sampled_counts_are_those_of_real_runs_on_average(
+    name: str, parameters: dict[str, Any]
+) -> None:
     pair, resources = pair_in("float32"), resources_in("float32")
-    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, resources, profile_of(resources))
+    told = replay_expected(
+        read_sampled(collected("float32", 0.7)), name, parameters, resources, profile_of(resources)
+    )
     sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
-    requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
+    requests = [
+        (pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i))
+        for i, prompt in enumerate(demo_prompts(PROMPTS))
+    ]
     real = [job.session.stats for job in real_runs(pair, resources, name, parameters, requests)]
     for counter in ("target_calls", "accepted", "draft_calls"):
-        replayed = np.mean([[getattr(one.stats, counter) / one.stats.emitted for one in run.per_prompt] for run in told.runs], axis=0)
+        replayed = np.mean(
+            [
+                [getattr(one.stats, counter) / one.stats.emitted for one in run.per_prompt]
+                for run in told.runs
+            ],
+            axis=0,
+        )
         ran = np.array([getattr(stats, counter) / stats.emitted for stats in real])
         apart = replayed - ran
-        print(f"{name} {parameters} {counter} a token: {replayed.mean():.4f} replayed, {ran.mean():.4f} real")
+        print(
+            f"{name} {parameters} {counter} a token: {replayed.mean():.4f} replayed, "
+            f"{ran.mean():.4f} real"
+        )
         assert abs(apart.mean()) <= 3 * apart.std(ddof=1) / math.sqrt(len(apart))
 
 
@@ -191,17 +284,28 @@ def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters:
 def test_predicted_times_are_within_ten_percent() -> None:
     rows = predictions()
     for row in rows:
-        print(f"{row.label}: {row.predicted * 1e3:.2f} ms a token predicted, {row.scaled * 1e3:.2f} at the run's pace, "
-              f"{row.measured * 1e3:.2f} measured, {row.scaled_error:+.1%}")
-    print(f"median error {median_error(rows):.1%}, without scaling {median_error(rows, scaled=False):.1%}")
+        print(
+            f"{row.label}: {row.predicted * 1e3:.2f} ms a token predicted, "
+            f"{row.scaled * 1e3:.2f} at the run's pace, "
+            f"{row.measured * 1e3:.2f} measured, {row.scaled_error:+.1%}"
+        )
+    print(
+        f"median error {median_error(rows):.1%}, without scaling "
+        f"{median_error(rows, scaled=False):.1%}"
+    )
     assert median_error(rows) <= 0.10
 
 
 @pytest.mark.timed
 def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
     resources, texts = resources_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
-    space = [(name, parameters) for name in REPLAYED
-             for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(resources)), 4)]
+    space = [
+        (name, parameters)
+        for name in REPLAYED
+        for parameters in random.Random(name).sample(
+            replayable(name, TOKENS["bfloat16"], profile_of(resources)), 4
+        )
+    ]
     started = time.perf_counter()
     for name, parameters in space:
         replay_strategy(texts, name, parameters, resources, profile_of(resources), extend=True)

@@ -5,15 +5,32 @@ import subprocess
 from pathlib import Path
 
 from components.report import provenance as module
-from components.report.provenance import code_digest, device_class, git_commit, library_versions, provenance
+from components.report.provenance import (
+    code_digest,
+    device_class,
+    git_commit,
+    library_versions,
+    provenance,
+)
 from serving.artifacts.base import Provenance
 from tests.support.models.tiny import table_pair
 
 
 def test_provenance_names_pair_libraries_and_commit_and_is_json():
-    made = provenance(table_pair(), trace_digest="t", parents={"verifier": "v"}, parameters={"path": Path("x"), "n": 3, "on": True},
-                      metrics={"auc": 0.8, "missing": None, "broken": float("nan")}, device_class="cpu-x")
-    assert (made.pair, made.fingerprint, made.trace_digest, made.device_class) == ("tiny", "f" * 64, "t", "cpu-x")
+    made = provenance(
+        table_pair(),
+        trace_digest="t",
+        parents={"verifier": "v"},
+        parameters={"path": Path("x"), "n": 3, "on": True},
+        metrics={"auc": 0.8, "missing": None, "broken": float("nan")},
+        device_class="cpu-x",
+    )
+    assert (made.pair, made.fingerprint, made.trace_digest, made.device_class) == (
+        "tiny",
+        "f" * 64,
+        "t",
+        "cpu-x",
+    )
     assert made.parameters == {"path": "x", "n": 3, "on": True}
     assert made.metrics == {"auc": 0.8}
     assert made.library_versions["torch"]
@@ -21,18 +38,30 @@ def test_provenance_names_pair_libraries_and_commit_and_is_json():
 
 
 def test_the_commit_is_the_checkouts_own(monkeypatch, tmp_path):
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(module.__file__).parent, capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(module.__file__).parent,
+        capture_output=True,
+        text=True,
+    )
     if head.returncode == 0:
         assert git_commit() == head.stdout.strip()
     monkeypatch.chdir(tmp_path)
-    assert git_commit() == (head.stdout.strip() or None)  # of the project, not of the current directory
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "components" / "report" / "provenance.py"))
+    # of the project, not of the current directory
+    assert git_commit() == (head.stdout.strip() or None)
+    monkeypatch.setattr(
+        module,
+        "__file__",
+        str(tmp_path / "site-packages" / "components" / "report" / "provenance.py"),
+    )
     assert git_commit() is None
     monkeypatch.setenv("DRAFTWELL_COMMIT", "c" * 40)
     assert git_commit() == "c" * 40  # what an image was built of
 
 
-def test_the_digest_of_the_sources_changes_with_each_of_them_and_needs_no_git(monkeypatch, tmp_path):
+def test_the_digest_of_the_sources_changes_with_each_of_them_and_needs_no_git(
+    monkeypatch, tmp_path
+):
     file = tmp_path / "components" / "report" / "provenance.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "serving").mkdir()
@@ -42,7 +71,12 @@ def test_the_digest_of_the_sources_changes_with_each_of_them_and_needs_no_git(mo
         return code_digest.__wrapped__()
 
     seen = {digest()}
-    for name, text in (("components/report/provenance.py", "a"), ("serving/a.py", "a"), ("serving/a.py", "b"), ("serving/a.cpp", "a")):
+    for name, text in (
+        ("components/report/provenance.py", "a"),
+        ("serving/a.py", "a"),
+        ("serving/a.py", "b"),
+        ("serving/a.cpp", "a"),
+    ):
         (tmp_path / name).write_text(text)
         seen.add(digest())
     (tmp_path / "serving" / "a.py").rename(tmp_path / "serving" / "b.py")

@@ -37,7 +37,14 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=24, rollout=2, prefix_kinds=("bare", "target"))
+    return collect_traces(
+        pair,
+        PROMPTS,
+        tmp_path_factory.mktemp("trace"),
+        max_tokens=24,
+        rollout=2,
+        prefix_kinds=("bare", "target"),
+    )
 
 
 def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
@@ -45,8 +52,13 @@ def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
     rng = np.random.default_rng(seed)
     states = rng.normal(3.0, 7.0, size=(rows, width)).astype(np.float32)
     ratio = np.where(np.abs(states[:, 0] - 3.0) < 4.7, 0.8, 5.0).astype(np.float32)
-    return Examples({"after": states}, ratio, np.zeros(rows, np.float32), np.array([f"p{i % 20}" for i in range(rows)]),
-                    accepted=(ratio < 1).astype(np.float32))
+    return Examples(
+        {"after": states},
+        ratio,
+        np.zeros(rows, np.float32),
+        np.array([f"p{i % 20}" for i in range(rows)]),
+        accepted=(ratio < 1).astype(np.float32),
+    )
 
 
 @pytest.mark.slow
@@ -56,17 +68,31 @@ def test_blocks_learn_what_a_line_cannot() -> None:
     losses = {}
     for blocks in (0, 3):
         head = fit(examples, HeadTrainingSettings(blocks=blocks), ORIGIN)
-        losses[blocks] = float(weighted_loss(head.logit(torch.from_numpy(unseen.parts["after"])), label, 6.0))
+        losses[blocks] = float(
+            weighted_loss(head.logit(torch.from_numpy(unseen.parts["after"])), label, 6.0)
+        )
     assert losses[3] < 0.85 * losses[0]
     head = fit(examples, HeadTrainingSettings(blocks=3), ORIGIN)
-    assert head.acceptance(torch.full((8,), 3.0)) > 0.5 > 0.2 > head.acceptance(torch.tensor([17.0] + [3.0] * 7))
-    assert all(torch.equal(a, b) for one, two in zip(head.blocks, fit(examples, HeadTrainingSettings(blocks=3), ORIGIN).blocks, strict=True)
-               for a, b in zip(one, two, strict=True)), "the same seed trains the same head"
+    assert (
+        head.acceptance(torch.full((8,), 3.0))
+        > 0.5
+        > 0.2
+        > head.acceptance(torch.tensor([17.0] + [3.0] * 7))
+    )
+    assert all(
+        torch.equal(a, b)
+        for one, two in zip(
+            head.blocks, fit(examples, HeadTrainingSettings(blocks=3), ORIGIN).blocks, strict=True
+        )
+        for a, b in zip(one, two, strict=True)
+    ), "the same seed trains the same head"
 
 
 def test_accepted_tokens_are_ranked_before_others_where_a_constant_ranks_nothing() -> None:
     examples, unseen = separable(), separable(seed=1)
-    found = head_metrics(fit(examples, HeadTrainingSettings(blocks=3), ORIGIN), examples, unseen, 6.0)
+    found = head_metrics(
+        fit(examples, HeadTrainingSettings(blocks=3), ORIGIN), examples, unseen, 6.0
+    )
     assert found.auc > 0.8 > found.constant_auc == 0.5 == found.confidence_auc
     low, high = found.intervals["auc"]
     assert 0.5 < low < found.auc < high
@@ -81,30 +107,50 @@ def test_a_chance_counts_on_both_sides() -> None:
     chance, score = rng.random(60).astype(np.float32), rng.normal(size=60)
     chance[:10], chance[10:20] = 1.0, 0.0
     score += 2 * chance
-    examples = Examples({}, chance, score.astype(np.float32), np.repeat([f"p{i}" for i in range(6)], 10), accepted=chance)
+    examples = Examples(
+        {},
+        chance,
+        score.astype(np.float32),
+        np.repeat([f"p{i}" for i in range(6)], 10),
+        accepted=chance,
+    )
     drawn = rng.random((4000, 60)) < chance
     expected = roc_auc_score(drawn.ravel(), np.tile(score, 4000))
     assert ranking_of(examples, score)["auc"] == pytest.approx(expected, abs=0.01)
     certain = Examples({}, chance, chance, examples.prompt, accepted=np.ones(60, np.float32))
     assert ranking_of(examples, score)["prevalence"] == pytest.approx(drawn.mean(), abs=0.01)
-    assert ranking_of(certain, score) == {"prevalence": 1.0, "auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
+    assert ranking_of(certain, score) == {
+        "prevalence": 1.0,
+        "auc": None,
+        "constant_auc": None,
+        "confidence_auc": None,
+        "intervals": None,
+    }
 
 
 def test_the_label_is_the_raw_chance_of_acceptance() -> None:
     examples = separable(4).take(np.arange(4))
-    examples = Examples(examples.parts, np.array([0.5, 1.0, 4.0, np.inf], np.float32), examples.confidence, examples.prompt)
+    examples = Examples(
+        examples.parts,
+        np.array([0.5, 1.0, 4.0, np.inf], np.float32),
+        examples.confidence,
+        examples.prompt,
+    )
     assert labels_of(examples).tolist() == [1.0, 1.0, 0.25, 0.0]
 
 
 def test_the_loss_by_hand() -> None:
-    """f = .5 everywhere costs log 2 whatever the weights; the best constant is below the mean label, as rejections weigh more."""
+    """f = .5 everywhere costs log 2 whatever the weights; the best constant is below the mean
+    label, as rejections weigh more."""
     labels = torch.tensor([1.0, 0.25])
     assert float(weighted_loss(torch.zeros(2), labels, 6.0)) == pytest.approx(np.log(2))
     logits = torch.tensor([np.log(3.0), 0.0])  # f = .75, .5
     expected = -(np.log(0.75) + 0.25 * np.log(0.5) + 6 * 0.75 * np.log(0.5)) / (1 + 0.25 + 6 * 0.75)
     assert float(weighted_loss(logits.float(), labels, 6.0)) == pytest.approx(expected)
     grid = torch.linspace(-4, 4, 401)
-    best = grid[torch.stack([weighted_loss(torch.full((2,), float(z)), labels, 6.0) for z in grid]).argmin()]
+    best = grid[
+        torch.stack([weighted_loss(torch.full((2,), float(z)), labels, 6.0) for z in grid]).argmin()
+    ]
     assert float(best.sigmoid()) == pytest.approx(1.25 / (1.25 + 6 * 0.75), abs=0.01)
 
 
@@ -115,7 +161,9 @@ def test_the_rate_warms_up_and_falls() -> None:
     assert rates[-1] < 1e-3
 
 
-def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(pair: LoadedPair, trace: TraceSet) -> None:
+def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     rows = trace.read()
     target = [row for row in rows.to_pylist() if row["kind"] == "target"]
     own = read_mixed(pair, trace, 0.0, 0)
@@ -126,7 +174,8 @@ def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(pair: LoadedPai
     assert own.accepted.tolist() == [float(row["draft_token"] == row["token"]) for row in target]
     mixed = read_mixed(pair, trace, 0.15, 0)
     assert 0.75 < len(mixed) / len(own) < 0.95
-    # The state is the one behind the token that it is a prediction about, in a text of draft tokens.
+    # The state is the one behind the token that it is a prediction about, in a text of draft
+    # tokens.
     first = [row for row in target if row["prompt_id"] == target[0]["prompt_id"]]
     model = pair.models["draft"]
     slot = model.open()
@@ -136,15 +185,22 @@ def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(pair: LoadedPai
     assert np.allclose(own.parts["after"][2], hidden[0].numpy(), atol=1e-4)
 
 
-def test_a_real_trace_trains_a_head_that_decodes(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+def test_a_real_trace_trains_a_head_that_decodes(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
     logged: list[str] = []
-    head, report = train_acceptance_head(pair, trace, ORIGIN, log=lambda name, value, step: logged.append(name))
+    head, report = train_acceptance_head(
+        pair, trace, ORIGIN, log=lambda name, value, step: logged.append(name)
+    )
     assert logged.count("loss") == 4  # three epochs, and the test
     assert not set(report.prompts["train"]) & set(report.prompts["test"])
     assert set(report.prompts["train"]) | set(report.prompts["test"]) == {p.id for p in PROMPTS}
     assert report.mixing == 0.15
     assert report.mismatch_weight == 6
-    assert all(np.isfinite(getattr(report.metrics, name)) for name in ("loss", "constant_loss", "kl", "correlation"))
+    assert all(
+        np.isfinite(getattr(report.metrics, name))
+        for name in ("loss", "constant_loss", "kl", "correlation")
+    )
     assert head.provenance.trace_digest == "d"
     assert head.provenance.parameters["epochs"] == 3
     assert head.provenance.metrics["loss"] == report.metrics.loss
@@ -153,28 +209,48 @@ def test_a_real_trace_trains_a_head_that_decodes(pair: LoadedPair, trace: TraceS
     sampling, ids = pair.sampling(max_tokens=30), pair.encode_prompt("some words")
     engine = pair.engine()
     plain = engine.generate(ids, sampling, build_strategy("autoregressive"))
-    job = engine.generate(ids, sampling, build_strategy("specdec_pp", {}, StrategyResources({"acceptance_head": loaded})))
+    job = engine.generate(
+        ids,
+        sampling,
+        build_strategy("specdec_pp", {}, StrategyResources({"acceptance_head": loaded})),
+    )
     assert job.output == plain.output
     assert job.session.stats.drafted >= 2 * (job.session.stats.rounds - 1)
 
 
 def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     other = [Prompt(f"p{i}", None, [f"quite another matter, number {i}"]) for i in range(5)]
-    unseen = collect_traces(pair, [*other, Prompt("known", None, PROMPTS[3].turns)], tmp_path / "t", max_tokens=24, rollout=1)
+    unseen = collect_traces(
+        pair,
+        [*other, Prompt("known", None, PROMPTS[3].turns)],
+        tmp_path / "t",
+        max_tokens=24,
+        rollout=1,
+    )
     head, report = train_acceptance_head(pair, trace, ORIGIN, test=unseen)
     assert report.left_out == ["known"]
-    assert report.prompts == {"train": sorted(p.id for p in PROMPTS), "test": sorted(p.id for p in other)}
+    assert report.prompts == {
+        "train": sorted(p.id for p in PROMPTS),
+        "test": sorted(p.id for p in other),
+    }
     assert head.provenance.parameters["test_trace"] == report.test_trace == unseen.digest()
     with raises_code("test_prompts_known", "test trace"):
         train_acceptance_head(pair, trace, ORIGIN, test=trace)
 
 
-def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    bare = collect_traces(pair, PROMPTS[:4], tmp_path / "bare", max_tokens=4, rollout=1, prefix_kinds=("bare",))
+def test_what_cannot_be_trained_on_is_refused_in_a_line(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
+    bare = collect_traces(
+        pair, PROMPTS[:4], tmp_path / "bare", max_tokens=4, rollout=1, prefix_kinds=("bare",)
+    )
     few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     alone = pair_of(pair.models["target"], None)
-    for which, traces, code, named in ((pair, bare, "no_target_texts", "bare"), (pair, few, "too_few_prompts", "at least 3"),
-                                       (alone, trace, "no_draft", alone.name)):
+    for which, traces, code, named in (
+        (pair, bare, "no_target_texts", "bare"),
+        (pair, few, "too_few_prompts", "at least 3"),
+        (alone, trace, "no_draft", alone.name),
+    ):
         with raises_code(code, named) as error:
             train_acceptance_head(which, traces, ORIGIN)
         assert "\n" not in str(error.value)
@@ -186,7 +262,26 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace:
 def test_the_report_is_plain_json(pair: LoadedPair, trace: TraceSet) -> None:
     report = train_acceptance_head(pair, trace, ORIGIN)[1].to_json()
     assert list(report) == [
-        "blocks", "mixing", "mismatch_weight", "epochs", "rows", "prompts", "left_out", "test_trace", "loss", "constant_loss", "kl",
-        "correlation", "mean_label", "mean_prediction", "prevalence", "auc", "constant_auc", "confidence_auc", "intervals",
-        "reliability", "calibration_error"]
+        "blocks",
+        "mixing",
+        "mismatch_weight",
+        "epochs",
+        "rows",
+        "prompts",
+        "left_out",
+        "test_trace",
+        "loss",
+        "constant_loss",
+        "kl",
+        "correlation",
+        "mean_label",
+        "mean_prediction",
+        "prevalence",
+        "auc",
+        "constant_auc",
+        "confidence_auc",
+        "intervals",
+        "reliability",
+        "calibration_error",
+    ]
     assert json.loads(json.dumps(report, allow_nan=False)) == report

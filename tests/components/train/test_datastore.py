@@ -1,4 +1,5 @@
-"""A datastore of a trace: the target's own texts, whole, each once; what did not fit is counted; figures of held-out prompts."""
+"""A datastore of a trace: the target's own texts, whole, each once; what did not fit is counted;
+figures of held-out prompts."""
 
 from __future__ import annotations
 
@@ -22,8 +23,18 @@ ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    prompts = [Prompt(f"p{i}", None, [f"{word} two"]) for i, word in enumerate(["one", "two", "three", "hello", "world", "word"])]
-    return collect_traces(table_pair(), prompts, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=2, hidden=False)
+    prompts = [
+        Prompt(f"p{i}", None, [f"{word} two"])
+        for i, word in enumerate(["one", "two", "three", "hello", "world", "word"])
+    ]
+    return collect_traces(
+        table_pair(),
+        prompts,
+        tmp_path_factory.mktemp("trace"),
+        max_tokens=12,
+        rollout=2,
+        hidden=False,
+    )
 
 
 def rewritten(trace: TraceSet, folder: Path, change: Any) -> TraceSet:
@@ -67,16 +78,23 @@ def test_the_newest_texts_that_fit_are_kept(trace: TraceSet) -> None:
 
 def test_a_repeated_prompt_is_not_looked_up_in_its_own_text(tmp_path: Path) -> None:
     """A server gives each request a new id: what counts is what was asked."""
-    prompts = [Prompt(f"p{i}", None, [f"{word} two"]) for i, word in enumerate(["one", "two", "three"] * 5)]
-    names, texts = read_texts(collect_traces(table_pair(), prompts, tmp_path, max_tokens=12, rollout=2, hidden=False))
+    prompts = [
+        Prompt(f"p{i}", None, [f"{word} two"]) for i, word in enumerate(["one", "two", "three"] * 5)
+    ]
+    names, texts = read_texts(
+        collect_traces(table_pair(), prompts, tmp_path, max_tokens=12, rollout=2, hidden=False)
+    )
     assert names == ["p0", "p1", "p2"] * 5
     assert len(texts) == 15
 
 
 def test_a_gap_in_what_was_recorded_ends_a_text(trace: TraceSet, tmp_path: Path) -> None:
     """As in a server's recordings, which hold some of the positions, and perhaps no tokens."""
+
     def without(rows: pa.Table) -> pa.Table:
-        return rows.filter(pa.array([position != 3 for position in rows.column("position").to_pylist()]))
+        return rows.filter(
+            pa.array([position != 3 for position in rows.column("position").to_pylist()])
+        )
 
     pieces = [text.tolist() for text in read_texts(rewritten(trace, tmp_path / "gap", without))[1]]
     assert pieces == [part for text in targets(trace) for part in (text[:3], text[4:]) if part]
@@ -101,7 +119,8 @@ def test_a_trace_without_the_targets_texts_is_refused(trace: TraceSet, tmp_path:
 def test_held_out_figures_by_hand() -> None:
     prompts = ["a", "b", "c"]
     texts = [np.array([1, 2, 3, 4]), np.array([1, 2, 3, 9]), np.array([7, 7])]
-    # of a's text: after 1 nothing, after 1 2 the draft 3 9 (one right), after 1 2 3 the draft 9 (none right)
+    # of a's text: after 1 nothing, after 1 2 the draft 3 9 (one right), after 1 2 3 the draft 9
+    # (none right)
     assert held_out_figures(prompts, texts) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert held_out_figures(["a", "a"], texts[:2]) == (None, None)
     assert [longest_common([1, 2], text) for text in ([1, 2, 3], [1], [2], [1, 3])] == [2, 1, 0, 1]

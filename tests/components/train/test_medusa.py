@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from components.prompts.prompt import Prompt
-from components.train.medusa import UNKNOWN, MedusaSettings, ReadText, examples, read_target, split, train_medusa_heads
+from components.train.medusa import (
+    UNKNOWN,
+    MedusaSettings,
+    ReadText,
+    examples,
+    read_target,
+    split,
+    train_medusa_heads,
+)
 from serving.artifacts.base import Provenance
 from serving.artifacts.medusa_heads import MedusaHeads
 from serving.recording.trace import TraceSet
@@ -32,16 +40,30 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=24, rollout=1, prefix_kinds=("target",))
+    return collect_traces(
+        pair,
+        PROMPTS,
+        tmp_path_factory.mktemp("trace"),
+        max_tokens=24,
+        rollout=1,
+        prefix_kinds=("target",),
+    )
 
 
 def test_labels_are_the_tokens_after_the_next_one() -> None:
     text = ReadText("p", (1,), torch.zeros(4, 2), torch.tensor([5, 7, 9, 5]))
     _, labels = examples([text], torch.tensor([5, 9]), heads=3)
-    assert labels.tolist() == [[UNKNOWN, 1, 0], [1, 0, UNKNOWN], [0, UNKNOWN, UNKNOWN], [UNKNOWN] * 3]
+    assert labels.tolist() == [
+        [UNKNOWN, 1, 0],
+        [1, 0, UNKNOWN],
+        [0, UNKNOWN, UNKNOWN],
+        [UNKNOWN] * 3,
+    ]
 
 
-def test_states_are_those_that_predict_the_outputs_tokens(pair: LoadedPair, trace: TraceSet) -> None:
+def test_states_are_those_that_predict_the_outputs_tokens(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     target = pair.models["target"]
     for text in read_target(pair, trace)[:4]:
         said = text.states @ target.head_rows(torch.arange(target.vocab_size)).T  # type: ignore[attr-defined]
@@ -49,7 +71,9 @@ def test_states_are_those_that_predict_the_outputs_tokens(pair: LoadedPair, trac
 
 
 @pytest.mark.slow
-def test_trained_heads_raise_what_is_accepted(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+def test_trained_heads_raise_what_is_accepted(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
     heads, report = train_medusa_heads(pair, trace, ORIGIN, SETTINGS)
     assert len(report.prompts["train"]) == 19
     assert len(report.prompts["test"]) == 5
@@ -59,24 +83,39 @@ def test_trained_heads_raise_what_is_accepted(pair: LoadedPair, trace: TraceSet,
     heads.save(tmp_path / "heads")
     loaded = MedusaHeads.load(tmp_path / "heads", fingerprint="f" * 64)
     assert torch.equal(loaded.weight, heads.weight)
-    untrained = MedusaHeads(torch.zeros_like(heads.weight), torch.zeros_like(heads.bias), heads.tokens, ORIGIN)
+    untrained = MedusaHeads(
+        torch.zeros_like(heads.weight), torch.zeros_like(heads.bias), heads.tokens, ORIGIN
+    )
     accepted = []
     for used in (loaded, untrained):
         strategy = build_strategy("medusa", {}, StrategyResources({"medusa_heads": used}))
         ids = [list(text.key) for text in read_target(pair, trace)]
-        jobs = [Engine(pair.models).generate(prompt, Sampling(max_tokens=20), strategy) for prompt in ids]
-        plain = [Engine(pair.models).generate(prompt, Sampling(max_tokens=20), build_strategy("autoregressive")) for prompt in ids]
+        jobs = [
+            Engine(pair.models).generate(prompt, Sampling(max_tokens=20), strategy)
+            for prompt in ids
+        ]
+        plain = [
+            Engine(pair.models).generate(
+                prompt, Sampling(max_tokens=20), build_strategy("autoregressive")
+            )
+            for prompt in ids
+        ]
         assert [job.output for job in jobs] == [job.output for job in plain]
         accepted.append(sum(job.session.stats.accepted for job in jobs))
     assert accepted[0] > 1.2 * accepted[1]
-    assert torch.equal(train_medusa_heads(pair, trace, ORIGIN, SETTINGS)[0].weight, heads.weight), "a seed gives the same heads"
+    assert torch.equal(train_medusa_heads(pair, trace, ORIGIN, SETTINGS)[0].weight, heads.weight), (
+        "a seed gives the same heads"
+    )
 
 
 def test_a_test_trace_shares_no_prompt_with_the_training(pair: LoadedPair, trace: TraceSet) -> None:
     texts = read_target(pair, trace)
     train, tested, left_out = split(texts[:10], texts[8:12], 0)
     assert (len(train), [text.prompt for text in tested], left_out) == (
-        10, [text.prompt for text in texts[10:12]], sorted({text.prompt for text in texts[8:10]}))
+        10,
+        [text.prompt for text in texts[10:12]],
+        sorted({text.prompt for text in texts[8:10]}),
+    )
     with raises_code("too_few_prompts", "other prompts"):
         split(texts, texts[:2], 0)
     with raises_code("too_few_prompts", "at least 3"):

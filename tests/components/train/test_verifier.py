@@ -34,10 +34,22 @@ from tests.support.models.tiny import llama_pair
 
 def on_disk(table: pa.Table, folder: Path, shard: int = 1000) -> TraceSet:
     """The table as a trace set; columns that it lacks are null."""
-    header = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=1, max_tokens=8, temperature=0, stop_token_ids=(2,))
+    header = TraceHeader(
+        pair="tiny",
+        fingerprint="f" * 64,
+        dtype="float32",
+        rollout=1,
+        max_tokens=8,
+        temperature=0,
+        stop_token_ids=(2,),
+    )
     schema, traces = trace_schema(header), TraceSet(folder)
-    columns = [table.column(field.name).cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-               for field in schema]
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
     whole = pa.table(columns, schema=schema)
     for number, start in enumerate(range(0, table.num_rows, shard)):
         traces.write_shard(number, whole.slice(start, shard))
@@ -59,7 +71,11 @@ def test_a_separable_trace_is_learnt_and_the_right_state_chosen(trained):
 
 
 def test_shuffled_labels_teach_nothing():
-    _, report = train_verifier(trace(rows=6000, prompts=60, shuffled=True), ORIGIN, VerifierSettings(features=("before", "after")))
+    _, report = train_verifier(
+        trace(rows=6000, prompts=60, shuffled=True),
+        ORIGIN,
+        VerifierSettings(features=("before", "after")),
+    )
     assert abs(report.metrics.auc - 0.5) < 0.06
 
 
@@ -78,9 +94,16 @@ def test_no_prompt_is_on_two_sides():
 
 
 def test_a_question_asked_twice_is_one_prompt():
-    """Served traffic repeats itself: under two ids, one to learn from and one to test on, the same text would be both."""
-    twice = pa.concat_tables([trace(rows=120, prompts=4, name="p"),
-                              trace(rows=120, prompts=4, name="p").set_column(0, "prompt_id", [[f"again{i // 30}" for i in range(120)]])])
+    """Served traffic repeats itself: under two ids, one to learn from and one to test on, the same
+    text would be both."""
+    twice = pa.concat_tables(
+        [
+            trace(rows=120, prompts=4, name="p"),
+            trace(rows=120, prompts=4, name="p").set_column(
+                0, "prompt_id", [[f"again{i // 30}" for i in range(120)]]
+            ),
+        ]
+    )
     examples = read_examples(twice)
     assert set(examples.prompt) == {"p0", "p1", "p2", "p3"}
     assert (examples.prompt[:120] == examples.prompt[120:]).all()
@@ -109,7 +132,11 @@ def test_a_trace_on_disk_is_read_in_small_parts_and_says_the_same(tmp_path, monk
     traces = on_disk(table, tmp_path, shard=300)
     sizes = []
     real = TraceSet.batches
-    monkeypatch.setattr(TraceSet, "batches", lambda self, columns: (sizes.append(b.num_rows) or b for b in real(self, columns, 128)))
+    monkeypatch.setattr(
+        TraceSet,
+        "batches",
+        lambda self, columns: (sizes.append(b.num_rows) or b for b in real(self, columns, 128)),
+    )
     read, direct = read_examples(traces), read_examples(table)
     assert max(sizes) <= 128
     assert sum(sizes) == 950 == traces.num_rows
@@ -123,9 +150,10 @@ def test_a_trace_on_disk_is_read_in_small_parts_and_says_the_same(tmp_path, monk
 
 @pytest.mark.slow
 def test_a_large_trace_is_never_spread_out_as_a_whole(tmp_path, monkeypatch):
-    """What may lie in memory: the trace's float16 once, and the rows of one fit as float32. Twice that, or float64, is too much."""
+    """What may lie in memory: the trace's float16 once, and the rows of one fit as float32. Twice
+    that, or float64, is too much."""
     import sklearn.linear_model
-    import sklearn.metrics  # noqa: F401, its code shall not be counted
+    import sklearn.metrics  # noqa: F401
 
     rows, width = 12_000, 256
     monkeypatch.setattr(verifier_data, "BLOCK", 512)
@@ -153,7 +181,9 @@ def test_the_artifact_scores_raw_features_as_training_did_in_every_form(trained,
     verifier, report = trained
     verifier.save(tmp_path / "v")
     loaded = Verifier.load(tmp_path / "v", fingerprint="f" * 64)
-    session = onnxruntime.InferenceSession(tmp_path / "v" / "verifier.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "v" / "verifier.onnx", providers=["CPUExecutionProvider"]
+    )
     examples = read_examples(trace())
     x = examples.features(tuple(report.features))[:200]
     from_torch = torch.sigmoid(torch.from_numpy(x) @ loaded.weight + loaded.bias).numpy()
@@ -170,10 +200,20 @@ def test_the_runtime_scores_what_the_trace_recorded():
     raws = torch.randn(50, 20, generator=generator).softmax(-1)
     tokens = torch.randint(0, 20, (50,), generator=generator).tolist()
     rank = [int((raw > raw[t]).sum()) for raw, t in zip(raws, tokens, strict=True)]
-    table = pa.table({"prompt_id": ["p"] * 50, "task": [None] * 50, "ratio": [1.0] * 50,
-                      "draft_raw_q": [float(raw[t]) for raw, t in zip(raws, tokens, strict=True)],
-                      "confidence": raws.amax(-1).tolist(), "entropy": torch.special.entr(raws).sum(-1).tolist(), "rank": rank})
-    expected = torch.stack([scalar_features(raw, t) for raw, t in zip(raws, tokens, strict=True)]).numpy()
+    table = pa.table(
+        {
+            "prompt_id": ["p"] * 50,
+            "task": [None] * 50,
+            "ratio": [1.0] * 50,
+            "draft_raw_q": [float(raw[t]) for raw, t in zip(raws, tokens, strict=True)],
+            "confidence": raws.amax(-1).tolist(),
+            "entropy": torch.special.entr(raws).sum(-1).tolist(),
+            "rank": rank,
+        }
+    )
+    expected = torch.stack(
+        [scalar_features(raw, t) for raw, t in zip(raws, tokens, strict=True)]
+    ).numpy()
     assert np.allclose(read_examples(table).parts["scalars"], expected, atol=1e-6)
 
 
@@ -203,7 +243,8 @@ def test_the_threshold_keeps_to_the_wanted_false_positives():
 def test_rates_are_the_papers_and_the_labels_at_lambda(trained):
     _, report = trained
     assert 0 <= report.metrics.eta_fp <= report.metrics.eta_tp <= 1
-    assert report.metrics.eta_fp_ratio <= report.metrics.eta_fp  # ratios between 1 and lambda are the easiest false positives
+    # ratios between 1 and lambda are the easiest false positives
+    assert report.metrics.eta_fp_ratio <= report.metrics.eta_fp
 
 
 def test_training_repeats_itself_and_is_logged(trained):
@@ -230,7 +271,9 @@ def test_every_lambda_of_the_paper_is_reported(trained):
 def test_a_lambda_that_nothing_exceeds_has_no_figures():
     table = trace()
     low = np.minimum(table.column("ratio").to_numpy(), 1.3)
-    report = train_verifier(with_column(table, "ratio", low), ORIGIN, VerifierSettings(features=("before",)))[1]
+    report = train_verifier(
+        with_column(table, "ratio", low), ORIGIN, VerifierSettings(features=("before",))
+    )[1]
     assert report.lambda_grid["1.5"] is None
     assert report.lambda_grid["1"].auc > 0.9
 
@@ -238,8 +281,14 @@ def test_a_lambda_that_nothing_exceeds_has_no_figures():
 def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
     """Ids say nothing: those of two files may be the same. What the prompts say does."""
     learnt, other = trace(prompts=10), trace(rows=900, prompts=9, name="q", seed=1)
-    same_ids = with_column(other, "prompt_id", [name.replace("q", "p") for name in other.column("prompt_id").to_pylist()])
-    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=same_ids)[1]
+    same_ids = with_column(
+        other,
+        "prompt_id",
+        [name.replace("q", "p") for name in other.column("prompt_id").to_pylist()],
+    )
+    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=same_ids)[
+        1
+    ]
     assert report.left_out == []
     assert report.rows == {"train": 3000, "test": 900}
     assert report.metrics.auc > 0.95
@@ -258,11 +307,20 @@ def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
 def test_a_large_trace_is_compared_on_some_rows_and_fitted_to_all(monkeypatch):
     table, fitted = trace(rows=4000, prompts=40), []
     real = verifier_training.fit
-    monkeypatch.setattr(verifier_training, "fit", lambda examples, *more: fitted.append(len(examples)) or real(examples, *more))
+    monkeypatch.setattr(
+        verifier_training,
+        "fit",
+        lambda examples, *more: fitted.append(len(examples)) or real(examples, *more),
+    )
     compared = []
     real_check = verifier_training.cross_validate
-    monkeypatch.setattr(verifier_training, "cross_validate", lambda examples, held, names, ratio: compared.append(
-        (len(examples), names)) or real_check(examples, held, names, ratio))
+    monkeypatch.setattr(
+        verifier_training,
+        "cross_validate",
+        lambda examples, held, names, ratio: (
+            compared.append((len(examples), names)) or real_check(examples, held, names, ratio)
+        ),
+    )
     monkeypatch.setattr(verifier_training, "SELECTION_ROWS", 1000)
     verifier, report = train_verifier(table, ORIGIN)
     assert [size for size, _ in compared] == [800] * 7 + [3200]
@@ -277,7 +335,9 @@ def test_without_hidden_states_the_scalars_must_do():
 
 
 def with_column(table: pa.Table, name: str, values) -> pa.Table:
-    return table.set_column(table.column_names.index(name), name, pa.array(values, table.schema.field(name).type))
+    return table.set_column(
+        table.column_names.index(name), name, pa.array(values, table.schema.field(name).type)
+    )
 
 
 def with_state(value: float) -> pa.Table:
@@ -288,23 +348,32 @@ def with_state(value: float) -> pa.Table:
     return with_column(table, "hidden_after", [np.array(row, np.float16) for row in states])
 
 
-@pytest.mark.parametrize(("table", "options", "code", "named"), [
-    (trace().slice(0, 0), {}, "empty_trace", "draftwell collect"),
-    (with_column(trace(), "ratio", [0.5] * 3000), {}, "one_class", "acceptable"),
-    (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "one_class", "unacceptable"),
-    (with_column(trace(), "confidence", [float("nan")] * 3000), {}, None, "confidence"),
-    (with_column(trace(), "entropy", [float("inf")] * 3000), {}, None, "entropy"),
-    (with_column(trace(), "ratio", [None] * 3000), {}, None, "ratio"),
-    (with_column(trace(), "ratio", [float("-inf")] * 3000), {}, None, "ratio"),
-    (with_state(float("nan")), {}, None, "hidden_after"),
-    (with_state(float("inf")), {}, None, "hidden_after"),
-    (trace(prompts=2), {}, "too_few_prompts", "at least 3"),
-    (trace(hidden=False), {"features": ("after",)}, "no_hidden_states", "after"),
-    (trace(), {"features": ("befor",)}, "unknown_features", "befor"),
-    (trace(), {"ratio": 0.0}, "out_of_range", "ratio"),
-    (trace(), {"eta_fp": 2.0}, "out_of_range", "eta_fp"),
-    (trace(), {"label": "argmax"}, "no_probabilities", "draft_p"),
-    (trace(matches=0.7, temperature=0.7), {"label": "argmax"}, "sampled_trace", "temperature 0.7")])
+@pytest.mark.parametrize(
+    ("table", "options", "code", "named"),
+    [
+        (trace().slice(0, 0), {}, "empty_trace", "draftwell collect"),
+        (with_column(trace(), "ratio", [0.5] * 3000), {}, "one_class", "acceptable"),
+        (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "one_class", "unacceptable"),
+        (with_column(trace(), "confidence", [float("nan")] * 3000), {}, None, "confidence"),
+        (with_column(trace(), "entropy", [float("inf")] * 3000), {}, None, "entropy"),
+        (with_column(trace(), "ratio", [None] * 3000), {}, None, "ratio"),
+        (with_column(trace(), "ratio", [float("-inf")] * 3000), {}, None, "ratio"),
+        (with_state(float("nan")), {}, None, "hidden_after"),
+        (with_state(float("inf")), {}, None, "hidden_after"),
+        (trace(prompts=2), {}, "too_few_prompts", "at least 3"),
+        (trace(hidden=False), {"features": ("after",)}, "no_hidden_states", "after"),
+        (trace(), {"features": ("befor",)}, "unknown_features", "befor"),
+        (trace(), {"ratio": 0.0}, "out_of_range", "ratio"),
+        (trace(), {"eta_fp": 2.0}, "out_of_range", "eta_fp"),
+        (trace(), {"label": "argmax"}, "no_probabilities", "draft_p"),
+        (
+            trace(matches=0.7, temperature=0.7),
+            {"label": "argmax"},
+            "sampled_trace",
+            "temperature 0.7",
+        ),
+    ],
+)
 def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, code, named):
     """Codes of None are those of `components.collect`, which refuses values that are not finite."""
     with pytest.raises(DraftwellError, match=named) as error:
@@ -315,7 +384,9 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, code, na
 
 def test_a_real_trace_trains_a_verifier(tmp_path):
     pair = llama_pair()
-    prompts = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(12)]
+    prompts = [
+        Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(12)
+    ]
     traces = collect_traces(pair, prompts, tmp_path / "trace", max_tokens=24, rollout=4)
     verifier, report = train_verifier(traces, ORIGIN)
     assert set(report.prompts["train"]) | set(report.prompts["test"]) == {p.id for p in prompts}
@@ -326,17 +397,25 @@ def test_a_real_trace_trains_a_verifier(tmp_path):
 
 
 def test_the_label_is_what_is_predicted():
-    """The target's choice depends on another state than the ratio does: each label finds its own."""
+    """The target's choice depends on another state than the ratio does: each label finds its
+    own."""
     table = trace(matches=0.7, temperature=0.0)
     choice, report = train_verifier(table, ORIGIN, VerifierSettings(label="argmax"))
     assert report.metrics.auc > 0.9
     assert report.features == ["after"]
-    assert (choice.label, choice.provenance.parameters["label"], choice.provenance.parameters["temperature"]) == ("argmax", "argmax", 0.0)
-    assert report.metrics.eta_fp == pytest.approx(0.1, abs=0.06)  # of the tokens that are not the target's choice
+    assert (
+        choice.label,
+        choice.provenance.parameters["label"],
+        choice.provenance.parameters["temperature"],
+    ) == ("argmax", "argmax", 0.0)
+    # of the tokens that are not the target's choice
+    assert report.metrics.eta_fp == pytest.approx(0.1, abs=0.06)
     by_ratio, other = train_verifier(table, ORIGIN)
     assert (by_ratio.label, other.features, other.metrics.auc > 0.9) == ("ratio", ["before"], True)
     greedy, _ = train_verifier(table, ORIGIN, VerifierSettings(label="soft"))
-    assert torch.equal(greedy.weight, choice.weight), "at temperature 0 the chance to be kept is 0 or 1"
+    assert torch.equal(greedy.weight, choice.weight), (
+        "at temperature 0 the chance to be kept is 0 or 1"
+    )
 
 
 def test_a_soft_label_gives_chances():
@@ -356,7 +435,9 @@ def test_a_verifier_of_an_earlier_release_has_the_label_ratio(tmp_path):
     for label in ("ratio", "argmax", "soft"):
         Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, label).save(tmp_path / label)
         assert Verifier.load(tmp_path / label).label == label
-    assert "label" not in json.loads((tmp_path / "ratio" / "verifier.json").read_text()), "what an earlier release wrote"
+    assert "label" not in json.loads((tmp_path / "ratio" / "verifier.json").read_text()), (
+        "what an earlier release wrote"
+    )
     with raises_code("unknown_label"):
         Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, "rank")
 
@@ -365,28 +446,40 @@ def test_a_chat_pair_learns_nothing_inside_a_users_message():
     """Older traces have such positions, of kind bare."""
     table = trace()
     kinds = np.array(table.column("kind").to_pylist())
-    verifier, report = train_verifier(table, ORIGIN, VerifierSettings(features=("before",)), chat=True)
+    verifier, report = train_verifier(
+        table, ORIGIN, VerifierSettings(features=("before",)), chat=True
+    )
     assert sum(report.rows.values()) == (kinds != "bare").sum()
     assert set(report.metrics.kinds) == set(KINDS) - {"bare"}
     assert verifier.provenance.parameters["kinds"] == "draft+mixed+target"
 
 
 def test_many_noisy_states_do_not_drown_the_scalars():
-    """With few rows and hundreds of useless state dimensions the union must rank as the scalars alone do."""
+    """With few rows and hundreds of useless state dimensions the union must rank as the scalars
+    alone do."""
     generator = np.random.default_rng(0)
 
     def examples(rows: int) -> Examples:
         confidence = generator.random(rows).astype(np.float32)
         ratio = np.where(generator.random(rows) < confidence, 1.0, 3.0).astype(np.float32)
-        scalars = np.stack([confidence, confidence, 1 - confidence, np.zeros(rows)], axis=1).astype(np.float32)
+        scalars = np.stack([confidence, confidence, 1 - confidence, np.zeros(rows)], axis=1).astype(
+            np.float32
+        )
         states = generator.normal(size=(rows, 300)).astype(np.float32)
-        return Examples({"before": states, "scalars": scalars}, ratio, confidence, np.array(["p"] * rows))
+        return Examples(
+            {"before": states, "scalars": scalars}, ratio, confidence, np.array(["p"] * rows)
+        )
 
     train, test = examples(1200), examples(4000)
     held = [np.arange(1200) < 600, np.arange(1200) >= 600]
     found = {}
     for names in (("scalars",), ("before", "scalars"), ("before",)):
-        line = fit(train, names, VerifierLabel(), cross_validate(train, held, names, VerifierLabel()).strength)
+        line = fit(
+            train,
+            names,
+            VerifierLabel(),
+            cross_validate(train, held, names, VerifierLabel()).strength,
+        )
         found[names] = auc_of(test.ratio <= 1.2, line.logits(test))
     assert found[("before",)] == pytest.approx(0.5, abs=0.04)
     assert found[("scalars",)] > 0.8
@@ -394,14 +487,23 @@ def test_many_noisy_states_do_not_drown_the_scalars():
 
 
 def test_validation_scores_are_of_prompts_that_the_fit_did_not_see():
-    """With labels of chance and as many dimensions as rows, a fit knows its own rows by heart and nothing about others."""
+    """With labels of chance and as many dimensions as rows, a fit knows its own rows by heart and
+    nothing about others."""
     generator = np.random.default_rng(0)
     states = generator.normal(size=(400, 400)).astype(np.float32)
     ratio = np.where(generator.random(400) < 0.5, 1.0, 3.0).astype(np.float32)
-    examples = Examples({"before": states}, ratio, ratio, np.array([f"p{i // 40}" for i in range(400)]))
+    examples = Examples(
+        {"before": states}, ratio, ratio, np.array([f"p{i // 40}" for i in range(400)])
+    )
     found = cross_validate(examples, folds(examples, 0), ("before",), VerifierLabel())
     assert abs(auc_of(ratio <= 1.2, found.logits) - 0.5) < 0.1
-    assert auc_of(ratio <= 1.2, sigmoid(fit(examples, ("before",), VerifierLabel(), 1e-2).logits(examples))) > 0.95
+    assert (
+        auc_of(
+            ratio <= 1.2,
+            sigmoid(fit(examples, ("before",), VerifierLabel(), 1e-2).logits(examples)),
+        )
+        > 0.95
+    )
 
 
 def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
@@ -412,7 +514,8 @@ def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
 
 
 def test_a_split_by_row_flatters():
-    """Rows of one prompt share what decides: who knows a prompt by heart looks good on its other rows, and on no other prompt."""
+    """Rows of one prompt share what decides: who knows a prompt by heart looks good on its other
+    rows, and on no other prompt."""
     generator = np.random.default_rng(0)
 
     def examples(prompts: int, name: str) -> Examples:

@@ -1,7 +1,8 @@
-"""A tuner that kills itself: `python -m tests.components.tune.killed_tuner TRACE FOLDER POINT NUMBER`.
+"""A tuner that kills itself: `python -m tests.components.tune.killed_tuner TRACE FOLDER POINT
+NUMBER`.
 
-It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a replay, in the middle of writing a trial to its file (write), or
-before the file of what was measured gets its name (rename).
+It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a replay, in the middle of
+writing a trial to its file (write), or before the file of what was measured gets its name (rename).
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import PROFILE, run_tuner
 from tests.support.models.tiny import table_pair
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(
+        ["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"]
+    )
+]
 
 
 def run(trace: Path, folder: Path, clock: Clock) -> Any:
@@ -56,7 +62,9 @@ def half_written(number: int) -> None:
 
 def main(trace: str, folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
-    place, name = {"replay": (search, "replay_strategy"), "rename": (os, "replace")}.get(point, (None, ""))
+    place, name = {"replay": (search, "replay_strategy"), "rename": (os, "replace")}.get(
+        point, (None, "")
+    )
     if point == "write":
         half_written(int(number))
     else:

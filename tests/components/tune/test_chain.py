@@ -1,4 +1,5 @@
-"""From prompts to a tuned config through every component that reads a trace, on a pair made of random weights."""
+"""From prompts to a tuned config through every component that reads a trace, on a pair made of
+random weights."""
 
 from __future__ import annotations
 
@@ -24,20 +25,46 @@ from tests.support.models.tiny import llama_pair
 @pytest.mark.slow
 def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     pair, prompts = llama_pair(), demo_prompts(16)
-    trace = collect_traces(pair, prompts, tmp_path, max_tokens=16, prefix_kinds=("bare", "draft", "target", "mixed"), batch=4)
+    trace = collect_traces(
+        pair,
+        prompts,
+        tmp_path,
+        max_tokens=16,
+        prefix_kinds=("bare", "draft", "target", "mixed"),
+        batch=4,
+    )
     origin = provenance(pair, trace_digest=trace.digest())
     verifier, report = train_verifier(trace, origin)
     assert verifier.provenance.trace_digest == trace.digest()
     head, _ = train_acceptance_head(pair, trace, origin)
     table = build_acceptance_table(trace, origin)
     times = measure_profile(pair, origin, repeats=1, context=16)
-    resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
-               "correction_memory": build_correction_memory(pair, prompts[:4], origin, MemorySettings(max_tokens=16))}, pair.special_tokens)
+    resources = StrategyResources(
+        {
+            "verifier": verifier,
+            "acceptance_head": head,
+            "acceptance_table": table,
+            "hardware_profile": times,
+            "correction_memory": build_correction_memory(
+                pair, prompts[:4], origin, MemorySettings(max_tokens=16)
+            ),
+        },
+        pair.special_tokens,
+    )
     limits = Constraints(lossless_only=False, max_quality_loss=0.1)
     settings = TuneSettings(constraints=limits, trials=9, max_tokens=8, explore=1, measure_top=20)
-    tuned = tune_strategy(TuneInputs(pair, trace, prompts[:3], resources, times), settings, Evaluator(pair, resources, max_tokens=8),
-                          lambda prompts, measured: Quality(1.0))
-    assert {figure.strategy for figure in tuned.measured} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
+    tuned = tune_strategy(
+        TuneInputs(pair, trace, prompts[:3], resources, times),
+        settings,
+        Evaluator(pair, resources, max_tokens=8),
+        lambda prompts, measured: Quality(1.0),
+    )
+    assert {figure.strategy for figure in tuned.measured} >= {
+        "autoregressive",
+        "sprinter",
+        "csd",
+        "specdec_pp",
+    }
     unmade = ("qualifier", "eagle3_head", "datastore", "medusa_heads")
     assert all(any(lacking in why for lacking in unmade) for why in tuned.left_out.values())
     build_strategy(tuned.choice.name, dict(tuned.choice.parameters), resources)

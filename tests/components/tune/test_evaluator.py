@@ -1,4 +1,5 @@
-"""Measuring for the tuner on a real pair of tiny models: turns, what contenders keep and forget, and how outputs are judged."""
+"""Measuring for the tuner on a real pair of tiny models: turns, what contenders keep and forget,
+and how outputs are judged."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.models.tiny import table_pair
 
-PROMPTS = [Prompt(f"p{i}", None, [text], text) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text], text)
+    for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!"])
+]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 SERIAL = StrategyChoice("spide", {"parallel": False, "tau": 0.2})
 GAMMA = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3})
@@ -33,7 +37,10 @@ def pair() -> LoadedPair:
 
 def resources() -> StrategyResources:
     return StrategyResources(
-        {"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": HardwareProfile(1.0, {1: 10.0}, 0.1, ORIGIN)}
+        {
+            "acceptance_table": AcceptanceTable.empty(ORIGIN),
+            "hardware_profile": HardwareProfile(1.0, {1: 10.0}, 0.1, ORIGIN),
+        }
     )
 
 
@@ -43,7 +50,9 @@ def judged(contest: Evaluator, config: StrategyChoice) -> int:
     return sum(table.total)
 
 
-def test_all_decode_a_prompt_before_the_next_one_comes(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_decode_a_prompt_before_the_next_one_comes(
+    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[tuple[str, int]] = []
     real = StrategyContender.generate
 
@@ -55,25 +64,41 @@ def test_all_decode_a_prompt_before_the_next_one_comes(pair: LoadedPair, monkeyp
     monkeypatch.setattr(module.StrategyContender, "generate", generate)
     Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA, SERIAL], PROMPTS[:2])
     first, second = (len(pair.encode_prompt(prompt.prompt)) for prompt in PROMPTS[:2])
-    assert order == [("autoregressive", first), ("vanilla_sd", first), ("spide", first),
-                     ("vanilla_sd", second), ("spide", second), ("autoregressive", second)]
+    assert order == [
+        ("autoregressive", first),
+        ("vanilla_sd", first),
+        ("spide", first),
+        ("vanilla_sd", second),
+        ("spide", second),
+        ("autoregressive", second),
+    ]
 
 
 def generation(seconds: float, calls: int = 10) -> Generation:
     """Ten tokens, all of whose time went into target calls."""
-    return Generation([0] * 10, Stats(target_calls=calls, target_seconds=seconds, wall_seconds=seconds))
+    return Generation(
+        [0] * 10, Stats(target_calls=calls, target_seconds=seconds, wall_seconds=seconds)
+    )
 
 
 def test_a_generation_that_was_held_up_is_noticed() -> None:
     usual, stalled = generation(1.0), generation(3.0)
     assert module.disturbed([usual, stalled, generation(1.1)]) == [1]
-    assert module.disturbed([usual, generation(1.5, calls=5)]) == [1], "seconds a call count, not seconds"
-    assert module.disturbed([usual, generation(2.4)]) == [], "a long draft or half of the cores may take so long"
-    assert module.disturbed([generation(0.01), generation(0.2)]) == [], "a stall that nobody notices"
+    assert module.disturbed([usual, generation(1.5, calls=5)]) == [1], (
+        "seconds a call count, not seconds"
+    )
+    assert module.disturbed([usual, generation(2.4)]) == [], (
+        "a long draft or half of the cores may take so long"
+    )
+    assert module.disturbed([generation(0.01), generation(0.2)]) == [], (
+        "a stall that nobody notices"
+    )
     assert module.disturbed([stalled]) == [], "nothing to compare with"
 
 
-def test_what_was_held_up_is_decoded_again_and_the_faster_counts(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_held_up_is_decoded_again_and_the_faster_counts(
+    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, stalls = StrategyContender.generate, [True]
     seeds: list[tuple[str, int]] = []
 
@@ -89,18 +114,24 @@ def test_what_was_held_up_is_decoded_again_and_the_faster_counts(pair: LoadedPai
 
     monkeypatch.setattr(module.StrategyContender, "generate", generate)
     _, fast = Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA], PROMPTS[:2])
-    assert seeds.count(("vanilla_sd", 1)) == seeds.count(("autoregressive", 1)) == 2, "the rivals too: none has two chances alone"
+    assert seeds.count(("vanilla_sd", 1)) == seeds.count(("autoregressive", 1)) == 2, (
+        "the rivals too: none has two chances alone"
+    )
     assert len(seeds) == 6, "the other prompt is not repeated"
     assert max(fast.seconds) < 5.0
     stalls.append(True)
-    _, confirmed = Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA], PROMPTS[:2], fresh=True)
+    _, confirmed = Evaluator(pair, resources(), max_tokens=10)(
+        [PLAIN, GAMMA], PROMPTS[:2], fresh=True
+    )
     assert max(confirmed.seconds) > 5.0, "a confirmation takes its times as they are"
 
 
 def test_results_come_in_the_order_of_the_configs(pair: LoadedPair) -> None:
     plain, fast = Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA], PROMPTS)
     assert plain.outputs == fast.outputs, "both are the target's greedy text"
-    assert plain.calls == [tokens - 1 for tokens in plain.tokens], "the prompt's own forward verifies nothing, so it is no call"
+    assert plain.calls == [tokens - 1 for tokens in plain.tokens], (
+        "the prompt's own forward verifies nothing, so it is no call"
+    )
     assert sum(fast.calls) < sum(plain.calls)
     assert all(0 < tokens <= 10 for tokens in plain.tokens)
     assert min(plain.seconds + fast.seconds) > 0
@@ -122,25 +153,44 @@ def test_contenders_keep_what_they_learnt_until_they_are_asked_afresh(pair: Load
     assert sum(table.total) == 0, "nobody writes to the artifact itself"
 
 
-def test_outputs_are_judged_by_the_target(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_judged_by_the_target(
+    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [plain] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS)
     reader = QualityReader(pair)
     assert reader(PROMPTS, plain).share == 1.0
-    wrong = Measured(plain.seconds, [[output[0], *[(token + 1) % 20 for token in output[1:]]] for output in plain.outputs], plain.calls)
+    wrong = Measured(
+        plain.seconds,
+        [[output[0], *[(token + 1) % 20 for token in output[1:]]] for output in plain.outputs],
+        plain.calls,
+    )
     spoilt = reader(PROMPTS, wrong).share
     assert spoilt < 0.9
-    right = sum(argmax_matches(pair, pair.encode_prompt(p.prompt), o) for p, o in zip(PROMPTS, wrong.outputs, strict=True))
+    right = sum(
+        argmax_matches(pair, pair.encode_prompt(p.prompt), o)
+        for p, o in zip(PROMPTS, wrong.outputs, strict=True)
+    )
     assert spoilt == pytest.approx(right / sum(wrong.tokens))
-    monkeypatch.setattr(module, "agreement", lambda *args: pytest.fail("what was read once is not read again"))
+    monkeypatch.setattr(
+        module, "agreement", lambda *args: pytest.fail("what was read once is not read again")
+    )
     assert reader(PROMPTS, wrong).share == spoilt
 
 
-def test_rouge_is_in_points_and_only_where_there_are_references(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rouge_is_in_points_and_only_where_there_are_references(
+    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = Measured([1.0] * 2, [[5, 6]] * 2, [2] * 2)
     monkeypatch.setattr(module, "agreement", lambda *args: TargetAgreement(2, 2, 0.0))
-    texts = [Prompt("a", None, ["x"], pair.decode([5, 6])), Prompt("b", None, ["y"], "nothing alike")]
+    texts = [
+        Prompt("a", None, ["x"], pair.decode([5, 6])),
+        Prompt("b", None, ["y"], "nothing alike"),
+    ]
     assert QualityReader(pair)(texts, measured).rouge_l == pytest.approx(50.0)
-    assert QualityReader(pair)([Prompt("a", None, ["x"]), Prompt("b", None, ["y"])], measured).rouge_l is None
+    assert (
+        QualityReader(pair)([Prompt("a", None, ["x"]), Prompt("b", None, ["y"])], measured).rouge_l
+        is None
+    )
 
 
 def test_sampled_requests_have_seeds_of_their_own_and_the_same_each_time(pair: LoadedPair) -> None:
@@ -156,7 +206,8 @@ def test_sampled_requests_have_seeds_of_their_own_and_the_same_each_time(pair: L
 
 
 def test_sampled_outputs_are_judged_by_how_likely_they_are(pair: LoadedPair) -> None:
-    """Greedy texts have the best share of argmax, and are far too likely for samples: only the second measure shows it."""
+    """Greedy texts have the best share of argmax, and are far too likely for samples: only the
+    second measure shows it."""
     many = [Prompt(f"p{i}", None, ["hello world"]) for i in range(60)]
     [sampled] = Evaluator(pair, resources(), max_tokens=10, temperature=0.7)([PLAIN], many)
     [greedy] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS)

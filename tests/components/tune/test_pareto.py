@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from components.tune.pareto import front
 from tests.support.errors import raises_code
 
-VALUES = st.integers(0, 4).map(float)  # few values, so that ties in one objective, and in all of them, are common
+# few values, so that ties in one objective, and in all of them, are common
+VALUES = st.integers(0, 4).map(float)
 
 
 @given(st.lists(st.tuples(VALUES, VALUES, VALUES), max_size=14))

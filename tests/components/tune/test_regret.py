@@ -1,4 +1,5 @@
-"""The regret study on a tiny pair: what counts as the grid's best, which way the ratio goes, and what is reported."""
+"""The regret study on a tiny pair: what counts as the grid's best, which way the ratio goes, and
+what is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])
+]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 
 
@@ -45,25 +48,49 @@ def test_the_grid_is_valid_and_about_thirty() -> None:
 def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     pair = table_pair()
     profile = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-    resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
-               "hardware_profile": profile}, pair.special_tokens)
+    resources = StrategyResources(
+        {
+            "acceptance_table": AcceptanceTable.empty(ORIGIN),
+            "correction_memory": CorrectionMemory.empty(ORIGIN),
+            "hardware_profile": profile,
+        },
+        pair.special_tokens,
+    )
     trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
-    grid = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}), StrategyChoice("svip", {"threshold": 0.3, "max_draft": 8})]
+    grid = [
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+        StrategyChoice("svip", {"threshold": 0.3, "max_draft": 8}),
+    ]
     settings = SETTINGS.model_copy(update={"max_tokens": 8, "trials": 8})
-    report = RegretStudy(TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid, repeats=1).run()
+    report = RegretStudy(
+        TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid, repeats=1
+    ).run()
     assert json.loads(json.dumps(report, allow_nan=False)) == report
-    assert [figure["strategy"] for figure in report["grid"]] == ["autoregressive", "vanilla_sd", "svip"]
-    assert report["best"] in [{"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]]
+    assert [figure["strategy"] for figure in report["grid"]] == [
+        "autoregressive",
+        "vanilla_sd",
+        "svip",
+    ]
+    assert report["best"] in [
+        {"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]
+    ]
     assert report["regret_low"] <= report["regret"] <= report["regret_high"]
     assert report["time_share"] == pytest.approx(report["tune_seconds"] / report["grid_seconds"])
-    assert (report["regret_percent"], report["time_percent"]) == (round(100 * report["regret"], 2), round(100 * report["time_share"], 1))
+    assert (report["regret_percent"], report["time_percent"]) == (
+        round(100 * report["regret"], 2),
+        round(100 * report["time_share"], 1),
+    )
     assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(SETTINGS.strategies)
-    assert len([t for t in report["evidence"]["trials"] if t["source"] == "measured"]) == SETTINGS.explore
+    assert (
+        len([t for t in report["evidence"]["trials"] if t["source"] == "measured"])
+        == SETTINGS.explore
+    )
     assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
 
 
 def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its traces and artifacts are bound to the qualifier too: without it all of them would be refused."""
+    """Its traces and artifacts are bound to the qualifier too: without it all of them would be
+    refused."""
     loaded: list[Any] = []
 
     def load_pair(files: Any, settings: LoadSettings) -> None:
@@ -71,42 +98,76 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
         raise DraftwellError("far enough")
 
     monkeypatch.setattr("serving.runtime.pair.load_pair", load_pair)
-    folders = [word for role in ("target", "draft", "qualifier") for word in (f"--{role}", str(tmp_path / role))]
+    folders = [
+        word
+        for role in ("target", "draft", "qualifier")
+        for word in (f"--{role}", str(tmp_path / role))
+    ]
     app = typer.Typer()
     app.command()(module.main)
-    done = CliRunner().invoke(app, [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"])
+    done = CliRunner().invoke(
+        app,
+        [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"],
+    )
     assert str(done.exception) == "far enough", done.output
-    assert loaded == [({role: tmp_path / role for role in ("target", "draft", "qualifier")},
-                       LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False))]
+    assert loaded == [
+        (
+            {role: tmp_path / role for role in ("target", "draft", "qualifier")},
+            LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False),
+        )
+    ]
 
 
 def test_the_summary_is_in_percent() -> None:
-    report = {"choice": {"strategy": "svip", "parameters": {"max_draft": 8}}, "best": {"strategy": "csd", "parameters": {}},
-              "regret_percent": 1.25, "regret_low": -0.01, "regret_high": 0.031, "time_percent": 28.4, "tune_seconds": 284.4,
-              "grid_seconds": 1001.0}
-    assert summary(report).splitlines() == ["chosen: svip {'max_draft': 8}", "the grid's best: csd {}", "regret 1.25 % [-1.00, 3.10]",
-                                            "time 28.4 % of the grid's (284 of 1001 s)"]
+    report = {
+        "choice": {"strategy": "svip", "parameters": {"max_draft": 8}},
+        "best": {"strategy": "csd", "parameters": {}},
+        "regret_percent": 1.25,
+        "regret_low": -0.01,
+        "regret_high": 0.031,
+        "time_percent": 28.4,
+        "tune_seconds": 284.4,
+        "grid_seconds": 1001.0,
+    }
+    assert summary(report).splitlines() == [
+        "chosen: svip {'max_draft': 8}",
+        "the grid's best: csd {}",
+        "regret 1.25 % [-1.00, 3.10]",
+        "time 28.4 % of the grid's (284 of 1001 s)",
+    ]
 
 
 def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
-    """In requested tokens, were all configs equally fast: 8 prompts × 32 tokens, and csd's trials of 2 × 24."""
+    """In requested tokens, were all configs equally fast: 8 prompts × 32 tokens, and csd's trials
+    of 2 × 24."""
     import inspect
 
     prompts, tokens = inspect.signature(module.main).parameters["limit"].default, 32
     clock = Clock(lambda config: 1.0 if config == PLAIN else 1.5)
-    survivors = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": g}) for g in range(1, SETTINGS.measure_top + 1)]
+    survivors = [
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": g})
+        for g in range(1, SETTINGS.measure_top + 1)
+    ]
     survivors += [StrategyChoice("csd", {"tau": i}) for i in range((SETTINGS.measure_top + 1) // 2)]
     successive_halving(clock, survivors, [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)])
     asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
     explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (SETTINGS.explore + 1)
     assert prompts >= FEWEST_PROMPTS
-    assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.22, "so that replay and warming up have room below a quarter"
+    assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.22, (
+        "so that replay and warming up have room below a quarter"
+    )
 
 
 def test_the_best_keeps_to_the_constraints() -> None:
-    figures = [Metrics.of(PLAIN, seconds_per_token=0.2),
-               Metrics.of(StrategyChoice("csd", {"tau": 0.01}), seconds_per_token=0.05, objection="it loses too much"),
-               Metrics.of(StrategyChoice("svip"), seconds_per_token=0.1)]
+    figures = [
+        Metrics.of(PLAIN, seconds_per_token=0.2),
+        Metrics.of(
+            StrategyChoice("csd", {"tau": 0.01}),
+            seconds_per_token=0.05,
+            objection="it loses too much",
+        ),
+        Metrics.of(StrategyChoice("svip"), seconds_per_token=0.1),
+    ]
     assert fastest(figures) == StrategyChoice("svip")
 
 
@@ -126,5 +187,7 @@ def test_a_slower_choice_has_a_positive_regret(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_passes_add_up_prompt_by_prompt() -> None:
-    both = sum_of([Measured([1.0, 2.0], [[1], [2, 3]], [1, 2]), Measured([3.0, 4.0], [[1], [2, 3]], [1, 2])])
+    both = sum_of(
+        [Measured([1.0, 2.0], [[1], [2, 3]], [1, 2]), Measured([3.0, 4.0], [[1], [2, 3]], [1, 2])]
+    )
     assert both == Measured([4.0, 6.0], [[1, 1], [2, 3, 2, 3]], [2, 4])

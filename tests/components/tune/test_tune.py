@@ -1,4 +1,5 @@
-"""The tuner: a search bounded by configs and traces, a choice that never rests on noise, and refusals."""
+"""The tuner: a search bounded by configs and traces, a choice that never rests on noise, and
+refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from components.tune import tune as tune_step
 from components.tune.evaluator import Measured, Quality
 from components.tune.evidence import Trial, TuningEvidence
 from components.tune.search import search
-from components.tune.search.rescue_model import RESCUING, RescueModel, estimate_rescues, fastest_for_losses
+from components.tune.search.rescue_model import (
+    RESCUING,
+    RescueModel,
+    estimate_rescues,
+    fastest_for_losses,
+)
 from components.tune.search.search import artifact_digest
 from components.tune.search.space import (
     MEASURED,
@@ -43,7 +49,13 @@ from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.session.stats import Stats
-from serving.runtime.strategies import PLAIN, STRATEGIES, StrategyChoice, StrategyResources, build_strategy
+from serving.runtime.strategies import (
+    PLAIN,
+    STRATEGIES,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+)
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock, gamma
@@ -52,7 +64,12 @@ from tests.support.models.counters import counters
 from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, pair_of, table_pair
 
-PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
+PROMPTS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(
+        ["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"]
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +79,9 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=8, batch=4)
+    return collect_traces(
+        pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=8, batch=4
+    )
 
 
 LOSSY = Constraints(lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0)
@@ -74,23 +93,41 @@ def judge(prompts: Sequence[Prompt], measured: Measured) -> Quality:
 
 
 def by_calls(losses: dict[int, float], rouge: dict[int, float] | None = None) -> Any:
-    """A judge that tells configs apart by the target calls that a `Calls` gave them; plain decoding's are 16."""
-    return lambda prompts, measured: Quality(1.0 - losses.get(measured.calls[0], 0.0),
-                                             (rouge or {}).get(measured.calls[0], 30.0) if rouge is not None else None)
+    """A judge that tells configs apart by the target calls that a `Calls` gave them; plain
+    decoding's are 16."""
+    return lambda prompts, measured: Quality(
+        1.0 - losses.get(measured.calls[0], 0.0),
+        (rouge or {}).get(measured.calls[0], 30.0) if rouge is not None else None,
+    )
 
 
 class Calls(Clock):
-    """A clock whose lossy configs have their own numbers of target calls: csd's are its gamma, others' 9."""
+    """A clock whose lossy configs have their own numbers of target calls: csd's are its gamma,
+    others' 9."""
 
-    def __call__(self, configs: Sequence[StrategyChoice], prompts: Sequence[Prompt], **more: Any) -> list[Measured]:
+    def __call__(
+        self, configs: Sequence[StrategyChoice], prompts: Sequence[Prompt], **more: Any
+    ) -> list[Measured]:
         results = super().__call__(configs, prompts, **more)
         own = {"autoregressive": lambda config: 16, "csd": gamma}
-        return [Measured(result.seconds, result.outputs, [own.get(config.name, lambda config: 9)(config)] * len(prompts))
-                for config, result in zip(configs, results, strict=True)]
+        return [
+            Measured(
+                result.seconds,
+                result.outputs,
+                [own.get(config.name, lambda config: 9)(config)] * len(prompts),
+            )
+            for config, result in zip(configs, results, strict=True)
+        ]
 
 
 def run(pair: LoadedPair, trace: TraceSet, evaluate: Any, **settings: Any) -> TuningEvidence:
-    return run_tuner(pair, trace, PROMPTS, evaluate, **{"trials": 30, "max_tokens": 16, "quality": judge, "profile": PROFILE, **settings})
+    return run_tuner(
+        pair,
+        trace,
+        PROMPTS,
+        evaluate,
+        **{"trials": 30, "max_tokens": 16, "quality": judge, "profile": PROFILE, **settings},
+    )
 
 
 def tuned_json(*arguments: Any, **settings: Any) -> dict[str, Any]:
@@ -115,55 +152,102 @@ def gammas_of(name: str, rollout: int) -> list[int | None]:
 
 
 def test_rollouts_bound_the_space() -> None:
-    """PEARL drafts gamma tokens behind gamma − 1 unverified ones; its own gamma is 10 under this profile."""
+    """PEARL drafts gamma tokens behind gamma − 1 unverified ones; its own gamma is 10 under this
+    profile."""
     assert gammas_of("vanilla_sd", 5) == [1, 2, 3, 4, 5]
     assert gammas_of("pearl", 3) == [1, 2]
     assert gammas_of("pearl", 4) == [1, 2]
     assert gammas_of("pearl", 18) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert gammas_of("pearl", 19) == [None, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert rollout_needed(StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 4}), PROFILE) == 2 * 4 - 1
-    assert rollout_needed(StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 32}), PROFILE) == 2 * 18 - 1, (
-        "18 at 33 tokens"
+    assert (
+        rollout_needed(
+            StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 4}), PROFILE
+        )
+        == 2 * 4 - 1
     )
+    assert (
+        rollout_needed(
+            StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 32}),
+            PROFILE,
+        )
+        == 2 * 18 - 1
+    ), "18 at 33 tokens"
     assert {
-        (p["parallel"], p["overlap_tau"], p["max_draft"]) for p in (choice.parameters for choice in replayable("spide", 8, PROFILE))
+        (p["parallel"], p["overlap_tau"], p["max_draft"])
+        for p in (choice.parameters for choice in replayable("spide", 8, PROFILE))
     } == {
         *((False, 0.0, longest) for longest in (4, 8, 16, 32)),
         (True, 0.0, 4),
         *((True, tau, longest) for tau in (0.05, 0.2) for longest in (4, 8, 16, 32)),
     }
-    assert start("sprinter", MEASURED["sprinter"]).parameters == {"tau": None}, "the verifier's own threshold"
-    assert start("csd", MEASURED["csd"]).parameters == {"num_speculative_tokens": 6, "min_count": 6, "tau": 0.01}
-    assert start("pearl", REPLAYED["pearl"]).parameters == {"num_speculative_tokens": None}, "as many as the profile says"
+    assert start("sprinter", MEASURED["sprinter"]).parameters == {"tau": None}, (
+        "the verifier's own threshold"
+    )
+    assert start("csd", MEASURED["csd"]).parameters == {
+        "num_speculative_tokens": 6,
+        "min_count": 6,
+        "tau": 0.01,
+    }
+    assert start("pearl", REPLAYED["pearl"]).parameters == {"num_speculative_tokens": None}, (
+        "as many as the profile says"
+    )
 
 
 @pytest.mark.parametrize("gamma", [2, 5])
 def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
-    """Of the first draft the first token is right and the second wrong, so gamma − 1 unverified tokens and gamma more stand behind it."""
+    """Of the first draft the first token is right and the second wrong, so gamma − 1 unverified
+    tokens and gamma more stand behind it."""
     needed = rollout_needed(StrategyChoice("pearl", {"num_speculative_tokens": gamma}), PROFILE)
     assert needed == 2 * gamma - 1
 
     def texts(rollout: int) -> Texts:
         wrong = [[99] * rollout] * 15
         figures = [[0.5] * rollout] * 16
-        return Texts([TracedText("t", [1, 2, *range(10, 26)], 2, [[10, *[99] * (rollout - 1)], *wrong], figures, figures)], 16, frozenset(),
-                     rollout)
+        return Texts(
+            [
+                TracedText(
+                    "t",
+                    [1, 2, *range(10, 26)],
+                    2,
+                    [[10, *[99] * (rollout - 1)], *wrong],
+                    figures,
+                    figures,
+                )
+            ],
+            16,
+            frozenset(),
+            rollout,
+        )
 
-    assert replay_strategy(texts(needed), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE).exact
+    assert replay_strategy(
+        texts(needed), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE
+    ).exact
     with pytest.raises(RolloutExhausted):
-        replay_strategy(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE)
+        replay_strategy(
+            texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE
+        )
 
 
-def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
+def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     clock = Clock({"autoregressive": 1.0})
     found = run(pair, trace, clock, strategies=["vanilla_sd", "pearl", "svip"], trials=60)
     evidence = found.to_json()
-    assert {t["parameters"]["num_speculative_tokens"] for t in evidence["trials"] if t["strategy"] == "pearl"} == {1, 2, 3, 4}
+    assert {
+        t["parameters"]["num_speculative_tokens"]
+        for t in evidence["trials"]
+        if t["strategy"] == "pearl"
+    } == {1, 2, 3, 4}
     assert all(t["exact"] for t in evidence["trials"] if t["strategy"] != "svip")
     inexact = sum(not t["exact"] for t in evidence["trials"])
     assert inexact > 0
-    assert evidence["rollouts"] == {"length": 8, "beyond": {"vanilla_sd": 4, "pearl": 5}, "inexact": inexact,
-                                    "replayed": len(evidence["trials"])}
+    assert evidence["rollouts"] == {
+        "length": 8,
+        "beyond": {"vanilla_sd": 4, "pearl": 5},
+        "inexact": inexact,
+        "replayed": len(evidence["trials"]),
+    }
     assert found.rollouts is not None
     assert f"{inexact} of {len(evidence['trials'])} replays are estimates" in found.rollouts.summary
     assert "5 of pearl" in found.rollouts.summary
@@ -172,24 +256,45 @@ def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair:
     assert (serial.beyond, serial.inexact, serial.summary) == ({}, 0, "")
 
 
-def test_specdec_pp_is_replayed_with_the_resources_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    resources = StrategyResources({**RESOURCES.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
-    evidence = tuned_json(pair, trace, Clock({"autoregressive": 1.0}), resources=resources, strategies=["specdec_pp"], trials=60)
+def test_specdec_pp_is_replayed_with_the_resources_head(
+    pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = StrategyResources(
+        {**RESOURCES.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True
+    )
+    evidence = tuned_json(
+        pair,
+        trace,
+        Clock({"autoregressive": 1.0}),
+        resources=resources,
+        strategies=["specdec_pp"],
+        trials=60,
+    )
     trials = evidence["trials"]
     assert len(trials) == len(combinations("specdec_pp"))
     assert {trial["source"] for trial in trials} == {"replayed"}
     exact = [trial for trial in trials if trial["exact"]]
     assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
-    texts, sampling = tune_step.texts_for(pair, trace, resources, ["specdec_pp"]), pair.sampling(max_tokens=16)
+    texts, sampling = (
+        tune_step.texts_for(pair, trace, resources, ["specdec_pp"]),
+        pair.sampling(max_tokens=16),
+    )
     for trial in exact[:: len(exact) // 3]:
         told = replay_strategy(texts, "specdec_pp", trial["parameters"], resources, PROFILE)
         assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
         strategy = build_strategy("specdec_pp", trial["parameters"], resources)
-        real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
+        real = Stats.total(
+            pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats
+            for p in PROMPTS
+        )
         assert counters(told.stats) == counters(real)
     without = run(pair, trace, Clock({})).left_out["specdec_pp"]
     assert without == "it needs acceptance_head, which is not available"
-    monkeypatch.setattr(tune_step, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
+    monkeypatch.setattr(
+        tune_step,
+        "score_rollouts",
+        lambda *args: pytest.fail("nobody asked for the head's predictions"),
+    )
     run(pair, trace, Clock({}), resources=resources, strategies=["vanilla_sd"])
 
 
@@ -203,10 +308,14 @@ def test_what_has_no_effect_is_not_varied() -> None:
     """A serial SPIDE has no continuation for `overlap_tau` to end."""
     found = [
         choice.parameters
-        for choice in combinations("spide", {"tau": (0.5, 0.7), "parallel": (False, True), "overlap_tau": (0.0, 0.05, 0.2)})
+        for choice in combinations(
+            "spide", {"tau": (0.5, 0.7), "parallel": (False, True), "overlap_tau": (0.0, 0.05, 0.2)}
+        )
     ]
     assert len(found) == 2 * (1 + 3)
-    assert {parameters["overlap_tau"] for parameters in found if not parameters["parallel"]} == {0.0}
+    assert {parameters["overlap_tau"] for parameters in found if not parameters["parallel"]} == {
+        0.0
+    }
 
 
 def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: TraceSet) -> None:
@@ -220,19 +329,33 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
-    """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
+    """However clear it looks: on two prompts chance says "faster" twice in a quarter of all
+    cases."""
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
-    few = run_tuner(pair, trace, PROMPTS[:count], clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    few = run_tuner(
+        pair, trace, PROMPTS[:count], clock, strategies=["vanilla_sd"], max_tokens=16, trials=4
+    )
     assert few.choice == PLAIN
-    assert few.reason.startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
-                                             "least 8; the best there, vanilla_sd(")
+    assert few.reason.startswith(
+        f"autoregressive, because {count} prompts are too few to choose anything else: "
+        "measure on at "
+        "least 8; the best there, vanilla_sd("
+    )
     assert "5.00 times as fast" in few.reason
     assert "\n" not in few.reason
 
 
 def test_the_smallest_number_of_prompts_chooses(pair: LoadedPair, trace: TraceSet) -> None:
     assert len(PROMPTS) == FEWEST_PROMPTS
-    assert run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}), strategies=["vanilla_sd"]).choice.name == "vanilla_sd"
+    assert (
+        run(
+            pair,
+            trace,
+            Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}),
+            strategies=["vanilla_sd"],
+        ).choice.name
+        == "vanilla_sd"
+    )
 
 
 def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceSet) -> None:
@@ -246,44 +369,90 @@ def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceS
     assert confirmed == {"autoregressive", "spide"}, "serial and parallel are the two fastest here"
 
 
-def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, trace: TraceSet) -> None:
+def test_the_shortlist_is_the_predicted_best_of_each_strategy(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     clock = Clock({"autoregressive": 1.0})
-    tuned = run(pair, trace, clock, measure_top=4, trials=60, strategies=["vanilla_sd", "spide", "prompt_lookup"])
+    tuned = run(
+        pair,
+        trace,
+        clock,
+        measure_top=4,
+        trials=60,
+        strategies=["vanilla_sd", "spide", "prompt_lookup"],
+    )
     trials, asked = tuned.to_json()["trials"], [choice.name for choice in clock.asked]
     assert asked[0] == "autoregressive"
     assert len(asked) == 5
     assert set(asked) == {"autoregressive", "vanilla_sd", "spide", "prompt_lookup"}
-    assert {choice.parameters["parallel"] for choice in clock.asked if choice.name == "spide"} == {False, True}
+    assert {choice.parameters["parallel"] for choice in clock.asked if choice.name == "spide"} == {
+        False,
+        True,
+    }
     for name in ("vanilla_sd", "prompt_lookup"):
-        best = min((t for t in trials if t["strategy"] == name), key=lambda t: t["predicted_seconds_per_token"])
+        best = min(
+            (t for t in trials if t["strategy"] == name),
+            key=lambda t: t["predicted_seconds_per_token"],
+        )
         assert StrategyChoice(name, best["parameters"]) in clock.asked
-    gammas = {t["parameters"]["num_speculative_tokens"] for t in trials if t["strategy"] == "vanilla_sd"}
+    gammas = {
+        t["parameters"]["num_speculative_tokens"] for t in trials if t["strategy"] == "vanilla_sd"
+    }
     assert gammas == set(range(1, 9)), "up to K = 8"
     texts = read_texts(trace)
     for trial in trials[:3]:
-        again = replay_strategy(texts, trial["strategy"], trial["parameters"], RESOURCES, PROFILE, extend=True)
+        again = replay_strategy(
+            texts, trial["strategy"], trial["parameters"], RESOURCES, PROFILE, extend=True
+        )
         assert trial["predicted_seconds_per_token"] == again.predicted_seconds_per_token
         assert trial["target_calls_per_token"] == again.stats.calls_per_token
-        assert (trial["divergence"], trial["source"], trial["exact"]) == (0.0, "replayed", again.exact)
+        assert (trial["divergence"], trial["source"], trial["exact"]) == (
+            0.0,
+            "replayed",
+            again.exact,
+        )
 
 
-def test_what_was_measured_and_what_was_replayed_are_told_apart(pair: LoadedPair, trace: TraceSet) -> None:
+def test_what_was_measured_and_what_was_replayed_are_told_apart(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     for asked, replayed in ((20, 16), (8, 8)):
-        evidence = tuned_json(pair, trace, Clock({"autoregressive": 1.0}), max_tokens=asked, trials=3, strategies=["vanilla_sd"])
+        evidence = tuned_json(
+            pair,
+            trace,
+            Clock({"autoregressive": 1.0}),
+            max_tokens=asked,
+            trials=3,
+            strategies=["vanilla_sd"],
+        )
         assert (evidence["max_tokens"], evidence["replayed_tokens"]) == (asked, replayed)
 
 
-def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(pair: LoadedPair, trace: TraceSet) -> None:
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     clock = Clock({"autoregressive": 1.0})
     prompts = [*PROMPTS, Prompt("the long one", None, ["a" * 500])]
-    with raises_code("context_too_long", "prompt the long one", "500 tokens", "context of 512", error=ContextTooLong):
+    with raises_code(
+        "context_too_long",
+        "prompt the long one",
+        "500 tokens",
+        "context of 512",
+        error=ContextTooLong,
+    ):
         run_tuner(pair, trace, prompts, clock, quality=judge, trials=3, max_tokens=16)
     assert clock.calls == []
 
 
 def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) -> None:
     logged: list[str] = []
-    tuned = run(pair, trace, Clock({"autoregressive": 1.0, "spide": 2.0}), trials=12, log=lambda name, value, step: logged.append(name))
+    tuned = run(
+        pair,
+        trace,
+        Clock({"autoregressive": 1.0, "spide": 2.0}),
+        trials=12,
+        log=lambda name, value, step: logged.append(name),
+    )
     evidence = json.loads(json.dumps(tuned.to_json(), allow_nan=False))
     assert evidence == tuned.to_json()
     assert TuningEvidence.read(evidence) == tuned
@@ -291,9 +460,24 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
     assert evidence["trace_digest"] == trace.digest()
     assert evidence["device_class"] == "cpu-test"
     assert evidence["choice"] == tuned.choice.to_json()
-    assert evidence["artifacts"] == {kind: artifact_digest(RESOURCES.artifacts[kind]) for kind in RESOURCES.artifacts}
-    assert evidence["constraints"] == {"lossless_only": True, "max_quality_loss": None, "max_rouge_l_loss": None, "max_cost_ratio": None}
-    assert {"machine", "prompts_digest", "seed", "fingerprint", "champion", "rungs", "front"} <= set(evidence)
+    assert evidence["artifacts"] == {
+        kind: artifact_digest(RESOURCES.artifacts[kind]) for kind in RESOURCES.artifacts
+    }
+    assert evidence["constraints"] == {
+        "lossless_only": True,
+        "max_quality_loss": None,
+        "max_rouge_l_loss": None,
+        "max_cost_ratio": None,
+    }
+    assert {
+        "machine",
+        "prompts_digest",
+        "seed",
+        "fingerprint",
+        "champion",
+        "rungs",
+        "front",
+    } <= set(evidence)
     replayed = [trial for trial in evidence["trials"] if trial["source"] == "replayed"]
     assert 0 < len(replayed) <= 12
     assert logged == [f"predicted_seconds_per_token/{trial['strategy']}" for trial in replayed]
@@ -303,35 +487,75 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
     for figure in evidence["measured"]:
         assert figure["predicted_seconds_per_token"] is not None
     rows = evidence["prediction_error"]["configs"]
-    assert {row["strategy"] for row in rows} == {f["strategy"] for f in evidence["measured"]} - set(MEASURED)
-    assert all(row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1) for row in rows)
+    assert {row["strategy"] for row in rows} == {f["strategy"] for f in evidence["measured"]} - set(
+        MEASURED
+    )
+    assert all(
+        row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1) for row in rows
+    )
     assert evidence["prediction_error"]["median"] > 0
 
 
 def test_the_front_is_over_all_strategies(pair: LoadedPair, trace: TraceSet) -> None:
-    """Every csd is faster than anything replayed; the fewer calls it needs, the more it writes that is not the target's."""
-    clock, losses = Calls({"autoregressive": 1.0, "csd": 1000.0}), {2: 0.5, 3: 0.4, 4: 0.3, 6: 0.2, 8: 0.01}
-    evidence = tuned_json(pair, trace, clock, constraints=LOSSY, quality=by_calls(losses), strategies=["csd", "vanilla_sd"], explore=30,
-                          trials=60)
+    """Every csd is faster than anything replayed; the fewer calls it needs, the more it writes that
+    is not the target's."""
+    clock, losses = (
+        Calls({"autoregressive": 1.0, "csd": 1000.0}),
+        {2: 0.5, 3: 0.4, 4: 0.3, 6: 0.2, 8: 0.01},
+    )
+    evidence = tuned_json(
+        pair,
+        trace,
+        clock,
+        constraints=LOSSY,
+        quality=by_calls(losses),
+        strategies=["csd", "vanilla_sd"],
+        explore=30,
+        trials=60,
+    )
     trials = evidence["trials"]
     on_front = [trials[i] for i in evidence["front"]]
     assert {(trial["source"], round(trial["divergence"], 6)) for trial in on_front} == {
-        ("replayed", 0.0), ("measured", 0.5), ("measured", 0.4), ("measured", 0.3), ("measured", 0.2), ("measured", 0.01)}
+        ("replayed", 0.0),
+        ("measured", 0.5),
+        ("measured", 0.4),
+        ("measured", 0.3),
+        ("measured", 0.2),
+        ("measured", 0.01),
+    }
     lossless = [trial for trial in trials if trial["source"] == "replayed"]
-    fastest = min(lossless, key=lambda trial: (trial["predicted_seconds_per_token"], trial["target_calls_per_token"]))
-    fewest = min(lossless, key=lambda trial: (trial["target_calls_per_token"], trial["predicted_seconds_per_token"]))
+    fastest = min(
+        lossless,
+        key=lambda trial: (trial["predicted_seconds_per_token"], trial["target_calls_per_token"]),
+    )
+    fewest = min(
+        lossless,
+        key=lambda trial: (trial["target_calls_per_token"], trial["predicted_seconds_per_token"]),
+    )
     assert fastest in on_front
     assert fewest in on_front
 
 
-def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def replays_of(**more: Any) -> tuple[list[Any], list[str]]:
         replays: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(search, "replay_strategy", lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs))
-            tuned = run(pair, trace, Clock({"autoregressive": 1.0}), **{"strategies": ["spide"], "trials": 8, **more})
-        return [t for t in tuned.trials if t.source == "replayed"], [name for name in replays if name == "spide"]
+            patch.setattr(
+                search,
+                "replay_strategy",
+                lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs),
+            )
+            tuned = run(
+                pair,
+                trace,
+                Clock({"autoregressive": 1.0}),
+                **{"strategies": ["spide"], "trials": 8, **more},
+            )
+        return [t for t in tuned.trials if t.source == "replayed"], [
+            name for name in replays if name == "spide"
+        ]
 
     study = tmp_path / "trials.jsonl"
     first, replays = replays_of(study=study)
@@ -342,19 +566,36 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     assert longer[:8] == first
     assert len(longer) == 10
     assert len(replays) >= 2
-    assert replays_of(study=study, max_tokens=8)[1] != []  # another question: its trials are its own
-    other = StrategyResources({**RESOURCES.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
-    assert replays_of(study=study, resources=other)[1] != []  # so is that of another table
-    later = StrategyResources(
-        {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
+    # another question: its trials are its own
+    assert replays_of(study=study, max_tokens=8)[1] != []
+    other = StrategyResources(
+        {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)},
         deterministic=True,
     )
-    assert replays_of(study=study, resources=later) == (first, [])  # but not that of the same table, made by another commit
-    again = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40}))
+    assert replays_of(study=study, resources=other)[1] != []  # so is that of another table
+    later = StrategyResources(
+        {
+            **RESOURCES.artifacts,
+            "acceptance_table": AcceptanceTable.empty(
+                ORIGIN.model_copy(update={"git_commit": "c" * 40})
+            ),
+        },
+        deterministic=True,
+    )
+    # but not that of the same table, made by another commit
+    assert replays_of(study=study, resources=later) == (first, [])
+    again = HardwareProfile(
+        1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40})
+    )
     saved = AcceptanceTable.empty(ORIGIN)
     saved.save(tmp_path / "table")
     loaded = StrategyResources(
-        {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again}, deterministic=True
+        {
+            **RESOURCES.artifacts,
+            "acceptance_table": AcceptanceTable.load(tmp_path / "table"),
+            "hardware_profile": again,
+        },
+        deterministic=True,
     )
     monkeypatch.setattr(f"{__name__}.PROFILE", again)
     assert replays_of(study=study, resources=loaded) == (
@@ -366,18 +607,33 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
 def test_without_a_limit_every_configuration_is_replayed(pair: LoadedPair, trace: TraceSet) -> None:
     """The tuner chooses from the best of all, not from those that a sampler happened to propose."""
     told: list[tuple[int, int, str]] = []
-    tuned = run(pair, trace, Clock({}), trials=None, strategies=["vanilla_sd", "svip"], progress=lambda *row: told.append(row))
-    everything = [choice for name in ("vanilla_sd", "svip") for choice in replayable(name, 8, PROFILE)]
+    tuned = run(
+        pair,
+        trace,
+        Clock({}),
+        trials=None,
+        strategies=["vanilla_sd", "svip"],
+        progress=lambda *row: told.append(row),
+    )
+    everything = [
+        choice for name in ("vanilla_sd", "svip") for choice in replayable(name, 8, PROFILE)
+    ]
     assert [trial.choice for trial in tuned.trials] == everything
     assert told[-1][:2] == (len(everything), len(everything))
     assert [done for done, _, _ in told] == list(range(1, len(everything) + 1))
 
 
-def test_a_limit_covers_every_value_before_it_repeats_one(pair: LoadedPair, trace: TraceSet) -> None:
+def test_a_limit_covers_every_value_before_it_repeats_one(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     tuned = run(pair, trace, Clock({}), constraints=LOSSY, strategies=["csd"], explore=5)
     tried = [trial.parameters for trial in tuned.trials]
-    assert {len({point[name] for point in tried}) for name in ("min_count", "tau")} == {4, 5}, "all values of both"
-    few = run(pair, trace, Clock({}), trials=12, strategies=["vanilla_sd", "prompt_lookup", "spide"])
+    assert {len({point[name] for point in tried}) for name in ("min_count", "tau")} == {4, 5}, (
+        "all values of both"
+    )
+    few = run(
+        pair, trace, Clock({}), trials=12, strategies=["vanilla_sd", "prompt_lookup", "spide"]
+    )
     counted = Counter(trial.strategy for trial in few.trials)
     assert counted == {"vanilla_sd": 4, "prompt_lookup": 4, "spide": 4}
 
@@ -388,7 +644,9 @@ def test_lossy_strategies_need_a_limit_of_their_loss(pair: LoadedPair, trace: Tr
         run(pair, trace, Clock({}), constraints=Constraints(lossless_only=False))
 
 
-def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_was_killed_goes_on(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {"strategies": ["vanilla_sd", "svip"], "trials": None}
     replays: list[str] = []
 
@@ -411,24 +669,38 @@ def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp
     assert len(replays) == needed - 5
 
 
-def test_a_broken_line_costs_one_replay(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands in the file: the half line of a process that was killed, or a line that somebody has damaged."""
+def test_a_broken_line_costs_one_replay(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands in the file: the half line of a process that was killed, or a line that
+    somebody has damaged."""
     file = tmp_path / "trials.jsonl"
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": None, "study": file}
     whole = run(pair, trace, Clock({}), **settings).trials
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*lines[:3], b'{"search": 3}\n', *lines[4:-1], lines[-1][:-30]]))
     replays: list[str] = []
-    monkeypatch.setattr(search, "replay_strategy", lambda *args, **more: replays.append(args[1]) or replay_strategy(*args, **more))
+    monkeypatch.setattr(
+        search,
+        "replay_strategy",
+        lambda *args, **more: replays.append(args[1]) or replay_strategy(*args, **more),
+    )
     for needed in (3, 1):  # two trials and plain decoding; then plain decoding alone
         replays.clear()
         assert run(pair, trace, Clock({}), **settings).trials == whole
         assert len(replays) == needed
 
 
-def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"study": tmp_path / "trials.jsonl", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
-                                "constraints": LOSSY, "measure_top": 5}
+def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "study": tmp_path / "trials.jsonl",
+        "rungs": tmp_path / "rungs.json",
+        "strategies": ["vanilla_sd", "csd"],
+        "constraints": LOSSY,
+        "measure_top": 5,
+    }
     speeds = {"autoregressive": 1.0, "vanilla_sd": 1.3, "csd": 1.2}
     whole = Clock(speeds)
     expected = run(pair, trace, whole, **settings | {"study": None, "rungs": None})
@@ -438,13 +710,20 @@ def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair
         run(pair, trace, Clock(speeds, die_at=rungs[1]), **settings)
     second = Clock(speeds)
     assert run(pair, trace, second, **settings) == expected
-    assert second.calls == whole.calls[rungs[1] - 1:]
+    assert second.calls == whole.calls[rungs[1] - 1 :]
 
 
-def test_a_tuning_with_other_threads_measures_anew(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    """Seconds of one thread beside seconds of two would be compared as if a config were twice as fast."""
-    settings: dict[str, Any] = {"study": tmp_path / "trials.jsonl", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
-                                "constraints": LOSSY}
+def test_a_tuning_with_other_threads_measures_anew(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
+    """Seconds of one thread beside seconds of two would be compared as if a config were twice as
+    fast."""
+    settings: dict[str, Any] = {
+        "study": tmp_path / "trials.jsonl",
+        "rungs": tmp_path / "rungs.json",
+        "strategies": ["vanilla_sd", "csd"],
+        "constraints": LOSSY,
+    }
     first, same, other = Clock({"vanilla_sd": 1.3}), Clock({}), Clock({"vanilla_sd": 1.3})
     with using_threads(1):
         run(pair, trace, first, **settings)
@@ -473,32 +752,70 @@ def test_explored_configs_are_measured_briefly(pair: LoadedPair, trace: TraceSet
     brief = [prompts for configs, prompts, fresh in clock.calls if fresh][:-1]
     assert all(prompts == ["p0", "p1"] for prompts in brief)
     assert sum(configs == [PLAIN] for configs, _, fresh in clock.calls if fresh) == 1
-    assert all(trial["divergence"] == 0.0 and trial["target_calls_per_token"] == 10 / 16 for trial in explored)
+    assert all(
+        trial["divergence"] == 0.0 and trial["target_calls_per_token"] == 10 / 16
+        for trial in explored
+    )
 
 
-def test_few_tokens_do_not_drop_what_may_keep_to_the_limit(pair: LoadedPair, trace: TraceSet) -> None:
-    """On the two explored prompts csd loses .18 and .05, on average more than the limit: a later rung decides."""
+def test_few_tokens_do_not_drop_what_may_keep_to_the_limit(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
+    """On the two explored prompts csd loses .18 and .05, on average more than the limit: a later
+    rung decides."""
+
     def quality(prompts: Sequence[Prompt], measured: Measured) -> Quality:
         lossy = measured.calls[0] != 16
         losses = {"p0": 0.18, "p1": 0.05}
-        return Quality(1.0 - (sum(losses.get(prompt.id, 0.0) for prompt in prompts) / len(prompts) if lossy else 0.0))
+        return Quality(
+            1.0
+            - (
+                sum(losses.get(prompt.id, 0.0) for prompt in prompts) / len(prompts)
+                if lossy
+                else 0.0
+            )
+        )
 
-    evidence = run(pair, trace, Calls({"csd": 2.0}), constraints=LOSSY, strategies=("vanilla_sd", "csd"), quality=quality, explore=2)
+    evidence = run(
+        pair,
+        trace,
+        Calls({"csd": 2.0}),
+        constraints=LOSSY,
+        strategies=("vanilla_sd", "csd"),
+        quality=quality,
+        explore=2,
+    )
     explored = [trial for trial in evidence.trials if trial.source == "measured"]
     assert all(trial.divergence == pytest.approx(0.115) for trial in explored)
-    assert all(trial.least_divergence is not None and trial.least_divergence < 0.1 for trial in explored)
+    assert all(
+        trial.least_divergence is not None and trial.least_divergence < 0.1 for trial in explored
+    )
     assert evidence.choice.name == "csd"
 
 
-def test_two_prompts_that_lose_alike_do_not_make_a_loss_sure(pair: LoadedPair, trace: TraceSet) -> None:
-    """Both lose .11 of some ten tokens: between prompts there is no spread, and still next to nothing was seen."""
+def test_two_prompts_that_lose_alike_do_not_make_a_loss_sure(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
+    """Both lose .11 of some ten tokens: between prompts there is no spread, and still next to
+    nothing was seen."""
+
     def quality(prompts: Sequence[Prompt], measured: Measured) -> Quality:
         few = {prompt.id for prompt in prompts} <= {"p0", "p1"}
         return Quality(1.0 - (0.11 if few and measured.calls[0] != 16 else 0.0))
 
-    evidence = run(pair, trace, Calls({"csd": 2.0}), constraints=LOSSY, strategies=("vanilla_sd", "csd"), quality=quality, explore=2)
+    evidence = run(
+        pair,
+        trace,
+        Calls({"csd": 2.0}),
+        constraints=LOSSY,
+        strategies=("vanilla_sd", "csd"),
+        quality=quality,
+        explore=2,
+    )
     explored = [trial for trial in evidence.trials if trial.source == "measured"]
-    assert all(trial.least_divergence is not None and trial.least_divergence < 0.1 for trial in explored)
+    assert all(
+        trial.least_divergence is not None and trial.least_divergence < 0.1 for trial in explored
+    )
 
 
 def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
@@ -509,14 +826,24 @@ def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
     loose = run(pair, trace, clock, constraints=LOSSY, quality=by_calls(losses), **settings)
     assert (loose.choice.name, loose.choice.parameters["num_speculative_tokens"]) == ("csd", 6)
     tight = Constraints(lossless_only=False, max_quality_loss=0.05)
-    assert run(pair, trace, clock, constraints=tight, quality=by_calls(losses), **settings).choice.name == "vanilla_sd"
-    forbidden = run(pair, trace, Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}), measure_top=9)
+    assert (
+        run(pair, trace, clock, constraints=tight, quality=by_calls(losses), **settings).choice.name
+        == "vanilla_sd"
+    )
+    forbidden = run(
+        pair, trace, Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}), measure_top=9
+    )
     assert forbidden.choice.name == "vanilla_sd"
     assert forbidden.left_out["csd"].startswith("it is lossy")
 
 
 def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSet) -> None:
-    settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explore": 30, "measure_top": 60, "constraints": LOSSY}
+    settings: dict[str, Any] = {
+        "strategies": ["csd", "vanilla_sd"],
+        "explore": 30,
+        "measure_top": 60,
+        "constraints": LOSSY,
+    }
     speeds = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
     rouge = {16: 30.0, 2: 20.0, 3: 20.0, 4: 27.9, 6: 28.0, 8: 20.0}
     chosen = run(pair, trace, Calls(speeds), quality=by_calls({}, rouge), **settings)
@@ -527,7 +854,8 @@ def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSe
 
 
 def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
-    """In these texts n-grams are found often: prompt_lookup asks the target less than any vanilla SD does."""
+    """In these texts n-grams are found often: prompt_lookup asks the target less than any vanilla
+    SD does."""
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 3.0, "prompt_lookup": 1.5})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd", "prompt_lookup"], "trials": 60}
     free = run(pair, trace, clock, **settings)
@@ -542,10 +870,20 @@ def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
     bound = run(pair, trace, clock, constraints=Constraints(max_cost_ratio=limit), **settings)
     assert bound.choice.name == "prompt_lookup"
     for figure in bound.to_json()["confirmation"]["figures"][1:]:
-        trial = next(t for t in trials if (t["strategy"], t["parameters"]) == (figure["strategy"], figure["parameters"]))
+        trial = next(
+            t
+            for t in trials
+            if (t["strategy"], t["parameters"]) == (figure["strategy"], figure["parameters"])
+        )
         assert figure["cost_ratio"] == pytest.approx(trial["target_calls_per_token"] / base)
         assert figure["cost_ratio"] <= limit
-    none = run(pair, trace, Clock({"autoregressive": 1.0}), constraints=Constraints(max_cost_ratio=0.01), **settings)
+    none = run(
+        pair,
+        trace,
+        Clock({"autoregressive": 1.0}),
+        constraints=Constraints(max_cost_ratio=0.01),
+        **settings,
+    )
     assert none.choice.name == "autoregressive"
     assert "keeps to the constraints" in none.reason
 
@@ -555,22 +893,45 @@ def test_the_champion_is_beside_and_may_stay(pair: LoadedPair, trace: TraceSet) 
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.2, "svip": 1.4})
     tuned = run(pair, trace, clock, strategies=["vanilla_sd"], champion=champion)
     assert tuned.choice == champion
-    assert tuned.to_json()["champion"] == {"strategy": "svip", "parameters": {"threshold": 0.37, "max_draft": 11}}
+    assert tuned.to_json()["champion"] == {
+        "strategy": "svip",
+        "parameters": {"threshold": 0.37, "max_draft": 11},
+    }
     assert all(champion in configs for configs, _, _ in clock.calls)
     lossy = StrategyChoice("csd")
-    tuned = run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.2, "csd": 2.0}), strategies=["vanilla_sd"], champion=lossy)
-    assert tuned.choice.name == "vanilla_sd", "a champion that is not allowed any more is measured, and not chosen"
-    assert "only lossless" in (next(f for f in tuned.confirmed if f.strategy == "csd").objection or "")
-    for unfit, word in ((("sprinter", {}), "verifier"), (("spide", {"gamma": 4}), "gamma"), (("vanished", {}), "unknown strategy")):
+    tuned = run(
+        pair,
+        trace,
+        Clock({"autoregressive": 1.0, "vanilla_sd": 1.2, "csd": 2.0}),
+        strategies=["vanilla_sd"],
+        champion=lossy,
+    )
+    assert tuned.choice.name == "vanilla_sd", (
+        "a champion that is not allowed any more is measured, and not chosen"
+    )
+    assert "only lossless" in (
+        next(f for f in tuned.confirmed if f.strategy == "csd").objection or ""
+    )
+    for unfit, word in (
+        (("sprinter", {}), "verifier"),
+        (("spide", {"gamma": 4}), "gamma"),
+        (("vanished", {}), "unknown strategy"),
+    ):
         tuned = run(
-            pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.2}), strategies=["vanilla_sd"], champion=StrategyChoice(*unfit)
+            pair,
+            trace,
+            Clock({"autoregressive": 1.0, "vanilla_sd": 1.2}),
+            strategies=["vanilla_sd"],
+            champion=StrategyChoice(*unfit),
         )
         assert word in tuned.left_out["champion"]
         assert tuned.champion is None
         assert tuned.choice.name == "vanilla_sd"
 
 
-def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+def test_what_cannot_be_tuned_is_refused_in_one_line(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
     clock = Clock({})
     bare = StrategyResources({"hardware_profile": PROFILE})
     foreign = LoadedPair(**{**vars(pair), "fingerprint": "e" * 64})
@@ -581,12 +942,31 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
         (foreign, trace, {}, "", "is a trace of pair tiny"),
         (pair, trace, {"strategies": ["vanila_sd"]}, "", "did you mean vanilla_sd"),
         (pair, trace, {"strategies": ["csd"]}, "not_tunable", "it is lossy"),
-        (pair, trace, {"strategies": ["csd"], "constraints": LOSSY, "quality": None}, "not_tunable", "nothing measures its quality"),
-        (pair, trace, {"strategies": ["spide"], "resources": bare}, "not_tunable", "acceptance_table"),
-        (alone, trace, {"constraints": Constraints(max_cost_ratio=1.0)}, "no_draft_model", "--max-cost-ratio"),
+        (
+            pair,
+            trace,
+            {"strategies": ["csd"], "constraints": LOSSY, "quality": None},
+            "not_tunable",
+            "nothing measures its quality",
+        ),
+        (
+            pair,
+            trace,
+            {"strategies": ["spide"], "resources": bare},
+            "not_tunable",
+            "acceptance_table",
+        ),
+        (
+            alone,
+            trace,
+            {"constraints": Constraints(max_cost_ratio=1.0)},
+            "no_draft_model",
+            "--max-cost-ratio",
+        ),
         (alone, trace, {"strategies": ["vanilla_sd"]}, "not_tunable", "it needs draft"),
         (pair, trace, {"trials": 0}, "bad_tune_setting", "trials"),
-        (pair, trace, {"profile": other}, "foreign_profile", "pair big")]
+        (pair, trace, {"profile": other}, "foreign_profile", "pair big"),
+    ]
     for which, traces, settings, code, named in cases:
         with pytest.raises(DraftwellError) as error:
             run(which, traces, clock, **settings)
@@ -605,29 +985,55 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
 
 
 @pytest.mark.parametrize("quality", [Quality(float("nan")), Quality(1.0, float("nan"))])
-def test_a_quality_that_is_no_number_is_refused(pair: LoadedPair, trace: TraceSet, tmp_path: Path, quality: Quality) -> None:
+def test_a_quality_that_is_no_number_is_refused(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path, quality: Quality
+) -> None:
     with raises_code("quality_not_finite", "csd") as error:
-        run(pair, trace, Clock({}), strategies=["csd"], constraints=LOSSY, quality=lambda prompts, measured: quality)
+        run(
+            pair,
+            trace,
+            Clock({}),
+            strategies=["csd"],
+            constraints=LOSSY,
+            quality=lambda prompts, measured: quality,
+        )
     assert "\n" not in str(error.value)
 
 
-def test_a_study_of_another_search_is_refused_and_kept(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+def test_a_study_of_another_search_is_refused_and_kept(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
     study, clock = tmp_path / "mine.jsonl", Clock({})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": 4, "study": study}
     run(pair, trace, clock, **settings, named=True)
     before, asked = study.read_bytes(), len(clock.calls)
-    other = StrategyResources({**RESOURCES.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
+    other = StrategyResources(
+        {**RESOURCES.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)},
+        deterministic=True,
+    )
     with raises_code("study_of_another_search", "budget", "vanilla_sd", "mine.jsonl", "--study"):
         run(pair, trace, clock, **settings, named=True, max_tokens=8)
     with raises_code("study_of_another_search", "artifacts", "vanilla_sd"):
-        run(pair, trace, clock, resources=other, profile=other.artifacts["hardware_profile"], **settings, named=True)
+        run(
+            pair,
+            trace,
+            clock,
+            resources=other,
+            profile=other.artifacts["hardware_profile"],
+            **settings,
+            named=True,
+        )
     assert (study.read_bytes(), len(clock.calls)) == (before, asked)
     run(pair, trace, clock, **settings, named=True)  # the same search goes on
-    run(pair, trace, clock, **settings | {"strategies": ["svip"]}, named=True)  # another strategy may join
-    run(pair, trace, clock, **settings, max_tokens=8)  # in the file of the workspace older searches may lie
+    # another strategy may join
+    run(pair, trace, clock, **settings | {"strategies": ["svip"]}, named=True)
+    # in the file of the workspace older searches may lie
+    run(pair, trace, clock, **settings, max_tokens=8)
 
 
-def test_a_file_that_is_no_study_is_refused_and_kept(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+def test_a_file_that_is_no_study_is_refused_and_kept(
+    pair: LoadedPair, trace: TraceSet, tmp_path: Path
+) -> None:
     text, database = tmp_path / "notes.txt", tmp_path / "others.db"
     text.write_text("not a database, and longer than the sixteen bytes of a header\n" * 40)
     with sqlite3.connect(database) as connection:
@@ -642,7 +1048,9 @@ def test_a_file_that_is_no_study_is_refused_and_kept(pair: LoadedPair, trace: Tr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "others.db"]
 
 
-def test_without_a_possible_strategy_plain_decoding_remains(pair: LoadedPair, trace: TraceSet) -> None:
+def test_without_a_possible_strategy_plain_decoding_remains(
+    pair: LoadedPair, trace: TraceSet
+) -> None:
     tuned = run(pair, trace, Clock({"autoregressive": 1.0}), strategies=["autoregressive"])
     assert (tuned.choice, tuned.trials) == (PLAIN, [])
     assert "nothing to compare" in tuned.reason
@@ -653,12 +1061,21 @@ def test_a_digest_is_that_of_the_folder(tmp_path: Path) -> None:
         assert artifact.save(tmp_path / kind) == artifact_digest(artifact)
     empty, other = AcceptanceTable.empty(ORIGIN), AcceptanceTable([9] * 20, [1] * 20, ORIGIN)
     assert artifact_digest(empty) != artifact_digest(other)
-    assert artifact_digest(empty) == artifact_digest(AcceptanceTable.empty(Provenance(pair="other", fingerprint="a" * 64)))
+    assert artifact_digest(empty) == artifact_digest(
+        AcceptanceTable.empty(Provenance(pair="other", fingerprint="a" * 64))
+    )
 
 
 def test_hybrid_is_confirmed_as_it_is_by_default() -> None:
-    rows = [("suffix", {}, 0.5), ("hybrid", {"drafter": "none", "max_draft": 8}, 1.0), ("hybrid", {"drafter": "auto", "max_draft": 8}, 2.0)]
-    trials = [Trial(strategy=name, parameters=parameters, predicted_seconds_per_token=seconds) for name, parameters, seconds in rows]
+    rows = [
+        ("suffix", {}, 0.5),
+        ("hybrid", {"drafter": "none", "max_draft": 8}, 1.0),
+        ("hybrid", {"drafter": "auto", "max_draft": 8}, 2.0),
+    ]
+    trials = [
+        Trial(strategy=name, parameters=parameters, predicted_seconds_per_token=seconds)
+        for name, parameters, seconds in rows
+    ]
     assert tune_step.default_among(trials) == trials[2].choice
     assert tune_step.default_among(trials[:2]) == trials[1].choice
     assert tune_step.default_among(trials[:1]) is None
@@ -666,7 +1083,18 @@ def test_hybrid_is_confirmed_as_it_is_by_default() -> None:
 
 def test_hybrid_is_confirmed_however_slow_it_looked(pair: LoadedPair, trace: TraceSet) -> None:
     """A busy moment may hide what is fastest: the first rungs have few prompts."""
-    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.3, "spide": 1.6, "prompt_lookup": 1.5, "hybrid": 0.5}, noise=0.05)
+    clock = Clock(
+        {
+            "autoregressive": 1.0,
+            "vanilla_sd": 1.3,
+            "spide": 1.6,
+            "prompt_lookup": 1.5,
+            "hybrid": 0.5,
+        },
+        noise=0.05,
+    )
     tuned = run(pair, trace, clock, strategies=["vanilla_sd", "spide", "prompt_lookup", "hybrid"])
     assert tuned.choice.name == "spide"
-    assert {"autoregressive", "spide", "hybrid"} <= {figure.strategy for figure in tuned.measured if figure.confirmed}
+    assert {"autoregressive", "spide", "hybrid"} <= {
+        figure.strategy for figure in tuned.measured if figure.confirmed
+    }

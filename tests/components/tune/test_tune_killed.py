@@ -1,4 +1,5 @@
-"""A tuning that is killed with SIGKILL, again and again, chooses what an unbroken one does, and replays and measures little twice."""
+"""A tuning that is killed with SIGKILL, again and again, chooses what an unbroken one does, and
+replays and measures little twice."""
 
 from __future__ import annotations
 
@@ -22,17 +23,31 @@ SPEEDS = {"vanilla_sd": 1.3}
 
 def kill(trace: Path, folder: Path, point: str, number: int) -> None:
     """Run a child until it dies by its own hand."""
-    command = [sys.executable, "-m", "tests.components.tune.killed_tuner", str(trace), str(folder), point, str(number)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.components.tune.killed_tuner",
+        str(trace),
+        str(folder),
+        point,
+        str(number),
+    ]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.slow
-def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_it_searches_and_while_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace, whole, broken = (tmp_path / name for name in ("trace", "whole", "broken"))
     collect_traces(table_pair(), PROMPTS, trace, max_tokens=12, rollout=8, batch=4)
     real, replays = search.replay_strategy, list[tuple[Any, ...]]()
-    monkeypatch.setattr(search, "replay_strategy", lambda *given, **more: replays.append(given) or real(*given, **more))
+    monkeypatch.setattr(
+        search,
+        "replay_strategy",
+        lambda *given, **more: replays.append(given) or real(*given, **more),
+    )
     unbroken = Clock(SPEEDS)
     expected, needed = run(trace, whole, unbroken), len(replays)
     replays.clear()
@@ -46,5 +61,9 @@ def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypa
     assert found.choice.name == "vanilla_sd"
     assert found.trials == expected.trials
     assert needed == len(expected.trials) + 1, "plain decoding is a reference, and never on disk"
-    assert len(replays) == 1, "all trials were replayed before: the third process died when it measured"
-    assert len(clock.calls) == len(unbroken.calls) - 1, "the first measurement was kept, the second died before it had its name"
+    assert len(replays) == 1, (
+        "all trials were replayed before: the third process died when it measured"
+    )
+    assert len(clock.calls) == len(unbroken.calls) - 1, (
+        "the first measurement was kept, the second died before it had its name"
+    )

@@ -15,12 +15,29 @@ SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
 
 
 @pytest.fixture
-def vllm(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, tmp_path: Path,
-         monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def vllm(
+    run: Any,
+    pair_file: Path,
+    prompts_file: Path,
+    own_stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:
     """Runs a command with a fake vLLM that is faster with drafts."""
     install(tmp_path / "peers", monkeypatch, ("vllm",))
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(SPEEDS))
-    return lambda command, *more: run(command, "--engine", "vllm", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 8, *more)
+    return lambda command, *more: run(
+        command,
+        "--engine",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--max-tokens",
+        8,
+        *more,
+    )
 
 
 @pytest.fixture

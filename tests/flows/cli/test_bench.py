@@ -1,4 +1,5 @@
-"""`draftwell bench`: several configs of one strategy, equal cores, a padded target, a choice of prompts, and what it writes."""
+"""`draftwell bench`: several configs of one strategy, equal cores, a padded target, a choice of
+prompts, and what it writes."""
 
 from __future__ import annotations
 
@@ -18,19 +19,41 @@ from tests.support.loop.publishing import artifacts
 PADDED = 120_000.0
 
 
-@pytest.mark.parametrize(("strategies", "settings", "wanted"), [
-    ("spide", [], [("spide", {})]),
-    ("vanilla_sd,vanilla_sd:num_speculative_tokens=2", [], [("vanilla_sd", {}), ("vanilla_sd", {"num_speculative_tokens": "2"})]),
-    ("csd:tau=0.1:lambda_=3, autoregressive", [], [("csd", {"tau": "0.1", "lambda_": "3"})]),
-    ("spide@1+1:tau=0.5,vanilla_sd@1+1", [], [("spide@1+1", {"tau": "0.5"}), ("vanilla_sd@1+1", {})]),
-    ("spide,spide:tau=0.5", ["spide.tau=0.9"], [("spide", {"tau": "0.9"}), ("spide", {"tau": "0.5"})])])
+@pytest.mark.parametrize(
+    ("strategies", "settings", "wanted"),
+    [
+        ("spide", [], [("spide", {})]),
+        (
+            "vanilla_sd,vanilla_sd:num_speculative_tokens=2",
+            [],
+            [("vanilla_sd", {}), ("vanilla_sd", {"num_speculative_tokens": "2"})],
+        ),
+        ("csd:tau=0.1:lambda_=3, autoregressive", [], [("csd", {"tau": "0.1", "lambda_": "3"})]),
+        (
+            "spide@1+1:tau=0.5,vanilla_sd@1+1",
+            [],
+            [("spide@1+1", {"tau": "0.5"}), ("vanilla_sd@1+1", {})],
+        ),
+        (
+            "spide,spide:tau=0.5",
+            ["spide.tau=0.9"],
+            [("spide", {"tau": "0.9"}), ("spide", {"tau": "0.5"})],
+        ),
+    ],
+)
 def test_configs_are_read(strategies: str, settings: list[str], wanted: list[Any]) -> None:
     assert parse_wanted(strategies, settings) == [("autoregressive", {}), *wanted]
 
 
-@pytest.mark.parametrize(("strategies", "settings", "words"), [
-    ("vanilla_sd@2+2", [], "1+1"), ("vanila_sd:num_speculative_tokens=2", [], "vanilla_sd"), ("vanilla_sd:5", [], "key=value"),
-    ("vanilla_sd", ["spide.tau=1"], "strategy.key=value")])
+@pytest.mark.parametrize(
+    ("strategies", "settings", "words"),
+    [
+        ("vanilla_sd@2+2", [], "1+1"),
+        ("vanila_sd:num_speculative_tokens=2", [], "vanilla_sd"),
+        ("vanilla_sd:5", [], "key=value"),
+        ("vanilla_sd", ["spide.tau=1"], "strategy.key=value"),
+    ],
+)
 def test_mistakes_in_configs_are_named(strategies: str, settings: list[str], words: str) -> None:
     with pytest.raises(DraftwellError) as error:
         parse_wanted(strategies, settings)
@@ -38,23 +61,61 @@ def test_mistakes_in_configs_are_named(strategies: str, settings: list[str], wor
 
 
 @pytest.fixture(scope="module")
-def written(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def written(
+    pair_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
     """The report of a padded bench, and the folder with all that it wrote."""
     from typer.testing import CliRunner
 
     from flows.cli.main import app
 
     folder = tmp_path_factory.mktemp("bench")
-    texts = [("a", "the man in the inn"), ("a", "on the other hand"), ("a", "ten men"), ("b", "an onion " * 24), ("b", "the end then")]
-    rows: list[dict[str, Any]] = [{"task": task, "prompt": text, "reference": "the inn"} for task, text in texts]
+    texts = [
+        ("a", "the man in the inn"),
+        ("a", "on the other hand"),
+        ("a", "ten men"),
+        ("b", "an onion " * 24),
+        ("b", "the end then"),
+    ]
+    rows: list[dict[str, Any]] = [
+        {"task": task, "prompt": text, "reference": "the inn"} for task, text in texts
+    ]
     rows[1]["turns"] = [texts[1][1], "and then?"]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"
-    done = CliRunner().invoke(app, [
-        "bench", "--pair", str(pair_file), "--strategies", configs, "--prompts", str(folder / "p.jsonl"), "--mix", "--limit", "3",
-        "--max-prompt-tokens", "60", "--max-tokens", "10", "--threads", "1", "--peer", "transformers", "--pad-target", str(PADDED),
-        "--artifacts", str(artifacts(pair_file)), "--json", str(folder / "r.json"), "--markdown", str(folder / "r.md"),
-        "--plots", str(folder / "plots")])
+    configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"  # noqa: E501
+    done = CliRunner().invoke(
+        app,
+        [
+            "bench",
+            "--pair",
+            str(pair_file),
+            "--strategies",
+            configs,
+            "--prompts",
+            str(folder / "p.jsonl"),
+            "--mix",
+            "--limit",
+            "3",
+            "--max-prompt-tokens",
+            "60",
+            "--max-tokens",
+            "10",
+            "--threads",
+            "1",
+            "--peer",
+            "transformers",
+            "--pad-target",
+            str(PADDED),
+            "--artifacts",
+            str(artifacts(pair_file)),
+            "--json",
+            str(folder / "r.json"),
+            "--markdown",
+            str(folder / "r.md"),
+            "--plots",
+            str(folder / "plots"),
+        ],
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "padded" in done.stdout
     assert "best lossless" in done.stdout
@@ -67,7 +128,14 @@ def test_every_table_says_that_the_target_is_padded(written: tuple[dict[str, Any
     assert abs(report["padded_to"] - PADDED) < 0.2 * PADDED
     text = (folder / "r.md").read_text()
     assert "target padded with zeros" in text
-    for words in ("### Ratios", "### Time and memory", "### Quality", "### vanilla_sd over num_speculative_tokens", "1 run", "float32"):
+    for words in (
+        "### Ratios",
+        "### Time and memory",
+        "### Quality",
+        "### vanilla_sd over num_speculative_tokens",
+        "1 run",
+        "float32",
+    ):
         assert words in text, words
 
 
@@ -93,11 +161,16 @@ def test_padding_changes_no_output(written: tuple[dict[str, Any], Path]) -> None
     for label, entry in report["strategies"].items():
         if entry["lossless"]:
             assert entry["identical_outputs"] == 3, label
-    assert report["peers"]["transformers"]["assisted"]["identical_outputs"] == 3, "transformers ran the padded module too"
+    assert report["peers"]["transformers"]["assisted"]["identical_outputs"] == 3, (
+        "transformers ran the padded module too"
+    )
 
 
-def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], run: Any, pair_file: Path, tmp_path: Path) -> None:
-    """duo_decoding, or spide, asks for a hardware profile: that of a padded target must not be found by the plain one."""
+def test_a_padded_profile_is_never_kept(
+    written: tuple[dict[str, Any], Path], run: Any, pair_file: Path, tmp_path: Path
+) -> None:
+    """duo_decoding, or spide, asks for a hardware profile: that of a padded target must not be
+    found by the plain one."""
     from flows.workspace import Workspace
 
     workspace = Workspace(str(pair_file), say=lambda line: None)
@@ -108,13 +181,18 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
     assert draftwell_home() in workspace.artifacts.parents
     plain = workspace._profile_for(workspace.load(), None)
     assert (workspace.folder("hardware_profile")).is_dir()
-    assert workspace._profile_for(pair, plain) is not plain, "a profile of the plain target does not serve the padded one"
+    assert workspace._profile_for(pair, plain) is not plain, (
+        "a profile of the plain target does not serve the padded one"
+    )
     assert workspace._profile_for(workspace.load(), plain) is plain
 
 
 @pytest.mark.slow
-def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
+def test_the_draft_can_compute_elsewhere(
+    run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The place reaches the loader, the report names one that is not the target's, and a profile of
+    such a pair is not kept."""
     from components.bench.report import tables as bench_report
     from components.bench.schema import BenchReport
     from components.report import machine
@@ -140,8 +218,13 @@ def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch:
     pair.device = "cuda"  # as if the target were there
     assert machine.draft_device_of(pair) == "cpu"
     pair.device = "cpu"
-    report = BenchReport(pair="tiny", prompts=1, strategies={}, settings={"temperature": 0, "max_tokens": 4, "runs": 1},
-                         machine=machine.describe_machine(pair) | {"draft_device": "cuda"})
+    report = BenchReport(
+        pair="tiny",
+        prompts=1,
+        strategies={},
+        settings={"temperature": 0, "max_tokens": 4, "runs": 1},
+        machine=machine.describe_machine(pair) | {"draft_device": "cuda"},
+    )
     assert ", draft on cuda, " in bench_report.caption(report)
     kept = workspace.folder("hardware_profile")
     there = kept.exists()
@@ -153,28 +236,61 @@ def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch:
 def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
     _, folder = written
     names = {path.name for path in (folder / "plots").iterdir()}
-    assert {"speedup.png", "acceptance_by_position.png", "time_split.png", "curve_vanilla_sd.png", "timeline_spide.png",
-            "timeline_vanilla_sd-1-1.png"} <= names
+    assert {
+        "speedup.png",
+        "acceptance_by_position.png",
+        "time_split.png",
+        "curve_vanilla_sd.png",
+        "timeline_spide.png",
+        "timeline_vanilla_sd-1-1.png",
+    } <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "plots").iterdir())
 
 
 def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> None:
-    arguments = ("generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 12)
-    plain, padded = (json.loads(run(*arguments, "--json", *more).stdout) for more in ((), ("--pad-target", PADDED)))
+    arguments = (
+        "generate",
+        "--pair",
+        pair_file,
+        "--prompt",
+        "the man in the inn",
+        "--max-tokens",
+        12,
+    )
+    plain, padded = (
+        json.loads(run(*arguments, "--json", *more).stdout)
+        for more in ((), ("--pad-target", PADDED))
+    )
     assert plain["padded_to"] is None
     assert padded["padded_to"] > plain["stats"]["emitted"]
     assert padded["token_ids"] == plain["token_ids"]
     assert "padded to" in run(*arguments, "--pad-target", PADDED).stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--strategies", "spide,spide"), "twice"), (("--pad-target", "5"), "larger number"), (("--pad-target", "1e15"), "fewer parameters"),
-    (("--concurrency", "4", "--markdown", "r.md"), "throughput only"),
-    (("--max-prompt-tokens", "1"), "at most 1 tokens"), (("--check-cpu", "--device", "cpu"), "--device cuda"),
-    (("--draft-device", "tpu"), "choose cpu or cuda"), (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
-    (("--plots", "nowhere/plots"), "nowhere"), (("--markdown", "nowhere/r.md"), "nowhere"), (("--strategies", "vanilla_sd:tau=1"), "tau")])
-def test_mistakes_are_one_line(run: Any, pair_file: Path, arguments: tuple[str, ...], words: str, tmp_path: Path,
-                               monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--strategies", "spide,spide"), "twice"),
+        (("--pad-target", "5"), "larger number"),
+        (("--pad-target", "1e15"), "fewer parameters"),
+        (("--concurrency", "4", "--markdown", "r.md"), "throughput only"),
+        (("--max-prompt-tokens", "1"), "at most 1 tokens"),
+        (("--check-cpu", "--device", "cpu"), "--device cuda"),
+        (("--draft-device", "tpu"), "choose cpu or cuda"),
+        (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
+        (("--plots", "nowhere/plots"), "nowhere"),
+        (("--markdown", "nowhere/r.md"), "nowhere"),
+        (("--strategies", "vanilla_sd:tau=1"), "tau"),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: Any,
+    pair_file: Path,
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("bench", "--pair", pair_file, *arguments)
     assert done.exit_code == 2, done.output
@@ -184,12 +300,15 @@ def test_mistakes_are_one_line(run: Any, pair_file: Path, arguments: tuple[str, 
     assert not list(tmp_path.iterdir())
 
 
-def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(run: Any, pair_file: Path, tmp_path: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(
+    run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
     done = run("bench", "--pair", pair_file, "--plots", tmp_path / "plots")
     assert done.exit_code == 2, done.output
-    assert done.stderr.splitlines() == ["Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"]
+    assert done.stderr.splitlines() == [
+        "Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"
+    ]
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,5 @@
-"""`draftwell calibrate`: what its artifacts name as their origin, and that neither it nor `tune` makes anything of a bad trace."""
+"""`draftwell calibrate`: what its artifacts name as their origin, and that neither it nor `tune`
+makes anything of a bad trace."""
 
 from __future__ import annotations
 
@@ -24,8 +25,23 @@ Spoil = Callable[[Path, Path], Path]
 def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Path:
     """Greedy traces of a few prompts."""
     out = own_stores / "traces"
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 8, "--rollout", 3, "--kinds",
-               "target", "--out", out)
+    done = run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        4,
+        "--max-tokens",
+        8,
+        "--rollout",
+        3,
+        "--kinds",
+        "target",
+        "--out",
+        out,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     return out
 
@@ -51,41 +67,99 @@ def without_draft_tokens(rows: pa.Table) -> pa.Table:
 
 
 Cases = dict[str, tuple[Spoil, tuple[str, ...]]]
-UNFIT: Cases = {"empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
-                **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")}}
-OF_CALIBRATE: Cases = {"no draft tokens": (lambda folder, into: changed(folder, into, without_draft_tokens), ("draft's token",)),
-                       "NaN figure": (with_nan("confidence"), ("confidence",))}
-OF_TUNE: Cases = {"no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts",)),
-                  "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",))}
+UNFIT: Cases = {
+    "empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
+    **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")},
+}
+OF_CALIBRATE: Cases = {
+    "no draft tokens": (
+        lambda folder, into: changed(folder, into, without_draft_tokens),
+        ("draft's token",),
+    ),
+    "NaN figure": (with_nan("confidence"), ("confidence",)),
+}
+OF_TUNE: Cases = {
+    "no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts",)),
+    "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",)),
+}
 
 
 @pytest.mark.slow
-def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path) -> None:
+def test_bad_traces_change_nothing(
+    run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path
+) -> None:
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
 
     def calibrate(folder: Path) -> Any:
-        return run("calibrate", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--no-publish", "--traces", folder)
+        return run(
+            "calibrate",
+            "--pair",
+            pair_file,
+            "--prompts",
+            prompts_file,
+            "--limit",
+            2,
+            "--no-publish",
+            "--traces",
+            folder,
+        )
 
     def tune(folder: Path) -> Any:
-        return run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--no-publish", "--traces",
-                   folder)
+        return run(
+            "tune",
+            "--pair",
+            pair_file,
+            "--prompts",
+            prompts_file,
+            "--limit",
+            2,
+            "--max-tokens",
+            4,
+            "--no-publish",
+            "--traces",
+            folder,
+        )
 
     done = calibrate(traces)
     assert done.exit_code == 0, (done.output, done.exception)
-    table, memory = (kind.load(space / "artifacts" / kind.kind) for kind in (AcceptanceTable, CorrectionMemory))
+    table, memory = (
+        kind.load(space / "artifacts" / kind.kind) for kind in (AcceptanceTable, CorrectionMemory)
+    )
     assert table.provenance.trace_digest == TraceSet(traces).digest()
-    assert memory.provenance.trace_digest is None, "it was decoded from prompts, whatever the traces hold"
-    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(read_prompts(prompts_file)[4:6]), "the traces have four"
+    assert memory.provenance.trace_digest is None, (
+        "it was decoded from prompts, whatever the traces hold"
+    )
+    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(
+        read_prompts(prompts_file)[4:6]
+    ), "the traces have four"
     assert memory.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[4:6])
     assert table.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[:4])
     sampled = own_stores / "sampled"
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
-               "--out", sampled)
+    done = run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        2,
+        "--max-tokens",
+        4,
+        "--temperature",
+        0.7,
+        "--out",
+        sampled,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     long = own_stores / "long.jsonl"
     long.write_text(json.dumps({"id": "the long one", "prompt": "an onion " * 2000}) + "\n")
     old = contents(space)
-    sampled_too: Cases = {"sampled": (lambda folder, into: sampled, ("temperature 0.7", "draftwell collect --temperature 0"))}
+    sampled_too: Cases = {
+        "sampled": (
+            lambda folder, into: sampled,
+            ("temperature 0.7", "draftwell collect --temperature 0"),
+        )
+    }
     for command, own in ((calibrate, OF_CALIBRATE), (tune, OF_TUNE)):
         for number, (name, (spoil, words)) in enumerate({**UNFIT, **own, **sampled_too}.items()):
             try:
@@ -95,26 +169,74 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
                 error.add_note(f"{command.__name__}, {name}")
                 raise
     refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "rollout_entropy")
-    done = run("calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces)
+    done = run(
+        "calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces
+    )
     refused(done, "the long one")
     assert contents(space) == old
 
 
 @pytest.mark.slow
-def test_sampled_texts_are_counted_into_the_same_table(run: Any, pair_file: Path, prompts_file: Path, traces: Path,
-                                                       own_stores: Path) -> None:
-    """Greedy counts stay when sampled ones are added, and the other way round; each is refused traces of the other."""
-    folder = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts" / "acceptance_table"
+def test_sampled_texts_are_counted_into_the_same_table(
+    run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path
+) -> None:
+    """Greedy counts stay when sampled ones are added, and the other way round; each is refused
+    traces of the other."""
+    folder = (
+        own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts" / "acceptance_table"
+    )
     few = ("--pair", pair_file, "--prompts", prompts_file)
-    done = run("collect", *few, "--limit", 2, "--max-tokens", 12, "--temperature", 0.7, "--rollout", 2, "--kinds", "target")
+    done = run(
+        "collect",
+        *few,
+        "--limit",
+        2,
+        "--max-tokens",
+        12,
+        "--temperature",
+        0.7,
+        "--rollout",
+        2,
+        "--kinds",
+        "target",
+    )
     assert done.exit_code == 0, (done.output, done.exception)
-    refused(run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish"), "draftwell calibrate --pair")
+    refused(
+        run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish"),
+        "draftwell calibrate --pair",
+    )
     assert not folder.exists()
-    greedy = ("calibrate", *few, "--limit", 2, "--max-tokens", 4, "--no-publish", "--traces", traces)
+    greedy = (
+        "calibrate",
+        *few,
+        "--limit",
+        2,
+        "--max-tokens",
+        4,
+        "--no-publish",
+        "--traces",
+        traces,
+    )
     assert run(*greedy).exit_code == 0
     alone = AcceptanceTable.load(folder)
-    refused(run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish", "--traces", traces), "temperature 0,")
-    refused(run("calibrate", "--pair", pair_file, "--temperature", 1, "--no-publish"), "temperature 0.7,", "--temperature 1")
+    refused(
+        run(
+            "calibrate",
+            "--pair",
+            pair_file,
+            "--temperature",
+            0.7,
+            "--no-publish",
+            "--traces",
+            traces,
+        ),
+        "temperature 0,",
+    )
+    refused(
+        run("calibrate", "--pair", pair_file, "--temperature", 1, "--no-publish"),
+        "temperature 0.7,",
+        "--temperature 1",
+    )
     done = run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at temperature 0.7" in done.stdout
@@ -122,7 +244,12 @@ def test_sampled_texts_are_counted_into_the_same_table(run: Any, pair_file: Path
     assert (both.total, both.accepted) == (alone.total, alone.accepted)
     assert sum(both.at(1.0).total) > 0
     assert both.provenance.parameters["sampled_temperature"] == 0.7
-    assert both.at(1.0).provenance.training_prompts == sorted(hashes_of(read_prompts(prompts_file)[:2]))
+    assert both.at(1.0).provenance.training_prompts == sorted(
+        hashes_of(read_prompts(prompts_file)[:2])
+    )
     assert run(*greedy).exit_code == 0
     kept = AcceptanceTable.load(folder)
-    assert (kept.at(1.0).total, kept.at(1.0).accepted) == (both.at(1.0).total, both.at(1.0).accepted)
+    assert (kept.at(1.0).total, kept.at(1.0).accepted) == (
+        both.at(1.0).total,
+        both.at(1.0).accepted,
+    )

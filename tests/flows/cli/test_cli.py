@@ -1,4 +1,5 @@
-"""The command line: what it lists, and that a user's mistake is one line, exit code 2, and leaves nothing behind."""
+"""The command line: what it lists, and that a user's mistake is one line, exit code 2, and leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -18,8 +19,33 @@ from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
 
-COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
-            "lineage", "demo", "doctor", "distill", "rollback", "prune", "schedule", "monitor", "export", "release", "sync", "papers")
+COMMANDS = (
+    "pairs",
+    "strategies",
+    "generate",
+    "bench",
+    "serve",
+    "collect",
+    "train",
+    "calibrate",
+    "tune",
+    "gate",
+    "promote",
+    "deploy",
+    "ui",
+    "lineage",
+    "demo",
+    "doctor",
+    "distill",
+    "rollback",
+    "prune",
+    "schedule",
+    "monitor",
+    "export",
+    "release",
+    "sync",
+    "papers",
+)
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys
@@ -27,12 +53,13 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in {[[], *([c] for c in COMMANDS)]}]
 print(json.dumps([shown, [name for name in {HEAVY} if name in sys.modules]]))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def help_pages() -> tuple[list[str], list[str]]:
-    """Output of every --help in a process of its own, and the heavy modules that were imported for it."""
+    """Output of every --help in a process of its own, and the heavy modules that were imported for
+    it."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     pages, heavy = json.loads(done.stdout)
     return pages, heavy
@@ -47,18 +74,26 @@ def test_help_lists_every_command_and_stays_light(help_pages: tuple[list[str], l
 def test_no_command_is_missing_from_these_tests() -> None:
     from flows.cli.main import app
 
-    assert {(c.name or c.callback.__name__) for c in app.registered_commands if c.callback} == set(COMMANDS)
+    assert {(c.name or c.callback.__name__) for c in app.registered_commands if c.callback} == set(
+        COMMANDS
+    )
 
 
 def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]]) -> None:
     pages, _ = help_pages
-    assert [name for name, page in zip(("", *COMMANDS), pages, strict=True) if f"Example: draftwell {name}" not in page] == []
+    assert [
+        name
+        for name, page in zip(("", *COMMANDS), pages, strict=True)
+        if f"Example: draftwell {name}" not in page
+    ] == []
 
 
 def test_strategies_as_json(run: Any) -> None:
     done = run("strategies", "--json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"} <= set(rows)
+    assert {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"} <= set(
+        rows
+    )
     for row in rows.values():
         assert {"name", "lossless", "parameters", "artifacts", "paper"} <= set(row)
         assert all({"default", "minimum", "maximum"} <= set(p) for p in row["parameters"].values())
@@ -97,71 +132,91 @@ def registered(place: Path, empty_database: Path) -> Path:
     return place
 
 
-
-
 def refused_at_once(done: Any, *words: str) -> None:
     """A refusal before anything was begun."""
     refused(done, *words)
-    assert len(done.stderr.split("\n")) == 2 + done.stderr.startswith("\n")  # a bar that had nothing to show leaves an empty line
+    # a bar that had nothing to show leaves an empty line
+    assert len(done.stderr.split("\n")) == 2 + done.stderr.startswith("\n")
 
 
 GENERATE = ("generate", "--prompt", "hi")
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((*GENERATE, "--pair", "smolm2-135m"), ("unknown pair smolm2-135m", "did you mean smollm2-135m")),
-    ((*GENERATE, "--pair", "nowhere.yaml"), ("nowhere.yaml",)),
-    ((*GENERATE, "--strategy", "vanila_sd"), ("vanila_sd", "vanilla_sd")),
-    ((*GENERATE, "--set", "tau"), ("'tau'", "key=value")),
-    ((*GENERATE, "--set", "tau=1"), ("tau", "vanilla_sd")),
-    ((*GENERATE, "--set", "num_speculative_tokens=0"), ("num_speculative_tokens", "1")),
-    ((*GENERATE, "--set", "num_speculative_tokens=many"), ("num_speculative_tokens", "many")),
-    ((*GENERATE, "--strategy", "adaedl"), ("adaedl", "threshold and max_draft", "--set threshold=")),
-    (("bench", "--strategies", "vanilla_sd,adaedl", "--set", "adaedl.threshold=0.4"), ("max_draft", "--set adaedl.max_draft=")),
-    ((*GENERATE, "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
-    (("generate", "--prompt", "  "), ("--prompt is empty",)),
-    (("bench", "--strategies", "vanilla_sd,spied"), ("spied", "spide")),
-    (("bench", "--set", "tau=1"), ("strategy.key=value",)),
-    (("bench", "--set", "spide.tau=1"), ("strategy.key=value",)),
-    (("bench", "--set", "vanilla_sd.tau=1"), ("tau", "vanilla_sd")),
-    (("bench", "--peer", "sglang"), ("sglang", "transformers, vllm, llama.cpp")),
-    (("bench", "--peer", "vllm"), ("vllm", "make peers")),
-    (("bench", "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
-    (("bench", "--json", "nowhere/report.json"), ("nowhere", "does not exist")),
-    (("bench", "--json", "."), ("folder",)),
-    (("bench", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-    (("collect", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-    (("demo", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-    (("demo", "--pair", "smolm2"), ("unknown pair smolm2",)),
-    (("gate", "--pair", "smolm2-135m"), ("did you mean",)),
-    (("gate", "--junit", "nowhere/gate.xml"), ("nowhere", "does not exist")),
-    (("promote", "--pair", "smolm2-135m"), ("did you mean",)),
-    (("rollback", "--pair", "smolm2-135m", "--reason", "slow"), ("did you mean",)),
-    (("deploy", "--pair", "smolm2-135m"), ("did you mean",)),
-    (("serve", "--pair", "smolm2-135m"), ("did you mean",)),
-    (("serve",), ("smollm2-135m", "draftwell deploy")),
-    (("serve", "--bundle", "nowhere"), ("nowhere", "draftwell deploy")),
-])
-def test_mistakes(run: Any, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            (*GENERATE, "--pair", "smolm2-135m"),
+            ("unknown pair smolm2-135m", "did you mean smollm2-135m"),
+        ),
+        ((*GENERATE, "--pair", "nowhere.yaml"), ("nowhere.yaml",)),
+        ((*GENERATE, "--strategy", "vanila_sd"), ("vanila_sd", "vanilla_sd")),
+        ((*GENERATE, "--set", "tau"), ("'tau'", "key=value")),
+        ((*GENERATE, "--set", "tau=1"), ("tau", "vanilla_sd")),
+        ((*GENERATE, "--set", "num_speculative_tokens=0"), ("num_speculative_tokens", "1")),
+        ((*GENERATE, "--set", "num_speculative_tokens=many"), ("num_speculative_tokens", "many")),
+        (
+            (*GENERATE, "--strategy", "adaedl"),
+            ("adaedl", "threshold and max_draft", "--set threshold="),
+        ),
+        (
+            ("bench", "--strategies", "vanilla_sd,adaedl", "--set", "adaedl.threshold=0.4"),
+            ("max_draft", "--set adaedl.max_draft="),
+        ),
+        ((*GENERATE, "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
+        (("generate", "--prompt", "  "), ("--prompt is empty",)),
+        (("bench", "--strategies", "vanilla_sd,spied"), ("spied", "spide")),
+        (("bench", "--set", "tau=1"), ("strategy.key=value",)),
+        (("bench", "--set", "spide.tau=1"), ("strategy.key=value",)),
+        (("bench", "--set", "vanilla_sd.tau=1"), ("tau", "vanilla_sd")),
+        (("bench", "--peer", "sglang"), ("sglang", "transformers, vllm, llama.cpp")),
+        (("bench", "--peer", "vllm"), ("vllm", "make peers")),
+        (("bench", "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
+        (("bench", "--json", "nowhere/report.json"), ("nowhere", "does not exist")),
+        (("bench", "--json", "."), ("folder",)),
+        (("bench", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("collect", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("demo", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("demo", "--pair", "smolm2"), ("unknown pair smolm2",)),
+        (("gate", "--pair", "smolm2-135m"), ("did you mean",)),
+        (("gate", "--junit", "nowhere/gate.xml"), ("nowhere", "does not exist")),
+        (("promote", "--pair", "smolm2-135m"), ("did you mean",)),
+        (("rollback", "--pair", "smolm2-135m", "--reason", "slow"), ("did you mean",)),
+        (("deploy", "--pair", "smolm2-135m"), ("did you mean",)),
+        (("serve", "--pair", "smolm2-135m"), ("did you mean",)),
+        (("serve",), ("smollm2-135m", "draftwell deploy")),
+        (("serve", "--bundle", "nowhere"), ("nowhere", "draftwell deploy")),
+    ],
+)
+def test_mistakes(
+    run: Any, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     before = snapshot(place)
     refused_at_once(run(*arguments), *words)
     assert snapshot(place) == before
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ('{"prompt": "a"}\n{"prompt": \n', ("line 2",)),
-    ('{"prompt": "a"}\n\n{"text": "b"}\n', ("line 3",)),
-    ("\n", ("holds no prompts",)),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', ("line 2",)),
+        ('{"prompt": "a"}\n\n{"text": "b"}\n', ("line 3",)),
+        ("\n", ("holds no prompts",)),
+    ],
+)
 @pytest.mark.parametrize("command", ["bench", "collect", "calibrate", "tune", "demo"])
-def test_broken_prompt_files(run: Any, place: Path, command: str, text: str, words: tuple[str, ...]) -> None:
+def test_broken_prompt_files(
+    run: Any, place: Path, command: str, text: str, words: tuple[str, ...]
+) -> None:
     (place / "bad.jsonl").write_text(text)
     before = snapshot(place)
     refused_at_once(run(command, "--prompts", place / "bad.jsonl"), "bad.jsonl", *words)
     assert snapshot(place) == before
 
 
-@pytest.mark.parametrize("arguments", [("generate", "--nope"), ("bench", "--limit", "none"), ("nope",), ("generate",)])
+@pytest.mark.parametrize(
+    "arguments", [("generate", "--nope"), ("bench", "--limit", "none"), ("nope",), ("generate",)]
+)
 def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
@@ -172,7 +227,8 @@ def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None
 
 @pytest.mark.slow
 def test_the_installed_command_ends_with_two() -> None:
-    """The entry point, in a process of its own: nothing of the refusal is lost between Typer and the shell."""
+    """The entry point, in a process of its own: nothing of the refusal is lost between Typer and
+    the shell."""
     command = [sys.executable, "-m", "flows.cli.main", *GENERATE, "--pair", "nope"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -183,32 +239,88 @@ def test_the_installed_command_ends_with_two() -> None:
 def test_artifact_of_another_pair(run: Any, place: Path, pair_file: Path) -> None:
     table("f" * 64).save(place / "foreign" / "acceptance_table")
     before = snapshot(place)
-    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "spide", "--artifacts", place / "foreign"), "acceptance_table", "f" * 12)
+    refused(
+        run(
+            *GENERATE, "--pair", pair_file, "--strategy", "spide", "--artifacts", place / "foreign"
+        ),
+        "acceptance_table",
+        "f" * 12,
+    )
     assert snapshot(place) == before
 
 
-def test_settings_that_have_no_default_can_be_given(run: Any, place: Path, pair_file: Path, prompts_file: Path) -> None:
+def test_settings_that_have_no_default_can_be_given(
+    run: Any, place: Path, pair_file: Path, prompts_file: Path
+) -> None:
     assert "threshold = (required)" in run("strategies").stdout
-    done = run(*GENERATE, "--pair", pair_file, "--strategy", "adaedl", "--set", "threshold=0.4", "--set", "max_draft=4", "--max-tokens", 8)
+    done = run(
+        *GENERATE,
+        "--pair",
+        pair_file,
+        "--strategy",
+        "adaedl",
+        "--set",
+        "threshold=0.4",
+        "--set",
+        "max_draft=4",
+        "--max-tokens",
+        8,
+    )
     assert done.exit_code == 0, done.output
-    done = run("bench", "--pair", pair_file, "--strategies", "adaedl", "--set", "adaedl.threshold=0.4", "--set", "adaedl.max_draft=4",
-               "--prompts", prompts_file, "--limit", 1, "--max-tokens", 8, "--json", place / "report.json")
+    done = run(
+        "bench",
+        "--pair",
+        pair_file,
+        "--strategies",
+        "adaedl",
+        "--set",
+        "adaedl.threshold=0.4",
+        "--set",
+        "adaedl.max_draft=4",
+        "--prompts",
+        prompts_file,
+        "--limit",
+        1,
+        "--max-tokens",
+        8,
+        "--json",
+        place / "report.json",
+    )
     assert done.exit_code == 0, done.output
     entry = json.loads((place / "report.json").read_text())["strategies"]["adaedl"]
     assert (entry["lossless"], entry["identical_outputs"]) == (True, 1)
 
 
 def test_missing_artifact(run: Any, place: Path, pair_file: Path) -> None:
-    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "sprinter"), "verifier", "draftwell train")
-    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "specdec_pp"), "acceptance_head", "draftwell train --kind acceptance_head")
+    refused(
+        run(*GENERATE, "--pair", pair_file, "--strategy", "sprinter"), "verifier", "draftwell train"
+    )
+    refused(
+        run(*GENERATE, "--pair", pair_file, "--strategy", "specdec_pp"),
+        "acceptance_head",
+        "draftwell train --kind acceptance_head",
+    )
     refused(run("train", "--pair", pair_file), "no traces", "draftwell collect")
 
 
 def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) -> None:
     before = snapshot(place)
     refused(run("generate", "--pair", pair_file, "--prompt", "x" * 300), "256")
-    (place / "long.jsonl").write_text(json.dumps({"prompt": "x" * 300, "id": "the long one"}) + "\n")
-    refused(run("bench", "--pair", pair_file, "--prompts", place / "long.jsonl", "--json", place / "out.json"), "256")
+    (place / "long.jsonl").write_text(
+        json.dumps({"prompt": "x" * 300, "id": "the long one"}) + "\n"
+    )
+    refused(
+        run(
+            "bench",
+            "--pair",
+            pair_file,
+            "--prompts",
+            place / "long.jsonl",
+            "--json",
+            place / "out.json",
+        ),
+        "256",
+    )
     assert snapshot(place).keys() - before.keys() == {"long.jsonl"}
 
 
@@ -250,7 +362,9 @@ def test_doctor(run: Any) -> None:
     assert "torch" in done.stdout
 
 
-def test_doctor_says_whether_layers_can_be_compiled(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_whether_layers_can_be_compiled(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path
     monkeypatch.setenv("DRAFTWELL_HOME", str(home))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -266,29 +380,65 @@ def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.Monke
     from importlib import metadata
 
     real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "2.1.3" if name == "sqlalchemy" else real(name))
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "2.1.3" if name == "sqlalchemy" else real(name)
+    )
     done = run("doctor")
     assert done.exit_code == 2
     assert "Error: 1 check(s) failed" in done.stderr
 
 
 GATED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "deployed": ({"passed": True, "checks": [], "bundle": "dist/tiny/1-cpu"}, 0, "bundle dist/tiny/1-cpu"),
-    "its speed": ({"passed": True, "checks": [{"name": "speedup", "passed": True, "detail": "1.25 x autoregressive"}], "bundle": "b"}, 0,
-                  "the gate on speedup: 1.25 x autoregressive"),
+    "deployed": (
+        {"passed": True, "checks": [], "bundle": "dist/tiny/1-cpu"},
+        0,
+        "bundle dist/tiny/1-cpu",
+    ),
+    "its speed": (
+        {
+            "passed": True,
+            "checks": [{"name": "speedup", "passed": True, "detail": "1.25 x autoregressive"}],
+            "bundle": "b",
+        },
+        0,
+        "the gate on speedup: 1.25 x autoregressive",
+    ),
     "waits": ({"passed": True, "checks": [], "bundle": None}, 0, "waits to be promoted"),
-    "failed": ({"passed": False, "checks": [{"passed": False, "detail": "0.9 x"}], "bundle": None, "champion": 4}, 1,
-               "release 7 is not deployed, release 4, the champion, stays: the gate failed: 0.9 x"),
-    "open": ({"passed": False, "checks": [{"passed": False, "enough": False, "detail": "1.1 x"}], "bundle": None}, 3,
-             "release 7 is not deployed, nothing is served: the gate had not enough evidence: 1.1 x")}
+    "failed": (
+        {
+            "passed": False,
+            "checks": [{"passed": False, "detail": "0.9 x"}],
+            "bundle": None,
+            "champion": 4,
+        },
+        1,
+        "release 7 is not deployed, release 4, the champion, stays: the gate failed: 0.9 x",
+    ),
+    "open": (
+        {
+            "passed": False,
+            "checks": [{"passed": False, "enough": False, "detail": "1.1 x"}],
+            "bundle": None,
+        },
+        3,
+        "release 7 is not deployed, nothing is served: the gate had not enough evidence: 1.1 x",
+    ),
+}
 
 
 def test_the_demos_figures_of_the_choice_are_the_gates() -> None:
     """Tuning measured it too, in another run: its figure would contradict the table."""
     from flows.cli.demo import outcome_lines
 
-    result = {"strategy": "hybrid", "parameters": {"max_draft": 8}, "reason": "1.31 x plain decoding", "sampled": None, "release": 7,
-              "bundle": "b", "checks": [{"name": "speedup", "passed": True, "detail": "1.23 x autoregressive"}]}
+    result = {
+        "strategy": "hybrid",
+        "parameters": {"max_draft": 8},
+        "reason": "1.31 x plain decoding",
+        "sampled": None,
+        "release": 7,
+        "bundle": "b",
+        "checks": [{"name": "speedup", "passed": True, "detail": "1.23 x autoregressive"}],
+    }
     text = " ".join(outcome_lines(result, "tiny", "cpu"))
     assert "1.23 x autoregressive" in text
     assert "1.31" not in text
@@ -302,16 +452,22 @@ def test_the_demo_shows_what_the_gate_measured_again() -> None:
 
     report = BenchReport.from_json(REPORT)
     assert list(tables(report)) == [report]
-    again = {"autoregressive": report.strategies["autoregressive"].model_copy(update={"tokens_per_second": 5.0})}
+    again = {
+        "autoregressive": report.strategies["autoregressive"].model_copy(
+            update={"tokens_per_second": 5.0}
+        )
+    }
     first, second = tables(report.model_copy(update={"in_doubt": again}))
     assert first.strategies == report.strategies
     assert second.strategies == again
 
 
 @pytest.mark.parametrize("case", GATED)
-def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, prompts_file: Path, case: str,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """What serves is its last line: 0 although the gate refused would let a script go on with the champion of before."""
+def test_the_demo_ends_with_the_gates_exit_code(
+    run: Any, pair_file: Path, prompts_file: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves is its last line: 0 although the gate refused would let a script go on with the
+    champion of before."""
     import flows.orchestration.pipeline_flow as flow
     from flows.steps.verdict import result_of
 
@@ -321,15 +477,30 @@ def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, promp
 
     def pipeline(given):
         settings.append(given)
-        return {**plain, "sampled": {**plain, "temperature": 1.0}, "report": REPORT, "release": 7, "champion": None,
-                "verdict": result_of(gated), **gated}
+        return {
+            **plain,
+            "sampled": {**plain, "temperature": 1.0},
+            "report": REPORT,
+            "release": 7,
+            "champion": None,
+            "verdict": result_of(gated),
+            **gated,
+        }
 
     monkeypatch.setattr(flow, "pipeline", pipeline)
     done = run("demo", "--pair", pair_file, "--prompts", prompts_file)
     assert done.exit_code == code, (done.output, done.exception)
     text = " ".join(done.stdout.split())
     assert line in text
-    assert "sampled requests, at temperature 1: plain decoding. Why, by figures of tuning or of a gate that refused: few prompts" in text
+    assert (
+        "sampled requests, at temperature 1: plain decoding. Why, by figures of tuning or "
+        "of a gate that refused: few prompts"
+    ) in text
     assert settings[0].temperatures == (0.0, 1.0)
-    assert run("demo", "--pair", pair_file, "--prompts", prompts_file, "--sampled-temperature", 0).exit_code == code
+    assert (
+        run(
+            "demo", "--pair", pair_file, "--prompts", prompts_file, "--sampled-temperature", 0
+        ).exit_code
+        == code
+    )
     assert settings[1].temperatures == (0.0,)

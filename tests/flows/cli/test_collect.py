@@ -14,25 +14,69 @@ from serving.recording.trace import TraceSet
 
 @pytest.fixture
 def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
-    return lambda source, *more: run("collect", "--pair", pair_file, "--prompts", source, "--max-tokens", 6, "--out", tmp_path / "t", *more)
+    return lambda source, *more: run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        source,
+        "--max-tokens",
+        6,
+        "--out",
+        tmp_path / "t",
+        *more,
+    )
 
 
-def test_a_spool_of_served_traffic_with_every_setting(collect: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_spool_of_served_traffic_with_every_setting(
+    collect: Callable[..., Any], tmp_path: Path
+) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
-    talk = [{"role": "user", "content": "the inn"}, {"role": "assistant", "content": "an inn"}, {"role": "user", "content": "在哪里？"},
-            {"role": "assistant", "content": "there"}]
-    (spool / "day.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for said in (talk, talk[:3], [talk[0]])))
-    done = collect(spool, "--limit", 2, "--turns", 0, "--temperature", 0.7, "--top-p", 0.9, "--rollout", 3, "--seed", 5,
-                   "--kinds", "draft,target")
+    talk = [
+        {"role": "user", "content": "the inn"},
+        {"role": "assistant", "content": "an inn"},
+        {"role": "user", "content": "在哪里？"},
+        {"role": "assistant", "content": "there"},
+    ]
+    (spool / "day.jsonl").write_text(
+        "".join(json.dumps({"messages": said}) + "\n" for said in (talk, talk[:3], [talk[0]]))
+    )
+    done = collect(
+        spool,
+        "--limit",
+        2,
+        "--turns",
+        0,
+        "--temperature",
+        0.7,
+        "--top-p",
+        0.9,
+        "--rollout",
+        3,
+        "--seed",
+        5,
+        "--kinds",
+        "draft,target",
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "tokens/s; the target alone wrote" in done.stderr
     trace = TraceSet(tmp_path / "t")
     header = trace.header
-    assert (header.temperature, header.top_p, header.rollout, header.rollout_kinds, header.batch) == (0.7, 0.9, 3, ("target",), 16)
+    assert (
+        header.temperature,
+        header.top_p,
+        header.rollout,
+        header.rollout_kinds,
+        header.batch,
+    ) == (0.7, 0.9, 3, ("target",), 16)
     rows = trace.read(["prompt_id", "turn", "kind", "position"]).to_pylist()
     texts = [(row["prompt_id"], row["turn"], row["kind"]) for row in rows if row["position"] == 0]
-    assert texts == [(name, turn, kind) for name, turn in (("day/1", 0), ("day/1", 1), ("day/2", 0)) for kind in ("draft", "target")]
+    assert texts == [
+        (name, turn, kind)
+        for name, turn in (("day/1", 0), ("day/1", 1), ("day/2", 0))
+        for kind in ("draft", "target")
+    ]
 
 
 def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Path) -> None:
@@ -46,14 +90,19 @@ def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Pa
 
 
 def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> None:
-    for source, told in (("nobody/nothing", "cannot read nobody/nothing from the hub"), (str(tmp_path), "a folder without .jsonl")):
+    for source, told in (
+        ("nobody/nothing", "cannot read nobody/nothing from the hub"),
+        (str(tmp_path), "a folder without .jsonl"),
+    ):
         done = collect(source)
         assert done.exit_code == 2
         assert told in done.stderr.strip().splitlines()[-1]
         assert not (tmp_path / "t").exists()
 
 
-def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tmp_path: Path) -> None:
+def test_slots_are_as_long_as_the_longest_conversation_needs(
+    pair_file: Path, tmp_path: Path
+) -> None:
     from components.prompts.prompt import Prompt
     from flows.steps.collect import context_for
     from flows.workspace import Workspace
@@ -61,19 +110,31 @@ def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tm
     from tests.support.collecting import small
 
     space = Workspace(str(pair_file))
-    prompt = Prompt("p", None, ["one two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes",))
+    prompt = Prompt(
+        "p",
+        None,
+        ["one two", "three"],
+        messages=({"role": "system", "content": "be kind"},),
+        answers=("yes",),
+    )
     needed = context_for(space, [prompt], small(max_tokens=6, rollout=4, turns=0))
     assert needed is not None
     pair = load_pair(space.files(), LoadSettings(dtype="float32"))
-    talk = [*prompt.messages, {"role": "user", "content": "one two"}, {"role": "assistant", "content": "yes"},
-            {"role": "user", "content": "three"}]
+    talk = [
+        *prompt.messages,
+        {"role": "user", "content": "one two"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "three"},
+    ]
     assert len(pair.encode_messages(talk)) + 6 + 4 <= needed < 256
-    assert context_for(space, [prompt], small(max_tokens=200, rollout=4)) is None  # more than the models read
+    # more than the models read
+    assert context_for(space, [prompt], small(max_tokens=200, rollout=4)) is None
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                          raw: bool) -> None:
+def test_a_long_chat_template_cuts_nothing_from_a_message(
+    pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bool
+) -> None:
     """Its own words take a hundred tokens around every message; of raw text nothing is added."""
     from components.collect.continuations import write_texts
     from components.prompts.prompt import Prompt, ids_of
@@ -88,7 +149,13 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     def wordy(folder: Path) -> Any:
         tokenizer = real(folder)
         words = "the man in the inn " * 5
-        tokenizer.chat_template = "{% for message in messages %}" + words + "{{ message.content }}" + words + "{% endfor %}"
+        tokenizer.chat_template = (
+            "{% for message in messages %}"
+            + words
+            + "{{ message.content }}"
+            + words
+            + "{% endfor %}"
+        )
         return tokenizer
 
     for module in (model_files, loading):
@@ -97,9 +164,13 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     prompt = Prompt("p", None, ["one two"], raw=raw)
     needed = context_for(space, [prompt], small(max_tokens=6, rollout=4))
     assert needed is not None
-    pair = loading.load_pair(space.files(), loading.LoadSettings(dtype="float32", max_context=needed))
+    pair = loading.load_pair(
+        space.files(), loading.LoadSettings(dtype="float32", max_context=needed)
+    )
     whole = ids_of(pair, prompt)
     assert (len(whole) > 64) == (not raw)
     assert needed == -(-(len(whole) + 6 + 4) // 64) * 64, "and no more than that"
-    text, = write_texts(pair, [(prompt, pair.sampling(max_tokens=6))], small(batch=1), needed - 10)
+    (text,) = write_texts(
+        pair, [(prompt, pair.sampling(max_tokens=6))], small(batch=1), needed - 10
+    )
     assert (text.prompt_tokens, text.cut_tokens) == (whole, 0)

@@ -1,4 +1,5 @@
-"""`draftwell demo --engine vllm` over a fake vLLM: the whole loop, what stops it, how it continues, and what its gate catches."""
+"""`draftwell demo --engine vllm` over a fake vLLM: the whole loop, what stops it, how it continues,
+and what its gate catches."""
 
 from __future__ import annotations
 
@@ -18,10 +19,26 @@ from tests.support.paths import REPO
 from tests.support.peers.environments import FAKE_DRIVER, install, of_version, with_server
 from tests.support.server.server_process import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="a shell script in the place of Python"
+)
 
 SPEEDS = {"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1}
-WORDS = ("man", "inn", "onion", "hand", "end", "hour", "men", "one", "thin", "hen", "other", "then", "ten")
+WORDS = (
+    "man",
+    "inn",
+    "onion",
+    "hand",
+    "end",
+    "hour",
+    "men",
+    "one",
+    "thin",
+    "hen",
+    "other",
+    "then",
+    "ten",
+)
 METHODS = ("--methods", "ngram,draft_model")
 
 
@@ -29,7 +46,9 @@ METHODS = ("--methods", "ngram,draft_model")
 def prompts(tmp_path: Path) -> Path:
     """Forty-two different ones."""
     file = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][:42]
+    rows = [{"prompt": f"the {one} in the {two}"} for one in WORDS for two in WORDS if one != two][
+        :42
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
@@ -45,11 +64,39 @@ def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def words(pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path) -> tuple[str, ...]:
+def words(
+    pair_file: Path, prompts: Path, own_stores: Path, peers: Path, tmp_path: Path
+) -> tuple[str, ...]:
     """The command, short."""
-    return tuple(map(str, ("demo", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--device", "cpu", "--max-tokens", 8,
-                           "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", tmp_path / "dist", "--levels", 1,
-                           *METHODS)))
+    return tuple(
+        map(
+            str,
+            (
+                "demo",
+                "--engine",
+                "vllm",
+                "--pair",
+                pair_file,
+                "--prompts",
+                prompts,
+                "--device",
+                "cpu",
+                "--max-tokens",
+                8,
+                "--tune-prompts",
+                8,
+                "--bench-prompts",
+                8,
+                "--serve-seconds",
+                1,
+                "--out",
+                tmp_path / "dist",
+                "--levels",
+                1,
+                *METHODS,
+            ),
+        )
+    )
 
 
 @pytest.fixture
@@ -73,35 +120,65 @@ def line(done: Any) -> str:
 
 def half_written(*folders: Path) -> list[Path]:
     """What a broken-off write would leave."""
-    return [path for folder in folders for path in folder.rglob("*") if path.name.startswith(".") or path.suffix in (".tmp", ".part")]
+    return [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.name.startswith(".") or path.suffix in (".tmp", ".part")
+    ]
 
 
-def test_the_whole_loop_and_what_it_says(demo: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
+def test_the_whole_loop_and_what_it_says(
+    demo: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
     done = demo()
     assert done.exit_code == 0, (done.output, done.exception)
-    begun = [text.partition(" ")[2].partition(",")[0] for text in done.stderr.splitlines() if text[1:3] == "/7"]
+    begun = [
+        text.partition(" ")[2].partition(",")[0]
+        for text in done.stderr.splitlines()
+        if text[1:3] == "/7"
+    ]
     assert begun == ["collect", "train", "tune", "gate", "deploy", "serve", "monitor"]
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     assert (bundle.parent / "current").resolve() == bundle
     report = json.loads((folder / "loop.json").read_text())
     assert report["bundle"] == str(bundle)
     assert (report["choice"]["method"], report["choice"]["k"]) == ("draft_model", 2)
-    assert report["regret"] == {"best": "draft_model(k=2)", "regret": 0.0, "low": None, "high": None, "settings": 7}
+    assert report["regret"] == {
+        "best": "draft_model(k=2)",
+        "regret": 0.0,
+        "low": None,
+        "high": None,
+        "settings": 7,
+    }
     assert report["record"]["figures"][0]["ratio"] == pytest.approx(1.6, rel=0.01)
     assert report["collected"]["rows"] == 24
     assert report["served"]["requests"] > 12
     assert report["drift"]["verdict"] == "steady", report["drift"]
-    assert json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"] == report["threads"]
-    for words in ("vllm, plain", "times plain", "up to 1 requests at once", "--levels 1,8", "lower bound",
-                  "draft_model(k=2) is 1.60 times", "regret by", "the gate passed",
-                  str(bundle)):
+    assert (
+        json.loads((bundle / "manifest.json").read_text())["settings"]["gate"]["threads"]
+        == report["threads"]
+    )
+    for words in (
+        "vllm, plain",
+        "times plain",
+        "up to 1 requests at once",
+        "--levels 1,8",
+        "lower bound",
+        "draft_model(k=2) is 1.60 times",
+        "regret by",
+        "the gate passed",
+        str(bundle),
+    ):
         assert words in done.stdout
 
 
 @pytest.mark.slow
 def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is_none(
-        demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain texts do not depend on the head; texts of other lengths are collected again instead of being refused."""
+    demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain texts do not depend on the head; texts of other lengths are collected again instead of
+    being refused."""
     from flows.steps.engine.space import EngineSpace
 
     assert demo().exit_code == 0
@@ -117,7 +194,9 @@ def test_other_settings_are_another_run_and_a_head_that_was_trained_meanwhile_is
     assert (folder / "loop-texts.jsonl").read_bytes() != texts
 
 
-def test_steps_take_prompts_of_their_own(demo: Callable[..., Any], folder: Path, prompts: Path) -> None:
+def test_steps_take_prompts_of_their_own(
+    demo: Callable[..., Any], folder: Path, prompts: Path
+) -> None:
     from components.prompts.overlap import hashes_of
     from components.prompts.prompt import read_prompts
 
@@ -125,28 +204,38 @@ def test_steps_take_prompts_of_their_own(demo: Callable[..., Any], folder: Path,
     tuned = set(json.loads((folder / "tuned.json").read_text())["prompt_hashes"])
     rows = read_prompts(prompts)
     assert tuned == set(hashes_of(rows[24:32]))
-    collected = [json.loads(row)["id"] for row in (folder / "loop-texts.jsonl").read_text().splitlines()[1:]]
+    collected = [
+        json.loads(row)["id"] for row in (folder / "loop-texts.jsonl").read_text().splitlines()[1:]
+    ]
     assert collected == [row.id for row in rows[:24]]
     prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:39]))
     assert "there are 39 prompts, and 40 are needed" in line(demo())
 
 
 @pytest.mark.slow
-def test_a_finished_part_is_not_done_again(demo: Callable[..., Any], folder: Path, tmp_path: Path,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped while it served; then the engine is broken, which only a step that runs again would notice."""
+def test_a_finished_part_is_not_done_again(
+    demo: Callable[..., Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while it served; then the engine is broken, which only a step that runs again would
+    notice."""
     monkeypatch.setenv("FAKE_SERVER_FAULT", "memory")
     said = line(demo())
     assert "No available memory" in said
     assert "VLLM_CPU_KVCACHE_SPACE" in said
-    made = {name: (folder / name).read_bytes() for name in ("loop-texts.jsonl", "tuned.json", "gate.json", "measurements.json")}
+    made = {
+        name: (folder / name).read_bytes()
+        for name in ("loop-texts.jsonl", "tuned.json", "gate.json", "measurements.json")
+    }
     assert not (folder / "loop.json").exists()
     monkeypatch.setenv("FAKE_SERVER_FAULT", "")
     monkeypatch.setenv("FAKE_PEER_FAULT", "start")
     done = demo()
     assert done.exit_code == 0, (done.output, done.exception)
     assert {name: (folder / name).read_bytes() for name in made} == made
-    assert sorted(path.name for path in (tmp_path / "dist" / "vllm" / "tiny").iterdir()) == ["1-cpu", "current"]
+    assert sorted(path.name for path in (tmp_path / "dist" / "vllm" / "tiny").iterdir()) == [
+        "1-cpu",
+        "current",
+    ]
     assert "vllm/off ended with exit code 1" in line(demo("--fresh"))
 
 
@@ -158,16 +247,30 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.slow] * one.startswith("port")) for one in FAULTS])
-def test_what_stops_it_is_one_line_and_the_next_run_continues(fault: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=[pytest.mark.slow] * one.startswith("port")) for one in FAULTS],
+)
+def test_what_stops_it_is_one_line_and_the_next_run_continues(
+    fault: str,
+    demo: Callable[..., Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", fault)
     said = line(demo())
     assert [words for words in FAULTS[fault] if words not in said] == []
-    assert [name for name in ("tuned.json", "gate.json", "loop.json") if (folder / name).exists()] == []
+    assert [
+        name for name in ("tuned.json", "gate.json", "loop.json") if (folder / name).exists()
+    ] == []
     assert not (tmp_path / "dist").exists()
     assert half_written(folder) == []
-    kept = json.loads((folder / "measurements.json").read_text())["measurements"] if "draft" in fault else {}
+    kept = (
+        json.loads((folder / "measurements.json").read_text())["measurements"]
+        if "draft" in fault
+        else {}
+    )
     assert bool(kept) == ("draft" in fault)
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     done = demo()
@@ -178,8 +281,14 @@ def test_what_stops_it_is_one_line_and_the_next_run_continues(fault: str, demo: 
     assert json.loads((folder / "tuned.json").read_text())["choice"]["k"] == 2
 
 
-def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callable[..., Any], peers: Path, folder: Path, run: Any,
-                                                                    pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_can_know_beforehand_is_refused_before_any_work(
+    demo: Callable[..., Any],
+    peers: Path,
+    folder: Path,
+    run: Any,
+    pair_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -187,11 +296,17 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
         said = line(demo("--port", port))
     assert f"port {port} of 127.0.0.1 is taken" in said
     assert "--port" in said
-    assert "--minutes means nothing with --engine draftwell" in line(run("demo", "--pair", pair_file, "--minutes", 3))
-    assert "--sampled-temperature means nothing with --engine vllm" in line(demo("--sampled-temperature", 0.5))
+    assert "--minutes means nothing with --engine draftwell" in line(
+        run("demo", "--pair", pair_file, "--minutes", 3)
+    )
+    assert "--sampled-temperature means nothing with --engine vllm" in line(
+        demo("--sampled-temperature", 0.5)
+    )
     assert "no method 'lookahed'" in line(demo("--methods", "ngram,lookahed"))
     assert "ascending from 1, such as 1,4,16, not 8,1" in line(demo("--levels", "8,1"))
-    assert "copy of the target" in line(run("demo", "--engine", "vllm", "--pair", "smollm2-135m-near-copy-24"))
+    assert "copy of the target" in line(
+        run("demo", "--engine", "vllm", "--pair", "smollm2-135m-near-copy-24")
+    )
     of_version(peers, "0.31.2")
     said = line(demo())
     assert "vLLM 0.31.2 is installed" in said
@@ -202,8 +317,9 @@ def test_what_a_user_can_know_beforehand_is_refused_before_any_work(demo: Callab
 
 
 @pytest.mark.slow
-def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(demo: Callable[..., Any], folder: Path,
-                                                                                tmp_path: Path) -> None:
+def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(
+    demo: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
     from components.tune.engines.budget import NO_TIME
 
     assert demo().exit_code == 0
@@ -226,7 +342,9 @@ def test_other_judged_prompts_are_judged_and_a_tuning_without_time_is_continued(
 
 
 @pytest.mark.slow
-def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
+def test_what_was_not_measured_at_a_load_is_not_served_at_it(
+    demo: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
     assert demo("--levels", "1,2").exit_code == 0
     document = json.loads((folder / "tuned.json").read_text())
     document["choice"].update(levels=[], schedule=[], scheduled=[], loads=[])
@@ -234,24 +352,41 @@ def test_what_was_not_measured_at_a_load_is_not_served_at_it(demo: Callable[...,
     done = demo("--levels", "1,2")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "for 1 at once: there was no time to measure more" in done.stderr
-    manifest = json.loads((tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text()
+    )
     assert manifest["settings"]["max_num_seqs"] == 1
 
 
 @pytest.mark.slow
-def test_by_default_the_bundle_decodes_eight_requests_at_once(run: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_by_default_the_bundle_decodes_eight_requests_at_once(
+    run: Any, words: tuple[str, ...], tmp_path: Path
+) -> None:
     """It was one, and eight users queued behind one another."""
     at = words.index("--levels")
-    done = run(*words[:at], *words[at + 2:])
+    done = run(*words[:at], *words[at + 2 :])
     assert done.exit_code == 0, (done.output, done.exception)
-    manifest = json.loads((tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json").read_text()
+    )
     assert manifest["settings"]["max_num_seqs"] == 8
     assert "up to 8 requests at once" in done.stdout
 
 
-def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path,
-                                                        folder: Path) -> None:
-    tune = ("tune", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--methods", "suffix")
+def test_methods_of_which_none_can_be_tried_are_refused(
+    demo: Callable[..., Any], run: Any, pair_file: Path, prompts: Path, folder: Path
+) -> None:
+    tune = (
+        "tune",
+        "--engine",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts,
+        "--methods",
+        "suffix",
+    )
     for done in (demo("--methods", "suffix"), run(*tune)):
         said = line(done)
         assert "the engine's environment has no arctic-inference: install it there" in said
@@ -260,12 +395,23 @@ def test_methods_of_which_none_can_be_tried_are_refused(demo: Callable[..., Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "what", "advice"), [
-    ("plugin", "No module named 'draftwell_vllm'", "install what is named"),
-    ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),
-    ("once", "HTTP 500", "see "), ("die", "No available memory", "see ")])
-def test_a_server_that_fails_is_one_line(fault: str, what: str, advice: str, demo: Callable[..., Any], tmp_path: Path,
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "what", "advice"),
+    [
+        ("plugin", "No module named 'draftwell_vllm'", "install what is named"),
+        ("refuse", "failed 1 of 1 requests (the first: HTTP 500", "see "),
+        ("once", "HTTP 500", "see "),
+        ("die", "No available memory", "see "),
+    ],
+)
+def test_a_server_that_fails_is_one_line(
+    fault: str,
+    what: str,
+    advice: str,
+    demo: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FAKE_SERVER_FAULT", fault)
     said = line(demo())
     assert what in said
@@ -277,7 +423,9 @@ def test_a_server_that_fails_is_one_line(fault: str, what: str, advice: str, dem
     assert (home / "current").resolve() == home / "1-cpu"
 
 
-def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, tmp_path: Path) -> None:
+def test_serve_refuses_a_taken_port_itself(
+    demo: Callable[..., Any], run: Any, tmp_path: Path
+) -> None:
     assert demo().exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
     with socket.socket() as taken:
@@ -285,20 +433,29 @@ def test_serve_refuses_a_taken_port_itself(demo: Callable[..., Any], run: Any, t
         taken.listen()
         port = taken.getsockname()[1]
         for options in (("--port", port), (f"--port={port}",)):
-            assert f"port {port} of 127.0.0.1 is taken" in line(run("serve", "--engine", "vllm", "--bundle", bundle, *options))
+            assert f"port {port} of 127.0.0.1 is taken" in line(
+                run("serve", "--engine", "vllm", "--bundle", bundle, *options)
+            )
 
 
-def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(demo: Callable[..., Any], folder: Path) -> None:
+def test_a_target_that_no_head_can_be_trained_for_is_tuned_without(
+    demo: Callable[..., Any], folder: Path
+) -> None:
     done = demo("--methods", "eagle3,draft_model")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((folder / "loop.json").read_text())
-    assert report["head"].startswith("none is trained: a head reads three layers of the target, which has only")
-    assert report["choice"]["left_out"] == {"eagle3": "the pair has no head that the engine can read"}
+    assert report["head"].startswith(
+        "none is trained: a head reads three layers of the target, which has only"
+    )
+    assert report["choice"]["left_out"] == {
+        "eagle3": "the pair has no head that the engine can read"
+    }
     assert report["choice"]["method"] == "draft_model"
 
 
 def plant(folder: Path, **speeds: float) -> dict[str, float]:
-    """Let the choice be what a tuning found when the engine was as it is no more; its measurements stay."""
+    """Let the choice be what a tuning found when the engine was as it is no more; its measurements
+    stay."""
     document = json.loads((folder / "tuned.json").read_text())
     document["choice"].update(method="draft_model", k=3, reason="planted")
     (folder / "tuned.json").write_text(json.dumps(document))
@@ -307,27 +464,47 @@ def plant(folder: Path, **speeds: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("what", ["slow", "lossy", "not standard"])
-def test_a_planted_setting_is_caught_and_not_deployed(what: str, demo: Callable[..., Any], folder: Path, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that is 15 % slower than plain decoding; and one that is fast and called lossless, whose outputs are not the target's, or
-    whose rejection is none of the target's distribution."""
+def test_a_planted_setting_is_caught_and_not_deployed(
+    what: str,
+    demo: Callable[..., Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A setting that is 15 % slower than plain decoding; and one that is fast and called lossless,
+    whose outputs are not the target's, or whose rejection is none of the target's distribution."""
     from components.engines.vllm_methods import Method
 
     assert demo().exit_code == 0
     deployed = (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve()
-    speeds = plant(folder, **({"draft_model:3": 0.85} if what == "slow" else {"draft_model:3": 1.9}))
+    speeds = plant(
+        folder, **({"draft_model:3": 0.85} if what == "slow" else {"draft_model:3": 1.9})
+    )
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps(speeds))
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy" if what == "lossy" else "")
     if what == "not standard":
         config = Method.speculative_config
-        monkeypatch.setattr(Method, "speculative_config", lambda self, files: {
-            **(config(self, files) or {}), "rejection_sample_method": "synthetic"} if self.k else None)
+        monkeypatch.setattr(
+            Method,
+            "speculative_config",
+            lambda self, files: (
+                {**(config(self, files) or {}), "rejection_sample_method": "synthetic"}
+                if self.k
+                else None
+            ),
+        )
     done = demo()
     assert done.exit_code == 1, (done.output, done.exception)
     record = json.loads((folder / "gate.json").read_text())
     failed = [check["name"] for check in record["checks"] if not check["passed"]]
-    assert failed == {"slow": ["speed over plain decoding, 1 at once"], "lossy": ["greedy outputs as plain decoding's, 1 at once"],
-                      "not standard": ["lossless settings"]}[what]
+    assert (
+        failed
+        == {
+            "slow": ["speed over plain decoding, 1 at once"],
+            "lossy": ["greedy outputs as plain decoding's, 1 at once"],
+            "not standard": ["lossless settings"],
+        }[what]
+    )
     assert "the gate failed" in done.stdout
     assert "nothing was deployed; what was deployed before stays" in done.stdout
     assert (tmp_path / "dist" / "vllm" / "tiny" / "current").resolve() == deployed
@@ -335,7 +512,9 @@ def test_a_planted_setting_is_caught_and_not_deployed(what: str, demo: Callable[
 
 
 @pytest.mark.slow
-def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_grid_gives_the_regret(
+    demo: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert demo().exit_code == 0
     document = json.loads((folder / "tuned.json").read_text())
     document["choice"].update(method="draft_model", k=1, reason="planted")
@@ -343,7 +522,9 @@ def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path,
     done = demo("--grid")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((folder / "loop.json").read_text())
-    assert {figure["label"] for figure in report["grid"]["figures"]} == {figure["label"] for figure in report["choice"]["explored"]}
+    assert {figure["label"] for figure in report["grid"]["figures"]} == {
+        figure["label"] for figure in report["choice"]["explored"]
+    }
     assert report["grid"]["regret"]["best"] == "draft_model(k=2)"
     assert report["grid"]["regret"]["regret"] == pytest.approx(1.6 / 1.2 - 1, abs=0.01)
     assert "by the whole grid" in done.stdout
@@ -351,16 +532,27 @@ def test_the_whole_grid_gives_the_regret(demo: Callable[..., Any], folder: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
-def test_asked_to_end_it_leaves_no_engine_behind(asked: signal.Signals, words: tuple[str, ...], peers: Path, folder: Path) -> None:
+def test_asked_to_end_it_leaves_no_engine_behind(
+    asked: signal.Signals, words: tuple[str, ...], peers: Path, folder: Path
+) -> None:
     """While the server of the bundle runs."""
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    program = (f"import pathlib, sys; from components.engines import environments; environments.DRIVERS['vllm'] = "
-               f"pathlib.Path({str(FAKE_DRIVER)!r}); from flows.cli.main import main; main()")
+    program = (
+        "import pathlib, sys; from components.engines import environments; "
+        "environments.DRIVERS['vllm'] = "
+        f"pathlib.Path({str(FAKE_DRIVER)!r}); from flows.cli.main import main; main()"
+    )
     command = [sys.executable, "-c", program, *words, "--serve-seconds", "300"]
-    with subprocess.Popen(command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         spool = folder / "trial-spool"
         try:
-            wait_until(lambda: process.poll() is not None or (spool.is_dir() and any(spool.iterdir())), "it does not serve", seconds=900)
+            wait_until(
+                lambda: process.poll() is not None or (spool.is_dir() and any(spool.iterdir())),
+                "it does not serve",
+                seconds=900,
+            )
             assert process.poll() is None
             process.send_signal(asked)
             assert process.wait(90) == 128 + asked

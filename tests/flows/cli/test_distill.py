@@ -1,4 +1,5 @@
-"""`draftwell distill`: from a folder to a pair that the other commands take, and what is refused before any work."""
+"""`draftwell distill`: from a folder to a pair that the other commands take, and what is refused
+before any work."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def place(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_stores
 
 
-def test_a_folder_becomes_a_pair(run: Any, place: Path, pair_file: Path, prompts_file: Path, empty_database: Path) -> None:
+def test_a_folder_becomes_a_pair(
+    run: Any, place: Path, pair_file: Path, prompts_file: Path, empty_database: Path
+) -> None:
     shutil.copyfile(empty_database, place / "mlflow.db")
     target = pair_file.parent / "target"
     done = run("distill", "--target", target, "--prompts", prompts_file, "--name", "kept", *QUICK)
@@ -38,36 +41,87 @@ def test_a_folder_becomes_a_pair(run: Any, place: Path, pair_file: Path, prompts
     assert yaml.safe_load((home / "kept.yaml").read_text())["draft"] == {"artifact": "kept/draft"}
     spec = find_pair("kept")
     assert (spec.target.path, spec.dtype) == (str(target), "float32")
-    report = json.loads((home / "kept" / "float32" / "reports" / "distilled_draft.json").read_text())
+    report = json.loads(
+        (home / "kept" / "float32" / "reports" / "distilled_draft.json").read_text()
+    )
     assert report["tokens"] >= 2000
     published = Store().resolve("distilled_draft", "kept", 1)
     assert published.digest == digest_of(home / "kept" / "draft")
     assert published.tags["trace_digest"], "the digest of the text it was trained on"
-    done = run("collect", "--pair", "kept", "--prompts", prompts_file, "--limit", 2, "--max-tokens", 6)
+    done = run(
+        "collect", "--pair", "kept", "--prompts", prompts_file, "--limit", 2, "--max-tokens", 6
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "positions" in done.stdout
-    done = run("generate", "--pair", "kept", "--strategy", "vanilla_sd", "--prompt", "the inn", "--max-tokens", 8)
+    done = run(
+        "generate",
+        "--pair",
+        "kept",
+        "--strategy",
+        "vanilla_sd",
+        "--prompt",
+        "the inn",
+        "--max-tokens",
+        8,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
 
     before = snapshot(home)
-    other = run("distill", "--target", pair_file.parent / "draft", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
+    other = run(
+        "distill",
+        "--target",
+        pair_file.parent / "draft",
+        "--prompts",
+        prompts_file,
+        "--name",
+        "kept",
+        "--no-publish",
+        *QUICK,
+    )
     assert (other.exit_code, other.stdout) == (2, "")
     assert "pair named kept already" in other.stderr
     assert snapshot(home) == before
-    finished = run("distill", "--target", target, "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
+    finished = run(
+        "distill",
+        "--target",
+        target,
+        "--prompts",
+        prompts_file,
+        "--name",
+        "kept",
+        "--no-publish",
+        *QUICK,
+    )
     assert finished.exit_code == 0, (finished.output, finished.exception)
     assert "tokens by the target" not in finished.stderr, "the corpus is there already"
     assert published.digest == digest_of(home / "kept" / "draft")
 
 
-def test_a_target_that_asks_itself(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without prompts the target invents them; layers, loss and folders are the user's; a pair's name names its target."""
+def test_a_target_that_asks_itself(
+    run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without prompts the target invents them; layers, loss and folders are the user's; a pair's
+    name names its target."""
     from components.prompts import prompt as prompts
 
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
     folders = ("--out", place / "draft", "--work", place / "shards")
-    done = run("distill", "--target", pair_file, "--invent", 24, "--layers", "1", "--loss", "tv", "--name", "asked", "--no-publish",
-               *folders, *QUICK)
+    done = run(
+        "distill",
+        "--target",
+        pair_file,
+        "--invent",
+        24,
+        "--layers",
+        "1",
+        "--loss",
+        "tv",
+        "--name",
+        "asked",
+        "--no-publish",
+        *folders,
+        *QUICK,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert not (place / "mlflow.db").exists()
     assert find_pair("asked").draft.artifact == str(place / "draft")  # type: ignore[union-attr]
@@ -78,24 +132,41 @@ def test_a_target_that_asks_itself(run: Any, place: Path, pair_file: Path, monke
     assert not (place / "draftwell" / "distill").exists()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--layers", "0,99"), ("0,99", "2 layers")),
-    (("--layers", "0,x"), ("'0,x'", "numbers with commas")),
-    (("--layers", ""), ("numbers with commas",)),
-    (("--name", "smollm2-135m"), ("pair named smollm2-135m already",)),
-    (("--name", "default"), ("pair named default already",)),
-    (("--name", "Mine!"), ("'Mine!'", "lower case")),
-    (("--max-tokens", 300), ("--max-tokens 300", "256")),
-    (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
-    (("--out", "no/such/folder"), ("no/such/folder",)),
-    (("--out", Path(__file__).parent), (str(Path(__file__).parent), "--out")),
-    (("--out", "both", "--work", "both"), ("--out", "--work", "both")),
-    (("--out", "."), ("you are in",)),
-    (("--device", "tpu"), ("tpu",)),
-])
-def test_refused_before_any_work(run: Any, place: Path, pair_file: Path, prompts_file: Path, arguments: tuple[Any, ...],
-                                 words: tuple[str, ...]) -> None:
-    done = run("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--no-publish", *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--layers", "0,99"), ("0,99", "2 layers")),
+        (("--layers", "0,x"), ("'0,x'", "numbers with commas")),
+        (("--layers", ""), ("numbers with commas",)),
+        (("--name", "smollm2-135m"), ("pair named smollm2-135m already",)),
+        (("--name", "default"), ("pair named default already",)),
+        (("--name", "Mine!"), ("'Mine!'", "lower case")),
+        (("--max-tokens", 300), ("--max-tokens 300", "256")),
+        (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+        (("--out", "no/such/folder"), ("no/such/folder",)),
+        (("--out", Path(__file__).parent), (str(Path(__file__).parent), "--out")),
+        (("--out", "both", "--work", "both"), ("--out", "--work", "both")),
+        (("--out", "."), ("you are in",)),
+        (("--device", "tpu"), ("tpu",)),
+    ],
+)
+def test_refused_before_any_work(
+    run: Any,
+    place: Path,
+    pair_file: Path,
+    prompts_file: Path,
+    arguments: tuple[Any, ...],
+    words: tuple[str, ...],
+) -> None:
+    done = run(
+        "distill",
+        "--target",
+        pair_file.parent / "target",
+        "--prompts",
+        prompts_file,
+        "--no-publish",
+        *arguments,
+    )
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.strip().splitlines()[-1].startswith("Error: ")
     assert [word for word in words if word not in done.stderr] == []
@@ -103,8 +174,14 @@ def test_refused_before_any_work(run: Any, place: Path, pair_file: Path, prompts
     assert snapshot(place) == {}
 
 
-@pytest.mark.parametrize(("target", "words"), [("./nowhere", "no such folder"), ("smolm2-135m", "did you mean smollm2-135m"),
-                                               (".", "holds no model")])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("./nowhere", "no such folder"),
+        ("smolm2-135m", "did you mean smollm2-135m"),
+        (".", "holds no model"),
+    ],
+)
 def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -> None:
     done = run("distill", "--target", target, "--no-publish", "--name", "some")
     assert (done.exit_code, done.stdout) == (2, "")
@@ -113,22 +190,38 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
 
 
 @pytest.mark.parametrize("held", ["draftwell/pairs/kept", "draftwell/distill/kept"])
-def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: Any, place: Path, pair_file: Path, prompts_file: Path,
-                                                                        held: str) -> None:
+def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(
+    run: Any, place: Path, pair_file: Path, prompts_file: Path, held: str
+) -> None:
     from components.collect.plan import exclusive_folder
 
-    command = ("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
+    command = (
+        "distill",
+        "--target",
+        pair_file.parent / "target",
+        "--prompts",
+        prompts_file,
+        "--name",
+        "kept",
+        "--no-publish",
+        *QUICK,
+    )
     with exclusive_folder(place / held, "distillation"):
         done = run(*command)
         assert (done.exit_code, done.stdout) == (2, "")
         assert f"another distillation is writing to {place / held}: wait for it" in done.stderr
-        assert not [path for path in snapshot(place) if not path.endswith(".lock")], "nothing was loaded or written"
+        assert not [path for path in snapshot(place) if not path.endswith(".lock")], (
+            "nothing was loaded or written"
+        )
     done = run(*command)
     assert done.exit_code == 0, (done.output, done.exception)
 
 
-def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
+def test_prompts_of_any_source(
+    run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with a column of the user's own, and a spool of served traffic, as `collect` takes
+    them."""
     from flows.steps import distil as distil_step
 
     asked: list[distil_step.DistilRequest] = []
@@ -143,7 +236,9 @@ def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypat
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
     (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
     for source in ((place / "t.csv", "--column", "story"), (place / "spool",)):
-        done = run("distill", "--target", pair_file.parent / "target", "--no-publish", "--prompts", *source)
+        done = run(
+            "distill", "--target", pair_file.parent / "target", "--no-publish", "--prompts", *source
+        )
         assert "noted" in done.stderr, (done.output, done.exception)
     table, spool = (wanted.prompts for wanted in asked)
     assert table is not None
@@ -152,10 +247,16 @@ def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypat
     assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
 
 
-@pytest.mark.parametrize("command", [("distill", "--target"), ("tune", "--pair"), ("calibrate", "--pair")])
-def test_a_column_that_a_table_lacks_is_refused_first(run: Any, place: Path, pair_file: Path, command: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "command", [("distill", "--target"), ("tune", "--pair"), ("calibrate", "--pair")]
+)
+def test_a_column_that_a_table_lacks_is_refused_first(
+    run: Any, place: Path, pair_file: Path, command: tuple[str, str]
+) -> None:
     (place / "t.csv").write_text("saying,story\nx,the inn\n")
-    done = run(*command, pair_file, "--no-publish", "--prompts", place / "t.csv", "--column", "tale")
+    done = run(
+        *command, pair_file, "--no-publish", "--prompts", place / "t.csv", "--column", "tale"
+    )
     assert (done.exit_code, done.stdout) == (2, "")
     assert "no column tale" in done.stderr
     assert list(snapshot(place)) == ["t.csv"]
@@ -163,7 +264,9 @@ def test_a_column_that_a_table_lacks_is_refused_first(run: Any, place: Path, pai
 
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
-    done = run("distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish")
+    done = run(
+        "distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish"
+    )
     assert (done.exit_code, done.stdout) == (2, "")
     assert "2 prompts are too few" in done.stderr
 
@@ -177,25 +280,39 @@ def test_what_is_measured_is_not_learnt() -> None:
     assert len(untouched) == 6
     assert [int(p.id) for p in untouched] == [0, 12, 24, 35, 47, 59], "evenly spread over the file"
     assert not {p.prompt for p in learnt} & {p.prompt for p in untouched}
-    assert {p.prompt for p in learnt} | {p.prompt for p in untouched} == {f"text {i}" for i in range(45)}
+    assert {p.prompt for p in learnt} | {p.prompt for p in untouched} == {
+        f"text {i}" for i in range(45)
+    }
 
 
-def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target is asked with the system message, and the same turn behind another one is another prompt."""
+def test_a_prompt_is_what_stands_before_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target is asked with the system message, and the same turn behind another one is another
+    prompt."""
     from components.distil.instructions import split
     from components.prompts.prompt import Prompt, ids_of
     from flows.steps import distil as distil_step
     from tests.support.models.tiny import table_pair
 
     system = {"role": "system", "content": "be brief"}
-    told = [Prompt(f"told{i}", None, [text], messages=(system,)) for i, text in enumerate(["abc", "hello", "zebra"])]
+    told = [
+        Prompt(f"told{i}", None, [text], messages=(system,))
+        for i, text in enumerate(["abc", "hello", "zebra"])
+    ]
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
     learnt, untouched = split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
     monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
     monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch, governor: None)
     pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
-    source = distil_step.source_of(pair, files, distil_step.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    source = distil_step.source_of(
+        pair,
+        files,
+        distil_step.DistilRequest("tiny", max_tokens=4),
+        (learnt, untouched),
+        lambda line: None,
+    )
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
     assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
     assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))

@@ -24,64 +24,143 @@ from tests.support.loop.publishing import publish
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"strategy": "csd", "parameters": {"num_speculative_tokens": 3}, "evidence": {"speedup": 1.2}}))
+    file.write_text(
+        json.dumps(
+            {
+                "strategy": "csd",
+                "parameters": {"num_speculative_tokens": 3},
+                "evidence": {"speedup": 1.2},
+            }
+        )
+    )
     return file
 
 
 def test_a_config_as_a_document(run: Any, pair_file: Path, config: Path, tmp_path: Path) -> None:
-    done = run("export", "--to", "vllm", "--pair", pair_file, "--config", config, "--out", tmp_path / "vllm.json")
+    done = run(
+        "export",
+        "--to",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--config",
+        config,
+        "--out",
+        tmp_path / "vllm.json",
+    )
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "vllm.json").read_text())
     draft = str((pair_file.parent / "draft").resolve())
-    assert document["settings"] == {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
+    assert document["settings"] == {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": 3,
+    }
     assert "lossless equivalent" in done.stderr
     assert "lossless equivalent" in document["notes"][0]
     assert document["engine_version"] == schema("vllm")["version"]
 
 
-def test_a_head_that_the_settings_do_not_use_is_not_written(run: Any, pair_file: Path, config: Path, tmp_path: Path) -> None:
-    done = run("export", "--to", "vllm", "--pair", pair_file, "--config", config, "--save-head", tmp_path / "head")
+def test_a_head_that_the_settings_do_not_use_is_not_written(
+    run: Any, pair_file: Path, config: Path, tmp_path: Path
+) -> None:
+    done = run(
+        "export",
+        "--to",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--config",
+        config,
+        "--save-head",
+        tmp_path / "head",
+    )
     assert done.exit_code == 2, done.output
     assert "use no head: leave --save-head out" in done.output
     assert not (tmp_path / "head").exists()
 
 
-def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(run: Any, config: Path, tmp_path: Path) -> None:
+def test_both_revisions_of_a_pair_on_the_hub_are_named_and_main_is_not(
+    run: Any, config: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "hub.yaml"
-    body = "name: hub\ndescription: x\nlicence: x\ntarget:\n  hub: org/target\n  revision: {}\ndraft:\n  hub: org/draft\n"
+    body = (
+        "name: hub\ndescription: x\nlicence: x\ntarget:\n  hub: org/target\n  revision: "
+        "{}\ndraft:\n  hub: org/draft\n"
+    )
     body += "  revision: {}\n"
     file.write_text(body.format("v1", "abc"))
     document = json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config).stdout)
     assert document["usage"].startswith("vllm serve org/target --revision v1 ")
     assert document["settings"]["revision"] == "abc"
-    own = json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config, "--target-model", "./mine").stdout)
-    assert own["usage"].startswith("vllm serve ./mine --speculative-config"), "the revision is not that of another model"
+    own = json.loads(
+        run(
+            "export", "--to", "vllm", "--pair", file, "--config", config, "--target-model", "./mine"
+        ).stdout
+    )
+    assert own["usage"].startswith("vllm serve ./mine --speculative-config"), (
+        "the revision is not that of another model"
+    )
     file.write_text(body.format("main", "main"))
-    assert "revision" not in json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config).stdout)["usage"]
+    assert (
+        "revision"
+        not in json.loads(run("export", "--to", "vllm", "--pair", file, "--config", config).stdout)[
+            "usage"
+        ]
+    )
 
 
-def test_a_releases_config(run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_releases_config(
+    run: Any, pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     spec, store = find_pair(str(pair_file)), Store()
     files = fetch(spec)
     made = Provenance(pair="tiny", fingerprint=fingerprint(files, "float32"))
-    pinned = publish(store, DecodingConfig("prompt_lookup", {"prompt_lookup_num_tokens": 6}, {"speedup": 1.1}, made), tmp_path / "config")
-    create_release(store, "tiny", "cpu", {"decoding_config": pinned.version}, model_records(spec, files), {})
+    pinned = publish(
+        store,
+        DecodingConfig("prompt_lookup", {"prompt_lookup_num_tokens": 6}, {"speedup": 1.1}, made),
+        tmp_path / "config",
+    )
+    create_release(
+        store, "tiny", "cpu", {"decoding_config": pinned.version}, model_records(spec, files), {}
+    )
     done = run("export", "--to", "transformers", "--pair", pair_file, "--alias", "candidate")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["settings"] == {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
+    assert json.loads(done.stdout)["settings"] == {
+        "prompt_lookup_num_tokens": 6,
+        "max_matching_ngram_size": 3,
+    }
     missing = run("export", "--to", "transformers", "--pair", pair_file, "--release", "champion")
     assert missing.exit_code == 2
     assert "champion" in missing.stderr
 
 
-@pytest.mark.parametrize(("written", "words"), [
-    ('{"strategy": "svip"}', "--draft-tokens"), ('{"strategy": "pyramid_fuzzy"}', "pyramid_fuzzy"), ("[]", "config.json"),
-    ("{", "JSON"), ('{"strategy": "vanilla_sd", "parameters": {"gamma": 1}}', "'gamma'")])
-def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(run: Any, pair_file: Path, tmp_path: Path, written: str,
-                                                                words: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ('{"strategy": "svip"}', "--draft-tokens"),
+        ('{"strategy": "pyramid_fuzzy"}', "pyramid_fuzzy"),
+        ("[]", "config.json"),
+        ("{", "JSON"),
+        ('{"strategy": "vanilla_sd", "parameters": {"gamma": 1}}', "'gamma'"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
+    run: Any, pair_file: Path, tmp_path: Path, written: str, words: str
+) -> None:
     (tmp_path / "config.json").write_text(written)
-    done = run("export", "--to", "sglang", "--pair", pair_file, "--config", tmp_path / "config.json", "--out", tmp_path / "out.json")
+    done = run(
+        "export",
+        "--to",
+        "sglang",
+        "--pair",
+        pair_file,
+        "--config",
+        tmp_path / "config.json",
+        "--out",
+        tmp_path / "out.json",
+    )
     assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -103,25 +182,41 @@ def distilled(folder: Path, into: Path, seed: int) -> Path:
 
     donor = load_module(folder, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(seed)
-    state = {name: value + torch.randn(value.shape, generator=generator) * 0.1 for name, value in donor.state_dict().items()
-             if name not in lent_names(donor)}
+    state = {
+        name: value + torch.randn(value.shape, generator=generator) * 0.1
+        for name, value in donor.state_dict().items()
+        if name not in lent_names(donor)
+    }
     made = Provenance(pair="tiny", fingerprint="")
-    DistilledDraft(state, donor.config.to_dict(), torch.tensor([0, 1]), weights_digest(folder), made).save(into)
+    DistilledDraft(
+        state, donor.config.to_dict(), torch.tensor([0, 1]), weights_digest(folder), made
+    ).save(into)
     return into
 
 
 @pytest.fixture
 def released(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """YAML file of a pair whose release pins one draft while the pair names a later one; `released` beside it is the pinned one."""
+    """YAML file of a pair whose release pins one draft while the pair names a later one; `released`
+    beside it is the pinned one."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     shutil.copytree(pair_file.parent / "target", tmp_path / "target")
-    pinned, later = (distilled(tmp_path / "target", tmp_path / name, seed) for seed, name in enumerate(("released", "later")))
+    pinned, later = (
+        distilled(tmp_path / "target", tmp_path / name, seed)
+        for seed, name in enumerate(("released", "later"))
+    )
     file = tmp_path / "tiny.yaml"
-    file.write_text("name: tiny\ndescription: tiny\nlicence: none\ndtype: float32\ntarget:\n  path: target\ndraft:\n  artifact: later\n")
+    file.write_text(
+        "name: tiny\ndescription: tiny\nlicence: none\ndtype: float32\ntarget:\n  path: "
+        "target\ndraft:\n  artifact: later\n"
+    )
     spec, store = find_pair(str(file)), Store()
     files = replace(fetch(spec), draft=pinned)
     made = Provenance(pair="tiny", fingerprint=fingerprint(files, "float32"))
-    config = publish(store, DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, made), tmp_path / "config")
+    config = publish(
+        store,
+        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, made),
+        tmp_path / "config",
+    )
     draft = store.publish(pinned, pair="tiny")
     pins = {"decoding_config": config.version, "distilled_draft": draft.version}
     create_release(store, "tiny", "cpu", pins, model_records(spec, files), {})
@@ -129,33 +224,74 @@ def released(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return file
 
 
-def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(run: Any, released: Path, tmp_path: Path) -> None:
+def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(
+    run: Any, released: Path, tmp_path: Path
+) -> None:
     from components.export.checkpoint import save_draft
     from serving.artifacts.pair_files import weights_digest
 
-    done = run("export", "--to", "vllm", "--pair", released, "--release", "candidate", "--save-draft", tmp_path / "saved")
+    done = run(
+        "export",
+        "--to",
+        "vllm",
+        "--pair",
+        released,
+        "--release",
+        "candidate",
+        "--save-draft",
+        tmp_path / "saved",
+    )
     assert done.exit_code == 0, done.output
-    expected, other = (save_draft(tmp_path / "target", tmp_path / name, tmp_path / f"{name}-whole") for name in ("released", "later"))
+    expected, other = (
+        save_draft(tmp_path / "target", tmp_path / name, tmp_path / f"{name}-whole")
+        for name in ("released", "later")
+    )
     assert weights_digest(tmp_path / "saved") == weights_digest(expected) != weights_digest(other)
     assert json.loads(done.stdout)["settings"]["model"] == str(tmp_path / "saved")
 
 
-def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(run: Any, released: Path, tmp_path: Path) -> None:
+def test_a_draft_is_not_saved_where_the_models_are_not_those_of_the_release(
+    run: Any, released: Path, tmp_path: Path
+) -> None:
     """A config file has no release: then the pair's own draft is meant."""
     tokenizer = tmp_path / "target" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")
-    done = run("export", "--to", "vllm", "--pair", released, "--release", "candidate", "--save-draft", tmp_path / "saved")
+    done = run(
+        "export",
+        "--to",
+        "vllm",
+        "--pair",
+        released,
+        "--release",
+        "candidate",
+        "--save-draft",
+        tmp_path / "saved",
+    )
     assert done.exit_code == 2
     assert "release.tiny.cpu" in done.stderr
     assert not (tmp_path / "saved").exists()
     (tmp_path / "own.json").write_text('{"strategy": "vanilla_sd"}')
-    done = run("export", "--to", "vllm", "--pair", released, "--config", tmp_path / "own.json", "--save-draft", tmp_path / "saved")
+    done = run(
+        "export",
+        "--to",
+        "vllm",
+        "--pair",
+        released,
+        "--config",
+        tmp_path / "own.json",
+        "--save-draft",
+        tmp_path / "saved",
+    )
     assert done.exit_code == 0, done.output
 
 
-def test_a_release_with_a_draft_of_its_own_does_not_name_the_pairs(run: Any, released: Path, pair_file: Path) -> None:
+def test_a_release_with_a_draft_of_its_own_does_not_name_the_pairs(
+    run: Any, released: Path, pair_file: Path
+) -> None:
     """The pair has gone over to a draft that engines read by themselves; the release has not."""
-    released.write_text(released.read_text().replace("artifact: later", f"path: {pair_file.parent / 'draft'}"))
+    released.write_text(
+        released.read_text().replace("artifact: later", f"path: {pair_file.parent / 'draft'}")
+    )
     done = run("export", "--to", "vllm", "--pair", released, "--release", "candidate")
     assert done.exit_code == 2
     assert "--save-draft" in done.stderr
@@ -177,11 +313,20 @@ def test_a_distilled_draft_as_a_folder_that_transformers_reads(tmp_path: Path) -
     donor = load_module(tmp_path / "target", torch.float32, "cpu")
     lent = lent_names(donor)
     state = {name: value for name, value in donor.state_dict().items() if name not in lent}
-    draft = DistilledDraft(state, donor.config.to_dict(), torch.tensor([0, 1]), weights_digest(tmp_path / "target"),
-                           Provenance(pair="tiny", fingerprint=""))
+    draft = DistilledDraft(
+        state,
+        donor.config.to_dict(),
+        torch.tensor([0, 1]),
+        weights_digest(tmp_path / "target"),
+        Provenance(pair="tiny", fingerprint=""),
+    )
     draft.save(tmp_path / "artifact")
-    saved = AutoModelForCausalLM.from_pretrained(save_draft(tmp_path / "target", tmp_path / "artifact", tmp_path / "draft"))
+    saved = AutoModelForCausalLM.from_pretrained(
+        save_draft(tmp_path / "target", tmp_path / "artifact", tmp_path / "draft")
+    )
     wanted = build_distilled(DistilledDraft.load(tmp_path / "artifact"), donor)
     ids = torch.tensor([[1, 4, 6, 3]])
     assert torch.equal(saved(ids).logits, wanted(ids).logits)
-    assert AutoTokenizer.from_pretrained(tmp_path / "draft").get_vocab() == pair.tokenizer.get_vocab()
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "draft").get_vocab() == pair.tokenizer.get_vocab()
+    )

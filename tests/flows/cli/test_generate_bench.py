@@ -1,4 +1,5 @@
-"""`generate` and `bench` on a tiny pair of local folders: the fields that others read, and what must be reproducible."""
+"""`generate` and `bench` on a tiny pair of local folders: the fields that others read, and what
+must be reproducible."""
 
 from __future__ import annotations
 
@@ -10,19 +11,53 @@ import pytest
 
 from tests.support.loop.publishing import artifacts
 
-FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat", "accepted_per_call",
-           "mean_acceptance_length", "ttft_ms", "tpot_ms", "identical_outputs", "near_ties", "overhead_fraction"}
+FIGURES = {
+    "tokens_per_second",
+    "speedup",
+    "target_calls",
+    "cost_ratio",
+    "acceptance_rate",
+    "draft_efficiency",
+    "mat",
+    "accepted_per_call",
+    "mean_acceptance_length",
+    "ttft_ms",
+    "tpot_ms",
+    "identical_outputs",
+    "near_ties",
+    "overhead_fraction",
+}
 
 
 def answer(run: Any, pair_file: Path, *more: Any) -> dict[str, Any]:
-    done = run("generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 24, "--json", *more)
+    done = run(
+        "generate",
+        "--pair",
+        pair_file,
+        "--prompt",
+        "the man in the inn",
+        "--max-tokens",
+        24,
+        "--json",
+        *more,
+    )
     assert done.exit_code == 0, done.output
     return dict(json.loads(done.stdout))
 
 
 def test_generate_json(run: Any, pair_file: Path) -> None:
     made = answer(run, pair_file, "--set", "num_speculative_tokens=3")
-    assert {"pair", "strategy", "parameters", "dtype", "prompt", "text", "token_ids", "finish_reason", "stats"} <= set(made)
+    assert {
+        "pair",
+        "strategy",
+        "parameters",
+        "dtype",
+        "prompt",
+        "text",
+        "token_ids",
+        "finish_reason",
+        "stats",
+    } <= set(made)
     assert (made["pair"], made["strategy"], made["dtype"]) == ("tiny", "vanilla_sd", "float32")
     assert made["parameters"]["num_speculative_tokens"] == 3
     stats = made["stats"]
@@ -38,7 +73,10 @@ def test_greedy_generate_is_the_targets_own(run: Any, pair_file: Path) -> None:
 
 
 def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
-    first, again, other = (answer(run, pair_file, "--temperature", 1.0, "--seed", seed)["token_ids"] for seed in (1, 1, 2))
+    first, again, other = (
+        answer(run, pair_file, "--temperature", 1.0, "--seed", seed)["token_ids"]
+        for seed in (1, 1, 2)
+    )
     assert first == again
     assert first != other
 
@@ -46,27 +84,51 @@ def test_the_seed_alone_decides(run: Any, pair_file: Path) -> None:
 def test_generate_text(run: Any, pair_file: Path) -> None:
     """The answer alone goes to stdout, what is said about it to stderr."""
     made = answer(run, pair_file)
-    done = run("generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 24)
+    done = run(
+        "generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 24
+    )
     assert done.stdout == made["text"] + "\n"
     assert f"{made['stats']['emitted']} tokens in" in done.stderr
 
 
 @pytest.fixture(scope="module")
-def report(pair_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(
+    pair_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     from typer.testing import CliRunner
 
     from flows.cli.main import app
 
     out = tmp_path_factory.mktemp("bench") / "report.json"
-    done = CliRunner().invoke(app, [
-        "bench", "--pair", str(pair_file), "--strategies", "vanilla_sd,prompt_lookup,spide", "--prompts", str(prompts_file), "--limit", "3",
-        "--max-tokens", "12", "--dtype", "float32", "--threads", "1", "--peer", "transformers", "--artifacts", str(artifacts(pair_file)),
-        "--json", str(out)])
+    done = CliRunner().invoke(
+        app,
+        [
+            "bench",
+            "--pair",
+            str(pair_file),
+            "--strategies",
+            "vanilla_sd,prompt_lookup,spide",
+            "--prompts",
+            str(prompts_file),
+            "--limit",
+            "3",
+            "--max-tokens",
+            "12",
+            "--dtype",
+            "float32",
+            "--threads",
+            "1",
+            "--peer",
+            "transformers",
+            "--artifacts",
+            str(artifacts(pair_file)),
+            "--json",
+            str(out),
+        ],
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "vanilla_sd" in done.stdout
     return dict(json.loads(out.read_text()))
-
-
 
 
 def test_bench_report(report: dict[str, Any]) -> None:
@@ -79,7 +141,9 @@ def test_bench_report(report: dict[str, Any]) -> None:
     assert report["strategies"]["autoregressive"]["speedup"] == 1
     reference = report["cost_reference"]
     assert reference["cost_ratio"] == 1
-    assert reference["num_speculative_tokens"] in (1, 2, 3, 5), "vanilla SD at its fastest gamma, found by a pilot"
+    assert reference["num_speculative_tokens"] in (1, 2, 3, 5), (
+        "vanilla SD at its fastest gamma, found by a pilot"
+    )
     assert report["machine"]["threads"] == 1
 
 
@@ -97,21 +161,57 @@ def test_lossless_strategies_are_identical_in_float32(report: dict[str, Any]) ->
 
 
 @pytest.mark.slow
-def test_bench_settings_reach_their_strategy(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> None:
+def test_bench_settings_reach_their_strategy(
+    run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path
+) -> None:
     """Autoregressive is measured though it was not named; --set names the strategy it is for."""
     out = tmp_path / "out.json"
-    done = run("bench", "--pair", pair_file, "--strategies", "prompt_lookup,vanilla_sd", "--prompts", prompts_file, "--limit", 1,
-               "--max-tokens", 8, "--set", "vanilla_sd.num_speculative_tokens=2", "--json", out)
+    done = run(
+        "bench",
+        "--pair",
+        pair_file,
+        "--strategies",
+        "prompt_lookup,vanilla_sd",
+        "--prompts",
+        prompts_file,
+        "--limit",
+        1,
+        "--max-tokens",
+        8,
+        "--set",
+        "vanilla_sd.num_speculative_tokens=2",
+        "--json",
+        out,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     found = json.loads(out.read_text())["strategies"]
     assert int(found["vanilla_sd"]["parameters"]["num_speculative_tokens"]) == 2
     assert list(found) == ["autoregressive", "prompt_lookup", "vanilla_sd"]
 
 
-def test_bench_of_concurrent_requests(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> None:
+def test_bench_of_concurrent_requests(
+    run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.json"
-    done = run("bench", "--pair", pair_file, "--strategies", "vanilla_sd", "--prompts", prompts_file, "--limit", 3, "--max-tokens", 8,
-               "--dtype", "float32", "--concurrency", 3, "--json", out)
+    done = run(
+        "bench",
+        "--pair",
+        pair_file,
+        "--strategies",
+        "vanilla_sd",
+        "--prompts",
+        prompts_file,
+        "--limit",
+        3,
+        "--max-tokens",
+        8,
+        "--dtype",
+        "float32",
+        "--concurrency",
+        3,
+        "--json",
+        out,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "tokens/s, 3 at once" in done.stdout
     found = json.loads(out.read_text())["configs"]

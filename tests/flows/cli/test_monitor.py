@@ -1,4 +1,5 @@
-"""`draftwell monitor`: exit codes, reports, and what is said when it cannot compare; and that a drift is announced once."""
+"""`draftwell monitor`: exit codes, reports, and what is said when it cannot compare; and that a
+drift is announced once."""
 
 from __future__ import annotations
 
@@ -50,19 +51,26 @@ def pool(step: StepContext, tmp_path_factory: pytest.TempPathFactory) -> pa.Tabl
 
 
 @pytest.mark.slow
-def test_ten_checks_on_unchanged_traffic_raise_nothing(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_ten_checks_on_unchanged_traffic_raise_nothing(
+    step: StepContext, pool: pa.Table, tmp_path: Path
+) -> None:
     """Against the workspace's traces, with the shipped limits, the verifier and all."""
     for day in range(10):
-        report, _ = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path / str(day), traffic.some(pool, 40, seed=day)))
+        report, _ = monitor_step.check(
+            step.workspace,
+            spool=traffic.spool(tmp_path / str(day), traffic.some(pool, 40, seed=day)),
+        )
         assert report.verdict == "steady", report.reasons
         assert [check.name for check in report.checks] == list(CHECKS)
         assert report.notes == ()
 
 
 @pytest.mark.slow
-def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(step: StepContext, pool: pa.Table, pair_file: Path,
-                                                                    tmp_path: Path) -> None:
-    """What is watched is older than the newest prompts: who calibrates on those alone finds the older ones changed, hour by hour."""
+def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(
+    step: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path
+) -> None:
+    """What is watched is older than the newest prompts: who calibrates on those alone finds the
+    older ones changed, hour by hour."""
     import pyarrow.compute as pc
 
     from components.drift.prompts import write_prompts
@@ -71,7 +79,11 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(step: StepCo
     from flows.steps.traffic_prompts import newest_prompts, on_prompts
 
     first = traffic.prompts(150, seed=2)
-    others = [prompt for prompt in traffic.prompts(120, seed=6) if prompt.turns not in [known.turns for known in first]][:80]
+    others = [
+        prompt
+        for prompt in traffic.prompts(120, seed=6)
+        if prompt.turns not in [known.turns for known in first]
+    ][:80]
     old = traffic.some(pool, 120, seed=5)
     new = traffic.elsewhere(traffic.serve(step, tmp_path / "others", others).read())
     names = set(old.column("prompt_id").to_pylist())
@@ -79,23 +91,34 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(step: StepCo
     spool = traffic.spool(tmp_path / "spool", pa.concat_tables([old, new]), asked)
     settings = DriftSettings(pair=str(pair_file), spool=spool)
     write_prompts(tmp_path / "kept.jsonl", newest_prompts(settings, spool))
-    learnt = {prompt.prompt for prompt in prompts_of(on_prompts(settings, tmp_path / "kept.jsonl"))["collect"]}
+    learnt = {
+        prompt.prompt
+        for prompt in prompts_of(on_prompts(settings, tmp_path / "kept.jsonl"))["collect"]
+    }
     rows = pa.concat_tables([old, new])
 
     def drifted_from(name: str, reference: list[str]) -> set[str]:
-        """What is drift of the same spool beside another reference, of what does not rest on artifacts."""
+        """What is drift of the same spool beside another reference, of what does not rest on
+        artifacts."""
         chosen = rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(reference)))
-        report, _ = monitor_step.check(step.workspace, spool=spool, reference=traffic.spool(tmp_path / name, chosen))
-        return {check.name for check in report.checks if check.drifted} & {"confidence_psi", "confidence_ks", "acceptance"}
+        report, _ = monitor_step.check(
+            step.workspace, spool=spool, reference=traffic.spool(tmp_path / name, chosen)
+        )
+        return {check.name for check in report.checks if check.drifted} & {
+            "confidence_psi",
+            "confidence_ks",
+            "acceptance",
+        }
 
     fair = [prompt.id for prompt in asked if prompt.prompt in learnt]
     assert len(fair) == settings.collect_prompts
-    assert drifted_from("newest", [prompt.id for prompt in asked[-len(fair):]])
+    assert drifted_from("newest", [prompt.id for prompt in asked[-len(fair) :]])
     assert not drifted_from("after", fair)
 
 
-def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(step: StepContext, pool: pa.Table, pair_file: Path,
-                                                                           tmp_path: Path) -> None:
+def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(
+    step: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path
+) -> None:
     """Nine of ten requests name no temperature: the others are looked at, as many as there are."""
     from flows.steps.monitor import DriftSettings
     from flows.steps.traffic_prompts import newest_prompts
@@ -106,40 +129,70 @@ def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(step:
         TraceSet(folder).write_shard(number, renamed(other, str(number)))
     report, _ = monitor_step.check(step.workspace, spool=folder)
     assert (report.verdict, report.feedback.prompts) == ("steady", 40), report.reasons
-    assert report.notes == ("300 prompts of the feedback left out: sampled at another temperature than 0",)
-    asked = {prompt.prompt for prompt in newest_prompts(DriftSettings(pair=str(pair_file), spool=folder), folder)}
+    assert report.notes == (
+        "300 prompts of the feedback left out: sampled at another temperature than 0",
+    )
+    asked = {
+        prompt.prompt
+        for prompt in newest_prompts(DriftSettings(pair=str(pair_file), spool=folder), folder)
+    }
     mine = set(greedy.column("prompt_id").to_pylist())
     assert asked == {prompt.prompt for prompt in traffic.prompts(150, seed=2) if prompt.id in mine}
 
 
-def test_traffic_at_other_temperatures_alone_is_said_to_be_just_that(monitor: Any, pool: pa.Table) -> None:
+def test_traffic_at_other_temperatures_alone_is_said_to_be_just_that(
+    monitor: Any, pool: pa.Table
+) -> None:
     done = monitor(traffic.sampled(pool))
     assert done.exit_code == 0, (done.output, done.exception)
     told = " ".join(done.stdout.split())
-    assert "not enough yet: the feedback has 0 different prompts at the reference's temperature 0 (24 are needed) and 150 at others" in told
+    assert (
+        "not enough yet: the feedback has 0 different prompts at the reference's "
+        "temperature 0 (24 are needed) and 150 at others"
+    ) in told
     assert "wait for more traffic" not in told
 
 
-def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
-    """The reference holds texts that a coin has mixed; those of a lossy champion are others, however little has changed."""
+def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(
+    step: StepContext, pool: pa.Table, tmp_path: Path
+) -> None:
+    """The reference holds texts that a coin has mixed; those of a lossy champion are others,
+    however little has changed."""
     kinds = set(TraceSet(step.workspace.traces).read(["kind"]).column("kind").to_pylist())
     assert {"mixed", "target"} <= kinds, "or the test proves nothing"
     lossy, few = (traffic.some(pool, count, seed=seed) for count, seed in ((40, 3), (30, 4)))
     told = []
-    for name, table in (("alone", traffic.of_kind(traffic.elsewhere(lossy), "lossy")),
-                        ("most", pa.concat_tables([renamed(few, "old"), traffic.of_kind(traffic.elsewhere(lossy), "lossy")])),
-                        ("some", pa.concat_tables([renamed(lossy, "old"), traffic.of_kind(traffic.elsewhere(few), "lossy")]))):
+    for name, table in (
+        ("alone", traffic.of_kind(traffic.elsewhere(lossy), "lossy")),
+        (
+            "most",
+            pa.concat_tables(
+                [renamed(few, "old"), traffic.of_kind(traffic.elsewhere(lossy), "lossy")]
+            ),
+        ),
+        (
+            "some",
+            pa.concat_tables(
+                [renamed(lossy, "old"), traffic.of_kind(traffic.elsewhere(few), "lossy")]
+            ),
+        ),
+    ):
         report, _ = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path / name, table))
         told.append(report.verdict)
-        assert report.verdict == "steady" or [reason.split(":")[0] for reason in report.reasons] == [
-            "40 of the newest prompts were answered by a lossy strategy"]
+        assert report.verdict == "steady" or [
+            reason.split(":")[0] for reason in report.reasons
+        ] == ["40 of the newest prompts were answered by a lossy strategy"]
         assert any("left out: answered by a lossy strategy" in note for note in report.notes)
     assert told == ["not enough yet", "not enough yet", "steady"]
 
 
 def renamed(rows: pa.Table, prefix: str) -> pa.Table:
     """The rows with other names of their prompts."""
-    return rows.set_column(0, rows.schema.field(0), pa.array([f"{prefix}/{name}" for name in rows.column("prompt_id").to_pylist()]))
+    return rows.set_column(
+        0,
+        rows.schema.field(0),
+        pa.array([f"{prefix}/{name}" for name in rows.column("prompt_id").to_pylist()]),
+    )
 
 
 @pytest.fixture
@@ -148,17 +201,35 @@ def crowned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, datetime.datetime
     real = monitor_step.served
 
     def crown(strategy: str, since: datetime.datetime) -> None:
-        release: Any = SimpleNamespace(published=SimpleNamespace(tags={"champion_since": since.isoformat()}))
-        artifacts = {"decoding_config": DecodingConfig(strategy, {}, {}, drifting.verifier().provenance)}
-        monkeypatch.setattr(monitor_step, "served", lambda space, device, out: replace(
-            real(space, device, out), name="the champion", release=release, artifacts={**real(space, device, out).artifacts, **artifacts}))
+        release: Any = SimpleNamespace(
+            published=SimpleNamespace(tags={"champion_since": since.isoformat()})
+        )
+        artifacts = {
+            "decoding_config": DecodingConfig(strategy, {}, {}, drifting.verifier().provenance)
+        }
+        monkeypatch.setattr(
+            monitor_step,
+            "served",
+            lambda space, device, out: replace(
+                real(space, device, out),
+                name="the champion",
+                release=release,
+                artifacts={**real(space, device, out).artifacts, **artifacts},
+            ),
+        )
 
     return crown
 
 
-def test_a_spool_that_stands_still_is_not_called_steady(step: StepContext, pool: pa.Table, tmp_path: Path, crowned: Any) -> None:
-    """A server that does not record leaves the spool that the champion was calibrated on, which looks steady for ever."""
-    folder, now = traffic.spool(tmp_path, traffic.some(pool, 40, seed=3)), datetime.datetime.now(datetime.UTC)
+def test_a_spool_that_stands_still_is_not_called_steady(
+    step: StepContext, pool: pa.Table, tmp_path: Path, crowned: Any
+) -> None:
+    """A server that does not record leaves the spool that the champion was calibrated on, which
+    looks steady for ever."""
+    folder, now = (
+        traffic.spool(tmp_path, traffic.some(pool, 40, seed=3)),
+        datetime.datetime.now(datetime.UTC),
+    )
 
     def check(at: datetime.datetime = now) -> Any:
         return monitor_step.check(step.workspace, spool=folder, now=at)[0]
@@ -167,7 +238,10 @@ def test_a_spool_that_stands_still_is_not_called_steady(step: StepContext, pool:
     assert check(now + 23 * HOUR).verdict == "steady"
     late = check(now + 25 * HOUR)
     assert (late.verdict, len(late.reasons)) == ("not enough yet", 1)
-    assert "more than 24 hours ago: wait for more, and see that the server records it" in late.reasons[0]
+    assert (
+        "more than 24 hours ago: wait for more, and see that the server records it"
+        in late.reasons[0]
+    )
     assert check(now + 26 * HOUR).digest == late.digest, "nothing has changed"
     crowned("prompt_lookup", now - HOUR)
     assert check().verdict == "steady", "of now, whoever recorded it"
@@ -175,10 +249,14 @@ def test_a_spool_that_stands_still_is_not_called_steady(step: StepContext, pool:
     report = check()
     assert report.verdict == "not enough yet"
     assert "before the champion became champion: wait for more" in report.reasons[0]
-    assert [item.name for item in report.checks] == list(CHECKS), "the figures are there all the same"
+    assert [item.name for item in report.checks] == list(CHECKS), (
+        "the figures are there all the same"
+    )
 
 
-def test_old_traffic_that_has_changed_is_a_drift_all_the_same(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_old_traffic_that_has_changed_is_a_drift_all_the_same(
+    step: StepContext, pool: pa.Table, tmp_path: Path
+) -> None:
     """A drift that was found on Friday is no other on Monday."""
     folder = traffic.spool(tmp_path, traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     later = datetime.datetime.now(datetime.UTC) + 60 * HOUR
@@ -187,16 +265,28 @@ def test_old_traffic_that_has_changed_is_a_drift_all_the_same(step: StepContext,
 
 @pytest.fixture
 def monitor(step: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
-    return lambda table, *more: run("monitor", "--pair", pair_file, "--spool", traffic.spool(tmp_path / "spool", table),
-                                    "--report", tmp_path / "report", *more)
+    return lambda table, *more: run(
+        "monitor",
+        "--pair",
+        pair_file,
+        "--spool",
+        traffic.spool(tmp_path / "spool", table),
+        "--report",
+        tmp_path / "report",
+        *more,
+    )
 
 
 def test_no_drift_is_exit_code_0(monitor: Any, pool: pa.Table, tmp_path: Path) -> None:
     done = monitor(traffic.some(pool, 40, seed=3))
     assert done.exit_code == 0, (done.output, done.exception)
     assert "tiny: steady" in done.stdout
-    assert {path.name for path in (tmp_path / "report").iterdir()} == {"drift.json", "drift.md", "drift_confidence.png",
-                                                                     "drift_acceptance.png"}
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "drift.json",
+        "drift.md",
+        "drift_confidence.png",
+        "drift_acceptance.png",
+    }
 
 
 def test_drift_has_an_exit_code_of_its_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> None:
@@ -205,7 +295,11 @@ def test_drift_has_an_exit_code_of_its_own(monitor: Any, pool: pa.Table, tmp_pat
     told = json.loads(done.stdout)
     assert told == json.loads((tmp_path / "report" / "drift.json").read_text())
     assert told["verdict"] == "drift"
-    assert {check["name"] for check in told["checks"] if check["drifted"]} >= {"confidence_psi", "confidence_ks", "acceptance"}
+    assert {check["name"] for check in told["checks"] if check["drifted"]} >= {
+        "confidence_psi",
+        "confidence_ks",
+        "acceptance",
+    }
 
 
 def test_little_traffic_is_no_drift(monitor: Any, pool: pa.Table) -> None:
@@ -226,18 +320,27 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
     assert "resamples must be at least 6000" in done.stderr
 
 
-def test_what_cannot_be_compared(step: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(
+    step: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path
+) -> None:
     some = ("monitor", "--pair", pair_file)
-    for arguments, told in (((*some, "--spool", tmp_path / "nowhere"), "holds no traces"),
-                            ((*some, "--spool", tmp_path, "--reference", tmp_path / "nowhere"), "holds no trace:"),
-                            ((*some, "--spool", tmp_path, "--dtype", "bfloat16"), "neither a champion on cpu nor calibrated artifacts")):
+    for arguments, told in (
+        ((*some, "--spool", tmp_path / "nowhere"), "holds no traces"),
+        ((*some, "--spool", tmp_path, "--reference", tmp_path / "nowhere"), "holds no trace:"),
+        (
+            (*some, "--spool", tmp_path, "--dtype", "bfloat16"),
+            "neither a champion on cpu nor calibrated artifacts",
+        ),
+    ):
         done = run(*arguments)
         assert done.exit_code == 2, (done.output, done.exception)
         assert told in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_new_collection_does_not_lose_the_reference(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_a_new_collection_does_not_lose_the_reference(
+    step: StepContext, pool: pa.Table, tmp_path: Path
+) -> None:
     """The workspace's traces are those of the last collection, not of the champion."""
     folder = traffic.spool(tmp_path / "spool", traffic.some(pool, 40, seed=3))
     first, _ = monitor_step.check(step.workspace, spool=folder)
@@ -258,15 +361,28 @@ def test_a_new_collection_does_not_lose_the_reference(step: StepContext, pool: p
         shutil.move(away, step.workspace.traces)
 
 
-def test_hidden_states_are_read_only_where_the_verifier_needs_them(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_hidden_states_are_read_only_where_the_verifier_needs_them(
+    step: StepContext, pool: pa.Table, tmp_path: Path
+) -> None:
     """A server that spools none can still be watched; the report says what was not checked."""
     bare = pool.select(COLUMNS)
-    table = pa.table([bare.column(field.name) if field.name in COLUMNS else pa.nulls(pool.num_rows, field.type) for field in pool.schema],
-                     schema=pool.schema)
-    report, champion = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path, traffic.some(table, 40, seed=3)))
+    table = pa.table(
+        [
+            bare.column(field.name)
+            if field.name in COLUMNS
+            else pa.nulls(pool.num_rows, field.type)
+            for field in pool.schema
+        ],
+        schema=pool.schema,
+    )
+    report, champion = monitor_step.check(
+        step.workspace, spool=traffic.spool(tmp_path, traffic.some(table, 40, seed=3))
+    )
     reads = set(champion.artifacts["verifier"].features)  # type: ignore[attr-defined]
     assert report.verdict == "steady"
-    assert any("verifier not checked" in note for note in report.notes) == bool(reads & {"before", "after"})
+    assert any("verifier not checked" in note for note in report.notes) == bool(
+        reads & {"before", "after"}
+    )
 
 
 @pytest.fixture
@@ -282,14 +398,22 @@ def test_a_drift_is_announced_once(space: Workspace) -> None:
         sent.append(1)
         return True
 
-    drift, steady, less = compared(rows(1), rows(2, sure=-2)), compared(rows(1), rows(2)), compared(rows(1), rows(2, 5))
+    drift, steady, less = (
+        compared(rows(1), rows(2, sure=-2)),
+        compared(rows(1), rows(2)),
+        compared(rows(1), rows(2, 5)),
+    )
     assert announce_once(space, "cpu", drift, Path("spool"), send, NOON)
     again = compared(rows(1), rows(3, sure=-2))  # the spool has grown; it is the same drift
     for later in (again, less, drift):
         assert not announce_once(space, "cpu", later, Path("spool"), send, NOON + 11 * HOUR)
     found = announced(space, "cpu")
     assert found is not None
-    assert (found.digest, found.champion, found.spool) == (drift.digest, "a release", Path("spool").absolute())
+    assert (found.digest, found.champion, found.spool) == (
+        drift.digest,
+        "a release",
+        Path("spool").absolute(),
+    )
     assert announce_once(space, "cpu", again, Path("spool"), send, NOON + 12 * HOUR)
     of_another = compared(rows(1), rows(2, sure=-2), baseline="the next release")
     assert announce_once(space, "cpu", of_another, Path("spool"), send, NOON + 12 * HOUR)
@@ -313,9 +437,16 @@ def test_a_word_that_could_not_be_sent_is_sent_the_next_time(space: Workspace) -
 
 
 @pytest.mark.parametrize("address", [None, "http://127.0.0.1:9/api"])
-def test_an_event_that_no_server_has_taken_is_not_remembered(step: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path,
-                                                             capsys: pytest.CaptureFixture[str], address: str | None) -> None:
-    """Without a server of one's own there is nobody to send it to; one that is away fails the run."""
+def test_an_event_that_no_server_has_taken_is_not_remembered(
+    step: StepContext,
+    pool: pa.Table,
+    pair_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    address: str | None,
+) -> None:
+    """Without a server of one's own there is nobody to send it to; one that is away fails the
+    run."""
     import httpx
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -353,4 +484,6 @@ def test_a_broken_record_is_no_announcement(space: Workspace) -> None:
     announcement(space, "cpu").parent.mkdir(parents=True)
     announcement(space, "cpu").write_text('{"champion": "a rel')
     assert announced(space, "cpu") is None
-    assert announce_once(space, "cpu", compared(rows(1), rows(2, sure=-2)), Path("spool"), lambda: True, NOON)
+    assert announce_once(
+        space, "cpu", compared(rows(1), rows(2, sure=-2)), Path("spool"), lambda: True, NOON
+    )

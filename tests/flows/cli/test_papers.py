@@ -23,10 +23,26 @@ TINY = Scale("tiny", prompts=2, max_tokens=6, repeats=1, gammas=(2,), gammas_all
 @pytest.fixture
 def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One paper with one table on the tiny pair, in the place of all."""
+
     def tables(scale: Scale) -> tuple[PaperTable, ...]:
-        cell = sized(scale, name="tiny-code", pair=str(pair_file), pad_target=120_000.0, data="code", prompts=2, max_tokens=6, repeats=1,
-                     contenders={"SD": ("vanilla_sd@1+1:num_speculative_tokens=2",), "SPIDE": ("spide@1+1:tau=0.7",)})
-        rows = (Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN), Row("SPIDE: speed over SD", 1.2, "speed", "SPIDE", "SD"))
+        cell = sized(
+            scale,
+            name="tiny-code",
+            pair=str(pair_file),
+            pad_target=120_000.0,
+            data="code",
+            prompts=2,
+            max_tokens=6,
+            repeats=1,
+            contenders={
+                "SD": ("vanilla_sd@1+1:num_speculative_tokens=2",),
+                "SPIDE": ("spide@1+1:tau=0.7",),
+            },
+        )
+        rows = (
+            Row("SD: speed over plain", 1.5, "speed", "SD", PLAIN),
+            Row("SPIDE: speed over SD", 1.2, "speed", "SPIDE", "SD"),
+        )
         return (PaperTable("tiny-1", "Table 1: tiny", "there", "here", cell, rows, "Because."),)
 
     monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", tables)})
@@ -35,13 +51,30 @@ def tiny_paper(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     (tmp_path / "sets" / "eval").mkdir(parents=True)
-    (tmp_path / "sets" / "eval" / "humaneval.jsonl").write_text('{"prompt": "the man in the inn"}\n{"prompt": "ten men"}\n')
+    (tmp_path / "sets" / "eval" / "humaneval.jsonl").write_text(
+        '{"prompt": "the man in the inn"}\n{"prompt": "ten men"}\n'
+    )
     return tmp_path / "sets"
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prompts: Path, tmp_path: Path) -> None:
-    arguments = ("papers", "--quick", "--only", "spide", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+def test_a_run_is_measured_once_and_ends_on_a_page(
+    run: Callable[..., Any], prompts: Path, tmp_path: Path
+) -> None:
+    arguments = (
+        "papers",
+        "--quick",
+        "--only",
+        "spide",
+        "--data",
+        prompts,
+        "--out",
+        tmp_path / "run",
+        "--dtype",
+        "float32",
+        "--threads",
+        1,
+    )
     first = run(*arguments)
     assert first.exit_code == 0, (first.output, first.exception)
     files = list((tmp_path / "run" / "quick").glob("tiny-code-*.json"))
@@ -55,16 +88,22 @@ def test_a_run_is_measured_once_and_ends_on_a_page(run: Callable[..., Any], prom
     assert text == (tmp_path / "run" / "papers-quick.md").read_text()
     assert "HumanEval, 2 prompts" in text
     assert "](images/papers-tiny-1.png)" in text
-    assert "Made by `draftwell papers --quick --only spide --data data --dtype float32 --device cpu --threads 1`." in text
+    assert (
+        "Made by `draftwell papers --quick --only spide --data data --dtype float32 "
+        "--device cpu --threads 1`."
+    ) in text
     assert (tmp_path / "images" / "papers-tiny-1.png").is_file()
     assert "](images/papers-operating-points.png)" in text, "acceptance against cost of all pairs"
     other = run(*arguments, "--render", "--dtype", "bfloat16")
-    assert "cells: 0 of 1 measured in this run" in other.stderr, "another number format is another run"
+    assert "cells: 0 of 1 measured in this run" in other.stderr, (
+        "another number format is another run"
+    )
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(run: Callable[..., Any], prompts: Path, tmp_path: Path,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(
+    run: Callable[..., Any], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[runner.Run] = []
 
     def begin(cells: Any, where: runner.Run, *_: Any, **__: Any) -> dict[str, str]:
@@ -72,43 +111,83 @@ def test_a_full_run_waits_for_fast_memory_and_times_passes_between_texts(run: Ca
         return {}
 
     monkeypatch.setattr(runner, "run_cells", begin)
-    done = run("papers", "--only", "spide", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    done = run(
+        "papers",
+        "--only",
+        "spide",
+        "--data",
+        prompts,
+        "--out",
+        tmp_path / "run",
+        "--dtype",
+        "float32",
+        "--threads",
+        1,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert (seen[0].times, seen[0].patience) == (FULL.times, FULL.patience)
     assert min(FULL.times, FULL.patience) > 0
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_another_padding_is_another_run_with_a_page_of_its_own(run: Callable[..., Any], prompts: Path, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells and its page do not take the place of the usual ones, and what padding does not change is left out."""
+def test_another_padding_is_another_run_with_a_page_of_its_own(
+    run: Callable[..., Any], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells and its page do not take the place of the usual ones, and what padding does not
+    change is left out."""
     tables = catalogue.PAPERS["spide"].tables
 
     def padded(scale: Scale) -> tuple[PaperTable, ...]:
         (table,) = tables(scale)
         counted = table.cell.model_copy(update={"name": "tiny-counts", "replay": 5})
-        return (replace(table, cell=table.cell.model_copy(update={"pad_target": scale.pad_target}), ours=f"a target of {scale.padded}"),
-                replace(table, name="tiny-2", cell=counted))
+        return (
+            replace(
+                table,
+                cell=table.cell.model_copy(update={"pad_target": scale.pad_target}),
+                ours=f"a target of {scale.padded}",
+            ),
+            replace(table, name="tiny-2", cell=counted),
+        )
 
     monkeypatch.setattr(catalogue, "PAPERS", {"spide": Paper("spide", "Tiny paper", padded)})
-    arguments = ("papers", "--quick", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    arguments = (
+        "papers",
+        "--quick",
+        "--data",
+        prompts,
+        "--out",
+        tmp_path / "run",
+        "--dtype",
+        "float32",
+        "--threads",
+        1,
+    )
     done = run(*arguments, "--pad-target", 200_000)
     assert done.exit_code == 0, (done.output, done.exception)
     text = (tmp_path / "run" / "papers-padded-0.0002b-quick.md").read_text()
     assert "a target of 0.0002 B parameters" in text
-    assert "--quick --only spide --data data --dtype float32 --device cpu --threads 1 --pad-target 200000`" in text
+    assert (
+        "--quick --only spide --data data --dtype float32 --device cpu --threads 1 "
+        "--pad-target 200000`"
+    ) in text
     assert "](images/papers-padded-0.0002b-tiny-1.png)" in text
     assert (tmp_path / "run" / "images" / "papers-padded-0.0002b-tiny-1.png").is_file()
-    assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), "the usual page's pictures are left alone"
+    assert not (tmp_path / "run" / "images" / "papers-tiny-1.png").exists(), (
+        "the usual page's pictures are left alone"
+    )
     assert "tiny-counts" not in text
     assert "This is a quick run" in text
     assert "cells: 1 of 1 measured in this run" in done.stderr
-    assert "cells: 0 of 1 measured in this run" in run(*arguments, "--pad-target", 300_000, "--render").stderr
+    assert (
+        "cells: 0 of 1 measured in this run"
+        in run(*arguments, "--pad-target", 300_000, "--render").stderr
+    )
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[..., Any], tmp_path: Path, pair_file: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(
+    run: Callable[..., Any], tmp_path: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flows.steps import papers as steps
     from serving.errors import DraftwellError
 
@@ -118,11 +197,16 @@ def test_a_cell_that_fails_is_on_the_page_and_in_the_exit_code(run: Callable[...
     monkeypatch.setattr(steps, "open_cells", refuse)
     done = run("papers", "--quick", "--out", tmp_path / "run", "--dtype", "float32")
     assert done.exit_code == 1
-    assert "Not measured: the models are too large" in (tmp_path / "run" / "papers-quick.md").read_text()
+    assert (
+        "Not measured: the models are too large"
+        in (tmp_path / "run" / "papers-quick.md").read_text()
+    )
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_the_page_is_there_after_every_cell(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_there_after_every_cell(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that is ended by hand leaves what it has on the page."""
     from flows.steps import papers as steps
 
@@ -146,11 +230,23 @@ def test_a_picture_that_another_run_left_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny_paper")
-def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path,
-                                                                empty_database: Path) -> None:
+def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(
+    run: Callable[..., Any], prompts: Path, tmp_path: Path, own_stores: Path, empty_database: Path
+) -> None:
     from registry.connection import SQLITE, connect, default_uri
 
-    arguments = ("papers", "--quick", "--data", prompts, "--out", tmp_path / "run", "--dtype", "float32", "--threads", 1)
+    arguments = (
+        "papers",
+        "--quick",
+        "--data",
+        prompts,
+        "--out",
+        tmp_path / "run",
+        "--dtype",
+        "float32",
+        "--threads",
+        1,
+    )
     done = run(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "MLflow" not in done.stderr, "no registry is made for it"
@@ -163,7 +259,10 @@ def test_pictures_are_kept_in_mlflow_where_there_is_a_registry(run: Callable[...
     experiment = client.get_experiment_by_name("draftwell/papers")
     assert experiment is not None
     (kept,) = client.search_runs([experiment.experiment_id])
-    assert [file.path for file in client.list_artifacts(kept.info.run_id)] == ["images", "papers-quick.md"]
+    assert [file.path for file in client.list_artifacts(kept.info.run_id)] == [
+        "images",
+        "papers-quick.md",
+    ]
     pictures = {Path(file.path).name for file in client.list_artifacts(kept.info.run_id, "images")}
     assert pictures == {"papers-tiny-1.png", "papers-operating-points.png"}
 
@@ -180,20 +279,30 @@ def shipping_pair(own_stores: Path, pair_file: Path) -> Path:
     copy.write_text(pair_file.read_text().replace("name: tiny", "name: shipping", 1))
     space = Workspace(str(copy), "float32", device="cpu")
     assert space.spec.name == "shipping"
-    made = Provenance(pair="shipping", fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"), training_prompts=["a" * 16])
+    made = Provenance(
+        pair="shipping",
+        fingerprint=fingerprint(fetch(find_pair(str(copy))), "float32"),
+        training_prompts=["a" * 16],
+    )
     counts = {"shipped": 5, "local": 9}
-    for place, folder in (("shipped", space.shipped / "acceptance_table"), ("local", space.folder("acceptance_table"))):
+    for place, folder in (
+        ("shipped", space.shipped / "acceptance_table"),
+        ("local", space.folder("acceptance_table")),
+    ):
         AcceptanceTable([counts[place]] * len(MIDPOINTS), [3] * len(MIDPOINTS), made).save(folder)
     return copy
 
 
 def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Path) -> None:
-    """What was calibrated on this machine has no part in the papers' tables; the file and the key name what has."""
+    """What was calibrated on this machine has no part in the papers' tables; the file and the key
+    name what has."""
     from flows.steps.papers import made_of, open_cells
     from flows.workspace import Workspace
     from serving.artifacts.base import digest_of
 
-    cell = sized(TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)})
+    cell = sized(
+        TINY, name="shipped", pair=str(shipping_pair), data="code", contenders={"SPIDE": ("spide",)}
+    )
     said: list[str] = []
     pair, resources = open_cells([cell], "float32", "cpu", said.append)
     space = Workspace(str(shipping_pair), "float32", device="cpu")
@@ -206,7 +315,8 @@ def test_the_shipped_artifacts_are_measured_and_no_local_ones(shipping_pair: Pat
 
 
 def test_shipped_artifacts_of_other_files_are_left_out_and_named(shipping_pair: Path) -> None:
-    """Another version of transformers may write another tokenizer: who is asked to make artifacts should know why those are not used."""
+    """Another version of transformers may write another tokenizer: who is asked to make artifacts
+    should know why those are not used."""
     from flows.workspace import Workspace
 
     said: list[str] = []
@@ -214,7 +324,9 @@ def test_shipped_artifacts_of_other_files_are_left_out_and_named(shipping_pair: 
     assert space.shipped_folder("acceptance_table") == space.shipped / "acceptance_table"
     assert said == []
     manifest = space.shipped / "acceptance_table" / "artifact.json"
-    manifest.write_text(manifest.read_text().replace(fingerprint(space.files(), "float32"), "0" * 64))
+    manifest.write_text(
+        manifest.read_text().replace(fingerprint(space.files(), "float32"), "0" * 64)
+    )
     assert space.shipped_folder("acceptance_table") is None
     assert space.shipped_folder("acceptance_table") is None
     (line,) = said
@@ -233,8 +345,11 @@ def test_mistakes_are_one_line(run: Callable[..., Any], tmp_path: Path) -> None:
     assert "name another folder" in done.stderr
 
 
-def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[..., Any], own_stores: Path) -> None:
-    """Nothing is measured or fetched for it, on whatever machine: values do not turn into "open"."""
+def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(
+    run: Callable[..., Any], own_stores: Path
+) -> None:
+    """Nothing is measured or fetched for it, on whatever machine: values do not turn into
+    "open"."""
     done = run("papers", "--render", "--dtype", "float32", "--threads", 1)
     assert done.exit_code == 0, (done.output, done.exception)
     page = own_stores / "draftwell" / "papers" / "papers-shipped.md"
@@ -244,41 +359,57 @@ def test_a_fresh_clone_has_the_kept_cells_on_a_page_of_its_own(run: Callable[...
     assert text == (REPO / "docs" / "papers.md").read_text()
 
 
-def test_a_run_without_data_sets_leaves_the_projects_page_alone(run: Callable[..., Any], own_stores: Path,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it measured on shipped prompts is on its own page, which says so however it is written, and not among the kept cells."""
+def test_a_run_without_data_sets_leaves_the_projects_page_alone(
+    run: Callable[..., Any], own_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it measured on shipped prompts is on its own page, which says so however it is written,
+    and not among the kept cells."""
     from components.papers import runner
     from components.papers.cells import FULL
     from components.papers.committed import committed_cells
     from components.papers.public import STAND_IN
 
-    kept = committed_cells([table.cell for table in catalogue.PAPERS["csd"].tables(FULL)])["csd-code"]
-    own = kept.model_copy(update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"})
+    kept = committed_cells([table.cell for table in catalogue.PAPERS["csd"].tables(FULL)])[
+        "csd-code"
+    ]
+    own = kept.model_copy(
+        update={"seconds": 1.0, "source": "shipped prompts of the kind `code`, 12 prompts"}
+    )
     monkeypatch.setattr(runner, "measured_cells", lambda cells, run: {"csd-code": own})
     folder = own_stores / "draftwell" / "papers"
     assert run("papers", "--render", "--dtype", "float32").exit_code == 0
     text = (folder / "papers-shipped.md").read_text()
     assert STAND_IN in text
     assert own.source in text
-    assert run("papers", "--kept", "--page", folder / "docs.md", "--dtype", "float32").exit_code == 0
+    assert (
+        run("papers", "--kept", "--page", folder / "docs.md", "--dtype", "float32").exit_code == 0
+    )
     assert (folder / "docs.md").read_text() == (REPO / "docs" / "papers.md").read_text()
 
 
-def test_a_cells_profile_leaves_out_what_only_whole_requests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cells_profile_leaves_out_what_only_whole_requests_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No table predicts one, and prompts of 512 tokens take long on a padded target."""
     from components.calibrate import hardware_profile
     from flows.steps import papers as steps
 
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(hardware_profile, "measure_profile", lambda pair, made, **given: seen.update(given))
+    monkeypatch.setattr(
+        hardware_profile, "measure_profile", lambda pair, made, **given: seen.update(given)
+    )
     steps.measured_profile(table_pair(), 3, lambda line: None)
     assert (seen["requests"], seen["repeats"], seen["sizes"]) == (False, 3, steps.FEW_SIZES)
     steps.measured_profile(table_pair(), 9, lambda line: None)
-    assert (seen["repeats"], seen["sizes"]) == (9, hardware_profile.SIZES), "a full run times all passes"
+    assert (seen["repeats"], seen["sizes"]) == (9, hardware_profile.SIZES), (
+        "a full run times all passes"
+    )
     assert set(steps.FEW_SIZES) < set(hardware_profile.SIZES)
 
 
-def test_a_replay_needs_no_profile(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_needs_no_profile(
+    own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its costs are the paper's ratio; a profile takes minutes on a real pair."""
     from flows.steps import papers as steps
 
@@ -286,8 +417,17 @@ def test_a_replay_needs_no_profile(own_stores: Path, pair_file: Path, monkeypatc
         raise AssertionError("a profile is measured")
 
     monkeypatch.setattr(steps, "measured_profile", refuse)
-    measured, replay = (sized(TINY, name="tiny", pair=str(pair_file), data="code", contenders={"SPIDE": ("spide",)}, replay=ratio)
-                        for ratio in (None, 3))
+    measured, replay = (
+        sized(
+            TINY,
+            name="tiny",
+            pair=str(pair_file),
+            data="code",
+            contenders={"SPIDE": ("spide",)},
+            replay=ratio,
+        )
+        for ratio in (None, 3)
+    )
     _, resources = steps.open_cells([replay], "float32", "cpu", lambda line: None)
     assert "hardware_profile" not in resources.artifacts
     with pytest.raises(AssertionError, match="a profile is measured"):

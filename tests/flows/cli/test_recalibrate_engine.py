@@ -1,4 +1,5 @@
-"""Drift of what vLLM serves, answered unattended: tuned again on recorded prompts, gated, deployed and restarted, over a fake vLLM."""
+"""Drift of what vLLM serves, answered unattended: tuned again on recorded prompts, gated, deployed
+and restarted, over a fake vLLM."""
 
 from __future__ import annotations
 
@@ -23,14 +24,32 @@ from tests.support.errors import raises_code
 from tests.support.peers.environments import install, with_server
 from tests.support.server.server_process import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a shell script in the place of Python, and /proc")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="a shell script in the place of Python, and /proc"
+)
 
-WORDS = ("man", "inn", "onion", "hand", "end", "hour", "men", "one", "thin", "hen", "other", "then", "ten")
+WORDS = (
+    "man",
+    "inn",
+    "onion",
+    "hand",
+    "end",
+    "hour",
+    "men",
+    "one",
+    "thin",
+    "hen",
+    "other",
+    "then",
+    "ten",
+)
 
 
 def write_requests(file: Path, words: str, count: int = 42) -> Path:
     """Different completions, as a gateway records them."""
-    rows = [{"prompt": f"{words} {one} in the {two}"} for one in WORDS for two in WORDS if one != two][:count]
+    rows = [
+        {"prompt": f"{words} {one} in the {two}"} for one in WORDS for two in WORDS if one != two
+    ][:count]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -41,14 +60,26 @@ class Loop:
 
     def __init__(self, pair: Path, home: Path, out: Path, patch: pytest.MonkeyPatch):
         self.pair, self.out, self.patch, self.said = pair, out, patch, list[str]()
-        self.spool, self.folder = home / "spool" / "tiny", home / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
+        self.spool, self.folder = (
+            home / "spool" / "tiny",
+            home / "pairs" / "tiny" / "float32" / "cpu" / "vllm",
+        )
 
     def counts(self, bundle: str, kept: int, method: str, k: int) -> None:
         """Twenty minutes of traffic, of whose 60 drafts each `kept` had their first token kept."""
         self.spool.mkdir(parents=True, exist_ok=True)
-        line = {"version": 1, "begun": time.time(), "bundle": bundle, "method": method, "num_speculative_tokens": k, "rounds": 60,
-                "accepted_at": [kept, 0]}
-        (self.spool / "acceptance-20260101-here-1.ndjson").write_text((json.dumps(line) + "\n") * 20)
+        line = {
+            "version": 1,
+            "begun": time.time(),
+            "bundle": bundle,
+            "method": method,
+            "num_speculative_tokens": k,
+            "rounds": 60,
+            "accepted_at": [kept, 0],
+        }
+        (self.spool / "acceptance-20260101-here-1.ndjson").write_text(
+            (json.dumps(line) + "\n") * 20
+        )
 
     def engine(self, speeds: dict[str, float], accepted: str = "[2, 1]", fault: str = "") -> None:
         """How vLLM fares from now on."""
@@ -58,10 +89,21 @@ class Loop:
 
     def run(self, **changes: Any) -> dict[str, Any]:
         """The check and what follows from it."""
-        given = {"pair": str(self.pair), "out": self.out, "methods": ("ngram", "draft_model"), "levels": (1,), "tune_prompts": 8,
-                 "bench_prompts": 8, "max_tokens": 8, "serve_seconds": 0.3, **changes}
+        given = {
+            "pair": str(self.pair),
+            "out": self.out,
+            "methods": ("ngram", "draft_model"),
+            "levels": (1,),
+            "tune_prompts": 8,
+            "bench_prompts": 8,
+            "max_tokens": 8,
+            "serve_seconds": 0.3,
+            **changes,
+        }
         space = engine_space(str(self.pair), None, "cpu", 2, self.said.append)
-        return recalibrate_engine(space, EngineDriftSettings.model_validate(given), self.said.append)
+        return recalibrate_engine(
+            space, EngineDriftSettings.model_validate(given), self.said.append
+        )
 
     def served(self) -> tuple[str, str, int]:
         """Name of the bundle that `current` leads to, its method and its K."""
@@ -71,39 +113,79 @@ class Loop:
 
 
 @pytest.fixture
-def loop(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
-    """First traffic: a draft model with two tokens is fastest, and every draft has its first token kept."""
+def loop(
+    run: Any, pair_file: Path, own_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Loop:
+    """First traffic: a draft model with two tokens is fastest, and every draft has its first token
+    kept."""
     with_server(install(tmp_path / "peers", monkeypatch, ("vllm",)))
     made = Loop(pair_file, own_stores / "draftwell", tmp_path / "dist", monkeypatch)
     made.engine({"draft_model:2": 1.6, "draft_model": 1.2, "ngram": 1.1})
     prompts = write_requests(tmp_path / "first.jsonl", "the")
-    done = run("demo", "--engine", "vllm", "--pair", pair_file, "--prompts", prompts, "--device", "cpu", "--max-tokens", 8,
-               "--tune-prompts", 8, "--bench-prompts", 8, "--serve-seconds", 1, "--out", made.out, "--levels", 1,
-               "--methods", "ngram,draft_model", "--threads", 2)
+    done = run(
+        "demo",
+        "--engine",
+        "vllm",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts,
+        "--device",
+        "cpu",
+        "--max-tokens",
+        8,
+        "--tune-prompts",
+        8,
+        "--bench-prompts",
+        8,
+        "--serve-seconds",
+        1,
+        "--out",
+        made.out,
+        "--levels",
+        1,
+        "--methods",
+        "ngram,draft_model",
+        "--threads",
+        2,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert made.served() == ("1-cpu", "draft_model", 2)
     return made
 
 
 @pytest.fixture
-def served(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[tuple[int, str]]]]:
+def served(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[tuple[int, str]]]]:
     """The bundle, served on a port; says process and bundle of all that serve it now."""
     monkeypatch.setenv("DRAFTWELL_SPOOL", "")
     port = free_port()
     with (tmp_path / "serve.log").open("wb") as log:
-        process = subprocess.Popen([str(loop.out / "vllm" / "tiny" / "current" / "serve.sh"), "--port", str(port)], stdout=log, stderr=log,
-                                   env=server_environment("tiny"))
-    wait_until(lambda: process.poll() is not None or port in listening(process.pid), "it does not listen", seconds=30)
+        process = subprocess.Popen(
+            [str(loop.out / "vllm" / "tiny" / "current" / "serve.sh"), "--port", str(port)],
+            stdout=log,
+            stderr=log,
+            env=server_environment("tiny"),
+        )
+    wait_until(
+        lambda: process.poll() is not None or port in listening(process.pid),
+        "it does not listen",
+        seconds=30,
+    )
     try:
-        yield lambda: [(one.pid, one.bundle.name) for one in replicas_of(loop.out, "tiny") if one.port == port]
+        yield lambda: [
+            (one.pid, one.bundle.name) for one in replicas_of(loop.out, "tiny") if one.port == port
+        ]
     finally:
         for replica in replicas_of(loop.out, "tiny"):
             os.kill(replica.pid, signal.SIGKILL)
         process.wait()
 
 
-def test_other_traffic_brings_another_method_and_length_which_are_then_served(loop: Loop, served: Callable[[], list[tuple[int, str]]],
-                                                                              tmp_path: Path) -> None:
+def test_other_traffic_brings_another_method_and_length_which_are_then_served(
+    loop: Loop, served: Callable[[], list[tuple[int, str]]], tmp_path: Path
+) -> None:
     [(first, _)] = served()
     loop.counts("tiny/1-cpu", 60, "draft_model", 2)
     loop.engine({}, fault="start")  # steady traffic starts no engine
@@ -134,12 +216,23 @@ def test_other_traffic_brings_another_method_and_length_which_are_then_served(lo
     assert served() == [(second, "2-cpu")]
 
 
-OPTIONS = {"port": 9123, "served_name": "llama", "image": "registry.example/vllm:0.32", "replicas": 1, "max_num_seqs": 64, "cpus": 2,
-           "max_model_len": 96, "cache": 1, "memory": 0.8, "gpus": 1}
+OPTIONS = {
+    "port": 9123,
+    "served_name": "llama",
+    "image": "registry.example/vllm:0.32",
+    "replicas": 1,
+    "max_num_seqs": 64,
+    "cpus": 2,
+    "max_model_len": 96,
+    "cache": 1,
+    "memory": 0.8,
+    "gpus": 1,
+}
 
 
 def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path) -> None:
-    """Its options, the temperature that it is tuned for, the threads that it was measured with, and the files that are the user's."""
+    """Its options, the temperature that it is tuned for, the threads that it was measured with, and
+    the files that are the user's."""
     before = (loop.out / "vllm" / "tiny" / "current").resolve()
     manifest = json.loads((before / "manifest.json").read_text())
     manifest["settings"].update(OPTIONS)
@@ -148,7 +241,9 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
     (before / "manifest.json").write_text(json.dumps(manifest))
     (before / ".env").write_text("VLLM_API_KEY=secret\n")
     (before / ".env").chmod(0o600)
-    (before / "compose.yaml").write_text("services: {vllm: {image: 'draftwell-tiny:1-cpu', mem_limit: 8g}}\n")
+    (before / "compose.yaml").write_text(
+        "services: {vllm: {image: 'draftwell-tiny:1-cpu', mem_limit: 8g}}\n"
+    )
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     loop.engine({"ngram:8": 1.9, "ngram": 1.3, "draft_model": 0.8}, "[1, 0]")
     done = loop.run(prompts=write_requests(tmp_path / "new.jsonl", "a"), restart="true")
@@ -159,18 +254,26 @@ def test_what_a_person_decided_about_the_bundle_stays(loop: Loop, tmp_path: Path
     assert {name: settings[name] for name in OPTIONS} == OPTIONS
     assert (settings["tuned"]["temperature"], settings["gate"]["threads"]) == (0.7, 1)
     assert (loop.folder / "gate-t0.7.json").is_file()
-    assert ((after / ".env").read_text(), (after / ".env").stat().st_mode & 0o777) == ("VLLM_API_KEY=secret\n", 0o600)
-    assert (after / "compose.yaml").read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
+    assert ((after / ".env").read_text(), (after / ".env").stat().st_mode & 0o777) == (
+        "VLLM_API_KEY=secret\n",
+        0o600,
+    )
+    assert (
+        after / "compose.yaml"
+    ).read_text() == "services: {vllm: {image: 'draftwell-tiny:2-cpu', mem_limit: 8g}}\n"
     assert "draftwell-tiny:2-cpu" in (after / "chart" / "values.yaml").read_text()
     assert "greedy" in done["report"]["drift"]["why"]
     judged = json.loads((loop.folder / "gate-t0.7.json").read_text())["settings"]
-    assert judged["num_speculative_tokens_per_batch_size"] == [[1, 1, 8]], "one length would be drafted at 2 to 64, which nobody measured"
+    assert judged["num_speculative_tokens_per_batch_size"] == [[1, 1, 8]], (
+        "one length would be drafted at 2 to 64, which nobody measured"
+    )
     assert "[[1, 1, 8], [2, 64, 0]]" in (after / "serve.sh").read_text()
     assert f"    {after}, which decodes up to 64 requests at once" in loop.said
 
 
-def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(loop: Loop, served: Callable[[], list[tuple[int, str]]],
-                                                                            tmp_path: Path) -> None:
+def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(
+    loop: Loop, served: Callable[[], list[tuple[int, str]]], tmp_path: Path
+) -> None:
     before = served()
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     prompts = write_requests(tmp_path / "new.jsonl", "a")
@@ -183,7 +286,9 @@ def test_a_gate_that_fails_leaves_what_is_served_and_is_not_tried_each_hour(loop
     assert (loop.served()[0], served()) == ("1-cpu", before)
 
 
-def test_what_was_stopped_resumes_with_the_prompts_that_it_began_with(loop: Loop, tmp_path: Path) -> None:
+def test_what_was_stopped_resumes_with_the_prompts_that_it_began_with(
+    loop: Loop, tmp_path: Path
+) -> None:
     """Killed while it tuned; then stopped before the restart, when nothing is drifted any more."""
     loop.counts("tiny/1-cpu", 30, "draft_model", 2)
     folder = tmp_path / "recorded"
@@ -200,7 +305,10 @@ def test_what_was_stopped_resumes_with_the_prompts_that_it_began_with(loop: Loop
     with raises_code("restart_failed"):
         loop.run(prompts=folder, restart="exit 3")
     assert "resuming the recalibration that was begun" in loop.said
-    assert f"{len(kept)} measurements of an earlier run are reused: --fresh measures again" in loop.said
+    assert (
+        f"{len(kept)} measurements of an earlier run are reused: --fresh measures again"
+        in loop.said
+    )
     assert loop.served()[0] == "2-cpu"
     loop.engine({}, fault="start")
     done = loop.run(prompts=folder, restart=f"touch '{tmp_path}/restarted'")
@@ -219,7 +327,14 @@ def test_too_few_prompts_are_one_line_and_nothing_is_begun(loop: Loop, tmp_path:
     assert not (loop.folder / "recalibration.json").exists()
 
 
-def test_the_command(run: Any, vllm: Any, pair_file: Path, own_stores: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command(
+    run: Any,
+    vllm: Any,
+    pair_file: Path,
+    own_stores: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     from flows.steps.engine import recalibrate
 
     asked: list[EngineDriftSettings] = []
@@ -232,15 +347,44 @@ def test_the_command(run: Any, vllm: Any, pair_file: Path, own_stores: Path, mon
     monkeypatch.setattr(recalibrate, "recalibrate_engine", instead)
     with_server(tmp_path / "peers")
     words = ("monitor", "--engine", "vllm", "--pair", pair_file)
-    done = run(*words, "--recalibrate", "--prompts", tmp_path, "--restart", "true", "--levels", "1,4", "--methods", "ngram, suffix",
-               "--minutes", 5, "--out", tmp_path)
-    assert (done.exit_code, done.stdout.strip()) == (1, "refused: the gate failed"), (done.output, done.exception)
-    assert asked[0] == EngineDriftSettings(pair=str(pair_file), prompts=tmp_path, restart="true", levels=(1, 4), minutes=5.0, out=tmp_path,
-                                           methods=("ngram", "suffix"))
+    done = run(
+        *words,
+        "--recalibrate",
+        "--prompts",
+        tmp_path,
+        "--restart",
+        "true",
+        "--levels",
+        "1,4",
+        "--methods",
+        "ngram, suffix",
+        "--minutes",
+        5,
+        "--out",
+        tmp_path,
+    )
+    assert (done.exit_code, done.stdout.strip()) == (1, "refused: the gate failed"), (
+        done.output,
+        done.exception,
+    )
+    assert asked[0] == EngineDriftSettings(
+        pair=str(pair_file),
+        prompts=tmp_path,
+        restart="true",
+        levels=(1, 4),
+        minutes=5.0,
+        out=tmp_path,
+        methods=("ngram", "suffix"),
+    )
     outcome["state"] = "steady"
     assert run(*words, "--recalibrate", "--out", tmp_path).exit_code == 0
-    for wrong, said in (((*words, "--minutes", 5), "--minutes means nothing without --recalibrate"),
-                        (("monitor", "--pair", pair_file, "--recalibrate"), "--recalibrate means nothing with --engine draftwell")):
+    for wrong, said in (
+        ((*words, "--minutes", 5), "--minutes means nothing without --recalibrate"),
+        (
+            ("monitor", "--pair", pair_file, "--recalibrate"),
+            "--recalibrate means nothing with --engine draftwell",
+        ),
+    ):
         refused = run(*wrong)
         assert refused.exit_code == 2
         assert said in refused.stderr

@@ -1,4 +1,5 @@
-"""Which release the gate judges, and what its exit code says: no success where a release was expected and none was judged."""
+"""Which release the gate judges, and what its exit code says: no success where a release was
+expected and none was judged."""
 
 from __future__ import annotations
 
@@ -57,17 +58,22 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Any]]:
 
     seen: list[tuple[str | None, Any]] = []
 
-    def passing(step: Any, prompts: Any, settings: Any, *, alias: Any, beside: Any) -> dict[str, Any]:
+    def passing(
+        step: Any, prompts: Any, settings: Any, *, alias: Any, beside: Any
+    ) -> dict[str, Any]:
         seen.append((settings.device, alias))
         return {"release": alias, "verdict": GateVerdict((GOOD,))}
 
-    monkeypatch.setattr(flows.loading, "open_pair", lambda *names, **options: StepContext(None, None))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        flows.loading, "open_pair", lambda *names, **options: StepContext(None, None)
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(flows.steps.gate, "gate_release", passing)
     return seen
 
 
-@pytest.mark.parametrize(("checks", "code"), [
-    ((GOOD,), 0), ((GOOD, OPEN), 3), ((OPEN, BAD), 1), ((BAD,), 1), ((), 1)])
+@pytest.mark.parametrize(
+    ("checks", "code"), [((GOOD,), 0), ((GOOD, OPEN), 3), ((OPEN, BAD), 1), ((BAD,), 1), ((), 1)]
+)
 def test_only_what_passed_is_a_success(checks: tuple[Check, ...], code: int) -> None:
     assert exit_code([GateVerdict((GOOD,)), GateVerdict(checks)]) == code
 
@@ -80,24 +86,35 @@ def test_a_fresh_clone_judges_the_counts_alone_and_asks_no_registry(own_stores: 
     assert not list(own_stores.rglob("mlflow.db"))
 
 
-def test_a_registry_without_this_pair_is_like_a_fresh_clone(tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_registry_without_this_pair_is_like_a_fresh_clone(
+    tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert release_to_judge("another", "cpu", None, expected=False) is None
     assert "counts alone" in capsys.readouterr().err
     with raises_code("no_candidate"):
         release_to_judge("another", "cpu", None, expected=True)
 
 
-def test_a_candidate_for_another_device_is_named_and_not_passed_over(tiny: Callable[..., ReleaseVersion]) -> None:
+def test_a_candidate_for_another_device_is_named_and_not_passed_over(
+    tiny: Callable[..., ReleaseVersion],
+) -> None:
     """As after a tuning on a machine with CUDA, and a gate for the CPU."""
     tiny("cuda")
     assert release_to_judge("tiny", "cuda", None, expected=False) == 1
-    with raises_code("no_candidate", "release.tiny.cpu has no candidate", "for cuda it has candidate = 1 (--device cuda)", "--baseline"):
+    with raises_code(
+        "no_candidate",
+        "release.tiny.cpu has no candidate",
+        "for cuda it has candidate = 1 (--device cuda)",
+        "--baseline",
+    ):
         release_to_judge("tiny", "cpu", None, expected=False)
     with raises_code("not_registered", "--device cuda"):
         release_to_judge("tiny", "cpu", "3", expected=False)
 
 
-def test_releases_without_a_candidate_are_no_fresh_clone(tiny: Callable[..., ReleaseVersion]) -> None:
+def test_releases_without_a_candidate_are_no_fresh_clone(
+    tiny: Callable[..., ReleaseVersion],
+) -> None:
     tiny()
     store = Store()
     store.client.delete_registered_model_alias("release.tiny.cpu", "candidate")
@@ -106,23 +123,40 @@ def test_releases_without_a_candidate_are_no_fresh_clone(tiny: Callable[..., Rel
     assert release_to_judge("tiny", "cpu", "1", expected=False) == 1
 
 
-def test_not_enough_evidence_is_kept_as_such_and_not_promoted(tiny: Callable[..., ReleaseVersion]) -> None:
+def test_not_enough_evidence_is_kept_as_such_and_not_promoted(
+    tiny: Callable[..., ReleaseVersion],
+) -> None:
     made, store = tiny(), Store()
-    check = GateCheck(name="speedup", value=1.02, threshold=1.0, passed=False, enough=False, prompts_needed=40)
-    record_gate(store, publishing.verdict(made).model_copy(update={"passed": False, "checks": (check,)}))
+    check = GateCheck(
+        name="speedup", value=1.02, threshold=1.0, passed=False, enough=False, prompts_needed=40
+    )
+    record_gate(
+        store, publishing.verdict(made).model_copy(update={"passed": False, "checks": (check,)})
+    )
     again = find_release(store, "tiny", "cpu", 1)
     kept = gate_record(again)
     assert kept is not None
-    assert (kept.result, again.published.tags["gate"], kept.undecided) == ("not enough evidence", "not enough evidence", False)
+    assert (kept.result, again.published.tags["gate"], kept.undecided) == (
+        "not enough evidence",
+        "not enough evidence",
+        False,
+    )
     assert "challenger" not in store.get_aliases("release", "tiny.cpu")
-    with raises_code("not_gated", "not enough evidence (speedup; an estimated 40 prompts would decide)"):
+    with raises_code(
+        "not_gated", "not enough evidence (speedup; an estimated 40 prompts would decide)"
+    ):
         promote(store, "tiny", "cpu", 1)
 
 
 @pytest.mark.usefixtures("cuda_host")
-def test_a_tuning_on_a_cuda_host_is_judged_by_a_plain_gate(tiny: Callable[..., ReleaseVersion], run: Callable[..., Any], pair_file: Path,
-                                                           judged: list[tuple[str | None, Any]]) -> None:
-    """The same default device for both; before, the gate took the CPU, found nothing and was green."""
+def test_a_tuning_on_a_cuda_host_is_judged_by_a_plain_gate(
+    tiny: Callable[..., ReleaseVersion],
+    run: Callable[..., Any],
+    pair_file: Path,
+    judged: list[tuple[str | None, Any]],
+) -> None:
+    """The same default device for both; before, the gate took the CPU, found nothing and was
+    green."""
     tiny("cuda")
     done = run("gate", "--pair", pair_file)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -134,26 +168,38 @@ def test_a_tuning_on_a_cuda_host_is_judged_by_a_plain_gate(tiny: Callable[..., R
 
 
 @pytest.mark.usefixtures("cuda_host")
-def test_promote_and_deploy_take_the_same_device(tiny: Callable[..., ReleaseVersion], run: Callable[..., Any], pair_file: Path) -> None:
+def test_promote_and_deploy_take_the_same_device(
+    tiny: Callable[..., ReleaseVersion], run: Callable[..., Any], pair_file: Path
+) -> None:
     made = tiny("cuda")
     record_gate(Store(), publishing.verdict(made))
     assert run("promote", "--pair", pair_file).exit_code == 0
     assert Store().get_aliases("release", "tiny.cuda")["champion"] == 1
-    assert Store().get_aliases("acceptance_table", "tiny") == {"candidate-cuda": 1, "challenger-cuda": 1, "champion-cuda": 1}
+    assert Store().get_aliases("acceptance_table", "tiny") == {
+        "candidate-cuda": 1,
+        "challenger-cuda": 1,
+        "champion-cuda": 1,
+    }
     done = run("promote", "--pair", pair_file, "--device", "cpu")
     assert done.exit_code == 2
     assert "--device cuda" in done.stderr
 
 
-def test_a_champion_of_each_device_keeps_its_own_artifacts(tiny: Callable[..., ReleaseVersion]) -> None:
-    """Both name the same registered tables; an alias of an earlier version, which knew one device, goes."""
+def test_a_champion_of_each_device_keeps_its_own_artifacts(
+    tiny: Callable[..., ReleaseVersion],
+) -> None:
+    """Both name the same registered tables; an alias of an earlier version, which knew one device,
+    goes."""
     store = Store()
     for device in ("cpu", "cuda"):
         promote(store, "tiny", device, 1, publishing.verdict(tiny(device)))
     store.set_alias(store.resolve("acceptance_table", "tiny", 1), "champion")
     promote(store, "tiny", "cpu", 1)
     known = store.get_aliases("acceptance_table", "tiny")
-    assert {name for name in known if name.startswith("champion")} == {"champion-cpu", "champion-cuda"}
+    assert {name for name in known if name.startswith("champion")} == {
+        "champion-cpu",
+        "champion-cuda",
+    }
 
 
 def test_the_gate_refuses_models_on_another_device() -> None:
@@ -161,6 +207,9 @@ def test_the_gate_refuses_models_on_another_device() -> None:
     from flows.steps.gate import gated_device
 
     step: Any = SimpleNamespace(pair=SimpleNamespace(device="cuda:0"))
-    assert [gated_device(step, GateSettings(device=device)) for device in (None, "cuda")] == ["cuda", "cuda"]
+    assert [gated_device(step, GateSettings(device=device)) for device in (None, "cuda")] == [
+        "cuda",
+        "cuda",
+    ]
     with raises_code("gated_on_other_device", "--device cpu"):
         gated_device(step, GateSettings(device="cpu"))

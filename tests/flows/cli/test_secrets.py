@@ -1,4 +1,5 @@
-"""Secrets come from the environment and go nowhere else: a whole loop runs with some set, and then they are looked for everywhere."""
+"""Secrets come from the environment and go nowhere else: a whole loop runs with some set, and then
+they are looked for everywhere."""
 
 from __future__ import annotations
 
@@ -27,17 +28,12 @@ from flows.settings import PipelineSettings
 done = pipeline(PipelineSettings(pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
                                  tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, threads=1))
 print("deployed" if done["bundle"] else "refused")
-"""
-
-
-
-
-
-
+"""  # noqa: E501
 
 
 def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:
-    """In every kind of file that the loop leaves; without this, an empty search would prove nothing."""
+    """In every kind of file that the loop leaves; without this, an empty search would prove
+    nothing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -49,8 +45,14 @@ def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:
         database.execute("CREATE TABLE t (x TEXT)")
         database.execute("INSERT INTO t VALUES (?)", (secret,))
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er" / "header").write_bytes(base64.b64encode(b"keeper:" + SECRETS["MLFLOW_TRACKING_PASSWORD"].encode()))
-    (tmp_path / "address").write_text("http://keeper:" + urllib.parse.quote(SECRETS["MLFLOW_TRACKING_PASSWORD"], safe="") + "@host")
+    (tmp_path / "deep" / "er" / "header").write_bytes(
+        base64.b64encode(b"keeper:" + SECRETS["MLFLOW_TRACKING_PASSWORD"].encode())
+    )
+    (tmp_path / "address").write_text(
+        "http://keeper:"
+        + urllib.parse.quote(SECRETS["MLFLOW_TRACKING_PASSWORD"], safe="")
+        + "@host"
+    )
     (tmp_path / "packed.gz").write_bytes(gzip.compress(secret.encode()))
     (tmp_path / "clean").write_text("keeper")
     found = {line.partition(":")[0] for line in leaks(tmp_path, SECRETS)}
@@ -58,23 +60,46 @@ def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:
     assert "clean" not in found
 
 
-def run_loop(work: Path, pair_file: Path, prompts_file: Path, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The pipeline in a process of its own, with everything that it writes below one folder, and every logger at its loudest."""
-    environment = {**os.environ, **SECRETS, "DRAFTWELL_HOME": str(work / "draftwell"), "DRAFTWELL_MODELS": str(work / "models"),
-                   "PREFECT_HOME": str(work / "prefect"), "HOME": str(work / "home"), "TMPDIR": str(work / "tmp"),
-                   "PREFECT_LOGGING_LEVEL": "DEBUG", "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true", "PYTHONPATH": str(REPO),
-                   "PREFECT_LOCAL_STORAGE_PATH": str(work / "results"), "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300", **more}
+def run_loop(
+    work: Path, pair_file: Path, prompts_file: Path, more: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """The pipeline in a process of its own, with everything that it writes below one folder, and
+    every logger at its loudest."""
+    environment = {
+        **os.environ,
+        **SECRETS,
+        "DRAFTWELL_HOME": str(work / "draftwell"),
+        "DRAFTWELL_MODELS": str(work / "models"),
+        "PREFECT_HOME": str(work / "prefect"),
+        "HOME": str(work / "home"),
+        "TMPDIR": str(work / "tmp"),
+        "PREFECT_LOGGING_LEVEL": "DEBUG",
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+        "PYTHONPATH": str(REPO),
+        "PREFECT_LOCAL_STORAGE_PATH": str(work / "results"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
+        **more,
+    }
     for name in ("home", "tmp"):
         (work / name).mkdir(exist_ok=True)
-    done = subprocess.run([sys.executable, "-c", LOOP, str(pair_file), str(prompts_file)], cwd=work, env=environment, capture_output=True,
-                          text=True, check=False, timeout=2400)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, str(pair_file), str(prompts_file)],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2400,
+    )
     (work / "stdout.log").write_text(done.stdout)
     (work / "stderr.log").write_text(done.stderr)
     return done
 
 
 @pytest.mark.slow
-def test_a_whole_loop_leaves_no_secret_anywhere(tmp_path: Path, pair_file: Path, prompts_file: Path) -> None:
+def test_a_whole_loop_leaves_no_secret_anywhere(
+    tmp_path: Path, pair_file: Path, prompts_file: Path
+) -> None:
     """Registry behind basic auth: the password is really used, and sent with every request."""
     if importlib.util.find_spec("flask_wtf") is None:
         pytest.skip("Flask-WTF is not installed: pip install 'draftwell[remote]'")
@@ -82,22 +107,39 @@ def test_a_whole_loop_leaves_no_secret_anywhere(tmp_path: Path, pair_file: Path,
     server.mkdir()
     work.mkdir()
     ini = server / "basic_auth.ini"
-    ini.write_text(f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{server / 'auth.db'}\n")
-    settings = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{server / 'mlflow.db'}", "MLFLOW_ARTIFACTS_DESTINATION": str(server / "artifacts"),
-                "MLFLOW_AUTH_CONFIG_PATH": str(ini), "MLFLOW_AUTH_ADMIN_USERNAME": SECRETS["MLFLOW_TRACKING_USERNAME"],
-                "MLFLOW_AUTH_ADMIN_PASSWORD": SECRETS["MLFLOW_TRACKING_PASSWORD"], "MLFLOW_FLASK_SERVER_SECRET_KEY": "signs-forms",
-                "AWS_SECRET_ACCESS_KEY": SECRETS["AWS_SECRET_ACCESS_KEY"]}
+    ini.write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{server / 'auth.db'}\n"
+    )
+    settings = {
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{server / 'mlflow.db'}",
+        "MLFLOW_ARTIFACTS_DESTINATION": str(server / "artifacts"),
+        "MLFLOW_AUTH_CONFIG_PATH": str(ini),
+        "MLFLOW_AUTH_ADMIN_USERNAME": SECRETS["MLFLOW_TRACKING_USERNAME"],
+        "MLFLOW_AUTH_ADMIN_PASSWORD": SECRETS["MLFLOW_TRACKING_PASSWORD"],
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "signs-forms",
+        "AWS_SECRET_ACCESS_KEY": SECRETS["AWS_SECRET_ACCESS_KEY"],
+    }
     with mlflow_server(server, settings, "--app-name", "basic-auth") as address:
         done = run_loop(work, pair_file, prompts_file, {"MLFLOW_TRACKING_URI": address})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip().endswith("deployed")
     there = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"prefect.db", "mlflow.db", "mlflow.log", "manifest.json", "shard-00000.parquet", "bench.json", "tuning.html"} <= there
+    assert {
+        "prefect.db",
+        "mlflow.db",
+        "mlflow.log",
+        "manifest.json",
+        "shard-00000.parquet",
+        "bench.json",
+        "tuning.html",
+    } <= there
     assert leaks(tmp_path, SECRETS) == []
 
 
 @pytest.mark.slow
-def test_a_loop_that_fails_tells_no_secret(tmp_path: Path, pair_file: Path, prompts_file: Path) -> None:
+def test_a_loop_that_fails_tells_no_secret(
+    tmp_path: Path, pair_file: Path, prompts_file: Path
+) -> None:
     """Errors, tracebacks and Prefect's log of them are where passwords usually get out."""
     nobody = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = run_loop(tmp_path, pair_file, prompts_file, nobody)

@@ -21,9 +21,10 @@ OUT = Path("dist")
 CURRENT = OUT / "tiny" / "current"
 
 
-
 @pytest.fixture
-def space(pair_file: Path, own_stores: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def space(
+    pair_file: Path, own_stores: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> Workspace:
     shutil.copyfile(empty_database, own_stores / "mlflow.db")  # making one takes seconds
     monkeypatch.chdir(own_stores)
     return Workspace(str(pair_file))
@@ -32,7 +33,9 @@ def space(pair_file: Path, own_stores: Path, empty_database: Path, monkeypatch: 
 def two_gated(space: Workspace, folder: Path) -> tuple[Store, list[ReleaseVersion]]:
     """Two releases that passed, of which the first is champion and deployed to `dist`."""
     store = Store()
-    made = [release(store, space.spec, space.files(), folder / f"made{n}", accepted=n) for n in (1, 2)]
+    made = [
+        release(store, space.spec, space.files(), folder / f"made{n}", accepted=n) for n in (1, 2)
+    ]
     record_gate(store, verdict(made[0]))
     assert promote_and_deploy(space, "cpu", 1, OUT) is not None
     record_gate(store, verdict(made[1], beside=1))
@@ -40,7 +43,9 @@ def two_gated(space: Workspace, folder: Path) -> tuple[Store, list[ReleaseVersio
 
 
 @pytest.mark.slow
-def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved(space: Workspace, run: Any, tmp_path: Path) -> None:
+def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved(
+    space: Workspace, run: Any, tmp_path: Path
+) -> None:
     store, (_, two) = two_gated(space, tmp_path)
     command = ("sync", "--pair", space.name)
     assert "(unchanged)" in run(*command).stdout
@@ -48,31 +53,41 @@ def test_an_alias_moved_by_hand_is_deployed_and_monitored_once_current_has_moved
     serving = serving_release(space, "cpu", OUT)
     assert serving is not None
     assert (champion_number(space, "cpu"), serving.version) == (2, 1)
-    assert served(space, "cpu", OUT).name == "release.tiny.cpu version 1", "traffic is that of what serves, not of the alias"
+    assert served(space, "cpu", OUT).name == "release.tiny.cpu version 1", (
+        "traffic is that of what serves, not of the alias"
+    )
     done = run(*command)
     assert done.exit_code == 0, done.output
     assert "2-cpu  (deployed)" in done.stdout
     assert CURRENT.resolve().name == "2-cpu"
     assert served(space, "cpu", OUT).name == "release.tiny.cpu version 2"
-    assert store.resolve("release", "tiny.cpu", 2).tags["champion_since"], "a rollback knows that it served"
+    assert store.resolve("release", "tiny.cpu", 2).tags["champion_since"], (
+        "a rollback knows that it served"
+    )
     assert store.get_aliases("acceptance_table", "tiny")["champion-cpu"] == 2
     assert "(unchanged)" in run(*command).stdout
     assert sorted(path.name for path in CURRENT.parent.iterdir()) == ["1-cpu", "2-cpu", "current"]
-    store.set_alias(store.resolve("release", "tiny.cpu", 1), "champion")  # and back: the bundle stands
+    # and back: the bundle stands
+    store.set_alias(store.resolve("release", "tiny.cpu", 1), "champion")
     assert "1-cpu  (deployed)" in run(*command).stdout
 
 
-def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(space: Workspace, tmp_path: Path) -> None:
+def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(
+    space: Workspace, tmp_path: Path
+) -> None:
     store, (_, two) = two_gated(space, tmp_path)
 
     def refused() -> None:
-        with raises_code("champion_not_deployable", "release.tiny.cpu version 2", "release 1 stays"):
+        with raises_code(
+            "champion_not_deployable", "release.tiny.cpu version 2", "release 1 stays"
+        ):
             sync_champion(space, "cpu", OUT)
         assert sorted(path.name for path in CURRENT.parent.iterdir()) == ["1-cpu", "current"]
         assert champion_number(space, "cpu") == 2, "the alias is the person's"
 
     store.set_alias(two.published, "champion")
-    for record in ("", verdict(two, value=0.5, beside=1).model_dump_json()):  # no gate, a failed one
+    # no gate, a failed one
+    for record in ("", verdict(two, value=0.5, beside=1).model_dump_json()):
         store.set_tag(two.published, "gate_record", record)
         refused()
     record_gate(store, verdict(two, beside=1))
@@ -83,7 +98,9 @@ def test_an_alias_on_a_release_that_may_not_serve_changes_nothing_and_is_named(s
     refused()
 
 
-def test_two_devices_do_not_take_one_link_from_each_other_every_hour(space: Workspace, tmp_path: Path) -> None:
+def test_two_devices_do_not_take_one_link_from_each_other_every_hour(
+    space: Workspace, tmp_path: Path
+) -> None:
     store, (one, _) = two_gated(space, tmp_path)
     pins, models = one.pins, one.contents.models
     cuda = create_release(store, "tiny", "cuda", pins, models, {})
@@ -91,7 +108,9 @@ def test_two_devices_do_not_take_one_link_from_each_other_every_hour(space: Work
     with raises_code("current_of_another_device", "cpu", "cuda"):
         sync_champion(space, "cuda", OUT)
     assert CURRENT.resolve().name == "1-cpu"
-    assert serving_release(space, "cuda", OUT) == champion_of(space, "cuda"), "a link of another device says nothing of this one"
+    assert serving_release(space, "cuda", OUT) == champion_of(space, "cuda"), (
+        "a link of another device says nothing of this one"
+    )
 
 
 def test_without_registry_champion_or_readable_bundle(space: Workspace, tmp_path: Path) -> None:
@@ -106,22 +125,31 @@ def test_without_registry_champion_or_readable_bundle(space: Workspace, tmp_path
     assert sync_champion(space, "cpu", OUT) == Synced("deployed", 1, OUT / "tiny" / "1-cpu.2")
 
 
-def test_manual_promotion_leaves_the_challenger_to_a_person(space: Workspace, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_manual_promotion_leaves_the_challenger_to_a_person(
+    space: Workspace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     store, (_, two) = two_gated(space, tmp_path)
     assert promote_and_deploy(space, "cpu", two.version, OUT, "manual") is None
     said = capfd.readouterr().err
     assert "draftwell promote" in said
     assert "--release 2" in said
-    assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2, "challenger": 2, "champion": 1}
+    assert store.get_aliases("release", "tiny.cpu") == {
+        "candidate": 2,
+        "challenger": 2,
+        "champion": 1,
+    }
     assert CURRENT.resolve().name == "1-cpu"
     space.spec = space.spec.model_copy(update={"promote": "manual"})
     assert promote_and_deploy(space, "cpu", two.version, OUT) is None, "the pair's own"
-    assert promote_and_deploy(space, "cpu", two.version, OUT, "auto") is not None, "a setting goes before it"
+    assert promote_and_deploy(space, "cpu", two.version, OUT, "auto") is not None, (
+        "a setting goes before it"
+    )
     assert CURRENT.resolve().name == "2-cpu"
 
 
 def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
-        run: Any, space: Workspace, tmp_path: Path) -> None:
+    run: Any, space: Workspace, tmp_path: Path
+) -> None:
     store, pair_file = Store(), space.name
     one = release(store, space.spec, space.files(), tmp_path / "one")
     promote(store, "tiny", "cpu", 1, verdict(one))
@@ -133,9 +161,15 @@ def test_the_command_says_what_it_pinned_and_what_it_will_not_change(
     assert "release.tiny.cpu version 2" in done.stdout
     assert "does not read verifier" in done.stdout
     assert "tuned with another acceptance_table" in done.stdout
-    assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2, "challenger": 1, "champion": 1}
+    assert store.get_aliases("release", "tiny.cpu") == {
+        "candidate": 2,
+        "challenger": 1,
+        "champion": 1,
+    }
     assert store.get_aliases("verifier", "tiny") == {"candidate-cpu": 1}
-    again = run("release", "--pair", pair_file, "--pin", "verifier=1", "--pin", "acceptance_table=2")
+    again = run(
+        "release", "--pair", pair_file, "--pin", "verifier=1", "--pin", "acceptance_table=2"
+    )
     assert "release.tiny.cpu version 2" in again.stdout  # the same versions are the same release
     refused = run("release", "--pair", pair_file, "--pin", "verifier=9")
     assert refused.exit_code == 2

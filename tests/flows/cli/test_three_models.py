@@ -1,4 +1,5 @@
-"""A pair with a qualifier, from its YAML file to the tables: pairs, strategies, generate and bench."""
+"""A pair with a qualifier, from its YAML file to the tables: pairs, strategies, generate and
+bench."""
 
 from __future__ import annotations
 
@@ -30,7 +31,19 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(run: Any, file: Path, strategy: str, *more: Any) -> dict[str, Any]:
-    done = run("generate", "--pair", file, "--strategy", strategy, "--prompt", "the man in the inn", "--max-tokens", 24, "--json", *more)
+    done = run(
+        "generate",
+        "--pair",
+        file,
+        "--strategy",
+        strategy,
+        "--prompt",
+        "the man in the inn",
+        "--max-tokens",
+        24,
+        "--json",
+        *more,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     return dict(json.loads(done.stdout))
 
@@ -42,10 +55,21 @@ def test_generate_with_three_models(run: Any, three: Path, strategy: str) -> Non
     stats = made["stats"]
     assert stats["emitted"] == len(made["token_ids"])
     assert stats["qualifier_calls"] > 0
-    assert 0 < stats["inner_acceptance_rate"] < 1, "the qualifier, the target with noise, keeps some of the draft's tokens and not all"
+    assert 0 < stats["inner_acceptance_rate"] < 1, (
+        "the qualifier, the target with noise, keeps some of the draft's tokens and not all"
+    )
     plain = answer(run, three, "autoregressive")
-    strict = answer(run, three, strategy, "--set", "tau_target=0", *(["--set", "tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []))
-    assert strict["token_ids"] == plain["token_ids"], "a threshold of zero leaves nothing but the target's own tokens"
+    strict = answer(
+        run,
+        three,
+        strategy,
+        "--set",
+        "tau_target=0",
+        *(["--set", "tau_qualifier=0"] if strategy == "pyramid_fuzzy" else []),
+    )
+    assert strict["token_ids"] == plain["token_ids"], (
+        "a threshold of zero leaves nothing but the target's own tokens"
+    )
     assert plain["stats"]["qualifier_calls"] == 0
     assert plain["stats"]["inner_acceptance_rate"] is None
 
@@ -58,11 +82,32 @@ def test_other_strategies_leave_the_qualifier_alone(run: Any, three: Path, strat
 @pytest.mark.slow
 def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    done = run("bench", "--pair", three, "--strategies", "vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored", "--prompts", prompts_file,
-               "--limit", 2, "--max-tokens", 12, "--set", "pyramid_fuzzy.tau_target=0.4", "--json", out)
+    done = run(
+        "bench",
+        "--pair",
+        three,
+        "--strategies",
+        "vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored",
+        "--prompts",
+        prompts_file,
+        "--limit",
+        2,
+        "--max-tokens",
+        12,
+        "--set",
+        "pyramid_fuzzy.tau_target=0.4",
+        "--json",
+        out,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads(out.read_text())["strategies"]
-    assert list(report) == ["autoregressive", "vanilla_sd", "pyramid_assisted", "pyramid_fuzzy", "mentored"]
+    assert list(report) == [
+        "autoregressive",
+        "vanilla_sd",
+        "pyramid_assisted",
+        "pyramid_fuzzy",
+        "mentored",
+    ]
     for name in ("pyramid_assisted", "pyramid_fuzzy"):
         assert report[name]["qualifier_calls"] > 0
         assert not report[name]["lossless"]
@@ -74,16 +119,34 @@ def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_
 
 
 def test_a_pair_without_a_qualifier_is_refused(run: Any, pair_file: Path) -> None:
-    done = run("generate", "--pair", pair_file, "--strategy", "pyramid_assisted", "--prompt", "then")
+    done = run(
+        "generate", "--pair", pair_file, "--strategy", "pyramid_assisted", "--prompt", "then"
+    )
     assert "needs a qualifier model" in done.output
-    done = run("generate", "--pair", pair_file, "--strategy", "pyramid_fuzzy", "--set", "tau_qualifier=0.9", "--prompt", "then")
+    done = run(
+        "generate",
+        "--pair",
+        pair_file,
+        "--strategy",
+        "pyramid_fuzzy",
+        "--set",
+        "tau_qualifier=0.9",
+        "--prompt",
+        "then",
+    )
     assert "must not exceed tau_target" in done.output
 
 
 def test_the_lists_name_models_and_choices(run: Any) -> None:
     rows = {row["name"]: row for row in json.loads(run("strategies", "--json").stdout)}
     assert rows["pyramid_fuzzy"]["models"] == ["target", "draft", "qualifier"]
-    assert rows["fuzzy_sd"]["parameters"]["divergence"]["choices"] == ["tv", "kl", "js", "logit_gap", "fsd_js"]
+    assert rows["fuzzy_sd"]["parameters"]["divergence"]["choices"] == [
+        "tv",
+        "kl",
+        "js",
+        "logit_gap",
+        "fsd_js",
+    ]
     assert rows["fuzzy_sd"]["parameters"]["tau"]["choices"] is None
     table = run("strategies").stdout
     assert "[tv, kl, js, logit_gap, fsd_js]" in table

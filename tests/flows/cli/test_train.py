@@ -1,4 +1,5 @@
-"""`draftwell train`: a test trace of its own, what it leaves behind, and that wrong input leaves everything as it was."""
+"""`draftwell train`: a test trace of its own, what it leaves behind, and that wrong input leaves
+everything as it was."""
 
 from __future__ import annotations
 
@@ -25,15 +26,27 @@ from tests.support.loop.bad_traces import (
     with_values,
 )
 
-WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
+WORDS = (
+    "the man",
+    "an onion",
+    "on the hand",
+    "then the end",
+    "in an hour",
+    "none other",
+    "ten men",
+    "one on one",
+    "an inn",
+    "her hat",
+)
 KIND = "acceptance_head"
-
-
 
 
 def prompts(file: Path, beginning: str) -> Path:
     """Twenty prompts of two tasks in turn."""
-    rows = [{"id": f"{i}", "task": ("maths", "chat")[i % 2], "prompt": f"{beginning} {word} {i}"} for i, word in enumerate(2 * WORDS)]
+    rows = [
+        {"id": f"{i}", "task": ("maths", "chat")[i % 2], "prompt": f"{beginning} {word} {i}"}
+        for i, word in enumerate(2 * WORDS)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
@@ -49,15 +62,36 @@ def traces(pair_file: Path, isolated_stores: Path) -> dict[str, Path]:
     for name, beginning in (("learn", "see"), ("test", "and now")):
         made[name] = isolated_stores / name
         file = prompts(isolated_stores / f"{name}.jsonl", beginning)
-        done = CliRunner().invoke(app, [str(word) for word in ("collect", "--pair", pair_file, "--prompts", file, "--max-tokens", 16,
-                                                              "--rollout", 1, "--out", made[name])])
+        done = CliRunner().invoke(
+            app,
+            [
+                str(word)
+                for word in (
+                    "collect",
+                    "--pair",
+                    pair_file,
+                    "--prompts",
+                    file,
+                    "--max-tokens",
+                    16,
+                    "--rollout",
+                    1,
+                    "--out",
+                    made[name],
+                )
+            ],
+        )
         assert done.exit_code == 0, (done.output, done.exception)
     return made
 
 
 @pytest.fixture
-def train(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path) -> Callable[..., Any]:
-    return lambda *more: run("train", "--pair", pair_file, "--traces", traces["learn"], "--no-publish", *more)
+def train(
+    run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path
+) -> Callable[..., Any]:
+    return lambda *more: run(
+        "train", "--pair", pair_file, "--traces", traces["learn"], "--no-publish", *more
+    )
 
 
 @pytest.fixture
@@ -65,21 +99,38 @@ def space(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
 
 
-
-
-def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
+def test_a_test_trace_of_its_own(
+    train: Callable[..., Any], space: Path, traces: dict[str, Path]
+) -> None:
     from serving.artifacts.verifier import Verifier
 
-    done = train("--test", traces["test"], "--ratio", 1.5, "--eta-fp", 0.2, "--features", "scalars,before", "--seed", 3)
+    done = train(
+        "--test",
+        traces["test"],
+        "--ratio",
+        1.5,
+        "--eta-fp",
+        0.2,
+        "--features",
+        "scalars,before",
+        "--seed",
+        3,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "verifier.json").read_text())
     rows = {name: TraceSet(folder).num_rows for name, folder in traces.items()}
     assert report["rows"] == {"train": rows["learn"], "test": rows["test"]}
-    assert (report["ratio"], report["features"], report["left_out"]) == (1.5, ["before", "scalars"], [])
+    assert (report["ratio"], report["features"], report["left_out"]) == (
+        1.5,
+        ["before", "scalars"],
+        [],
+    )
     assert report["test_trace"] == TraceSet(traces["test"]).digest()
     assert set(report["kinds"]) == {"draft", "mixed", "target"}
     assert report["transfer"]["tasks"] == list(report["transfer"]["trained"]) == ["chat", "maths"]
-    assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
+    assert report["cost"]["share"] == pytest.approx(
+        report["cost"]["score_us"] / report["cost"]["draft_us"]
+    )
     low, high = report["intervals"]["auc"]
     assert f"auc {report['auc']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
     assert "% of a draft forward pass" in done.stdout
@@ -95,7 +146,9 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert made.provenance.parameters["test_trace"] == report["test_trace"]
 
 
-def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
+def test_a_head_with_its_reliability(
+    train: Callable[..., Any], space: Path, traces: dict[str, Path]
+) -> None:
     done = train("--kind", KIND, "--test", traces["test"])
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "acceptance_head.json").read_text())
@@ -104,58 +157,86 @@ def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, tra
     assert f"confidence_auc {report['confidence_auc']:.3f} [" in done.stdout
     low, high = report["intervals"]["prevalence"]
     assert f"prevalence {report['prevalence']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
-    assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
+    assert report["cost"]["share"] == pytest.approx(
+        report["cost"]["score_us"] / report["cost"]["draft_us"]
+    )
     assert "% of a draft forward pass" in done.stdout
-    metrics = json.loads((space / "artifacts" / KIND / "artifact.json").read_text())["provenance"]["metrics"]
+    metrics = json.loads((space / "artifacts" / KIND / "artifact.json").read_text())["provenance"][
+        "metrics"
+    ]
     assert metrics["score_share"] == report["cost"]["share"]
     assert (space / "reports" / "acceptance_head.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (space / "artifacts" / KIND).iterdir()} == {
-        "artifact.json", "acceptance_head.onnx", "acceptance_head.safetensors"}
+        "artifact.json",
+        "acceptance_head.onnx",
+        "acceptance_head.safetensors",
+    }
 
 
-def test_medusa_heads_that_then_draft(train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]) -> None:
+def test_medusa_heads_that_then_draft(
+    train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]
+) -> None:
     done = train("--kind", "medusa_heads", "--test", traces["test"])
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "medusa_heads.json").read_text())
-    assert f"unseen places, with their likeliest token (three likeliest): {100 * report['top1'][0]:.1f} %" in done.stdout
+    assert (
+        "unseen places, with their likeliest token (three likeliest): "
+        f"{100 * report['top1'][0]:.1f} %"
+    ) in done.stdout
     assert len(report["top1"]) == report["heads"] == 3
-    assert {path.name for path in (space / "artifacts" / "medusa_heads").iterdir()} == {"artifact.json", "medusa_heads.safetensors"}
+    assert {path.name for path in (space / "artifacts" / "medusa_heads").iterdir()} == {
+        "artifact.json",
+        "medusa_heads.safetensors",
+    }
     asked = ("generate", "--pair", pair_file, "--prompt", "the inn", "--max-tokens", 8)
-    texts = [run(*asked, "--strategy", name).stdout.splitlines()[0] for name in ("medusa", "autoregressive")]
+    texts = [
+        run(*asked, "--strategy", name).stdout.splitlines()[0]
+        for name in ("medusa", "autoregressive")
+    ]
     assert texts[0] == texts[1]
     refused(train("--kind", "medusa_heads", "--ratio", 1.5), "--ratio", "medusa_heads")
 
 
-def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path,
-                                            empty_database: Path) -> None:
-    """The transfer table reaches MLflow as Markdown and JSON beside the pictures, and its means as metrics."""
+def test_what_is_known_is_published_with_it(
+    run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path, empty_database: Path
+) -> None:
+    """The transfer table reaches MLflow as Markdown and JSON beside the pictures, and its means as
+    metrics."""
     from registry.store import Store
 
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
-    done = run("train", "--pair", pair_file, "--traces", traces["learn"], "--test", traces["test"], "--features", "scalars")
+    done = run(
+        "train",
+        "--pair",
+        pair_file,
+        "--traces",
+        traces["learn"],
+        "--test",
+        traces["test"],
+        "--features",
+        "scalars",
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     store = Store()
     kept = store.resolve("verifier", "tiny", 1)
     files = {Path(file.path).name for file in store.client.list_artifacts(kept.run_id, "plots")}
-    assert files == {"roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"}
+    assert files == {
+        "roc.png",
+        "roc_by_lambda.png",
+        "reliability.png",
+        "verifier.json",
+        "verifier.md",
+    }
     metrics = store.client.get_run(kept.run_id).data.metrics
-    assert {"auc", "baseline_auc", "gain", "prevalence", "transfer_own_auc", "transfer_other_auc", "score_us"} <= metrics.keys()
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
+    assert {
+        "auc",
+        "baseline_auc",
+        "gain",
+        "prevalence",
+        "transfer_own_auc",
+        "transfer_other_auc",
+        "score_us",
+    } <= metrics.keys()
 
 
 @pytest.fixture
@@ -168,11 +249,21 @@ def old(train: Callable[..., Any], space: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("place", ["--traces", "--test"])
-def test_a_bad_trace_changes_nothing(old: dict[str, str], train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
-                                     traces: dict[str, Path], tmp_path: Path, place: str) -> None:
+def test_a_bad_trace_changes_nothing(
+    old: dict[str, str],
+    train: Callable[..., Any],
+    run: Any,
+    pair_file: Path,
+    space: Path,
+    traces: dict[str, Path],
+    tmp_path: Path,
+    place: str,
+) -> None:
     for number, (name, (spoil, words)) in enumerate(BAD.items()):
         bad = spoil(traces["test"], tmp_path / f"bad{number}")
-        given = ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
+        given = (
+            ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
+        )
         done = run("train", "--pair", pair_file, "--no-publish", *given)
         try:
             refused(done, *words)
@@ -182,20 +273,43 @@ def test_a_bad_trace_changes_nothing(old: dict[str, str], train: Callable[..., A
             raise
 
 
-def test_a_bad_trace_is_refused_for_a_head_too(old: dict[str, str], run: Any, pair_file: Path, space: Path, traces: dict[str, Path],
-                                               tmp_path: Path) -> None:
-    bare = changed(traces["test"], tmp_path / "bare", lambda rows: rows.filter(pa.array([kind != "target" for kind in
-                                                                                      rows.column("kind").to_pylist()])))
-    cases = {bare: ("no text written by the target",), truncated(traces["test"], tmp_path / "cut"): ("truncated",),
-             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("no traces",),
-             changed(traces["test"], tmp_path / "nan", lambda rows: with_values(rows, "ratio", [float("nan")] * len(rows))): ("NaN",)}
+def test_a_bad_trace_is_refused_for_a_head_too(
+    old: dict[str, str],
+    run: Any,
+    pair_file: Path,
+    space: Path,
+    traces: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    bare = changed(
+        traces["test"],
+        tmp_path / "bare",
+        lambda rows: rows.filter(
+            pa.array([kind != "target" for kind in rows.column("kind").to_pylist()])
+        ),
+    )
+    cases = {
+        bare: ("no text written by the target",),
+        truncated(traces["test"], tmp_path / "cut"): ("truncated",),
+        foreign(traces["test"], tmp_path / "foreign"): ("stranger",),
+        tmp_path / "none": ("no traces",),
+        changed(
+            traces["test"],
+            tmp_path / "nan",
+            lambda rows: with_values(rows, "ratio", [float("nan")] * len(rows)),
+        ): ("NaN",),
+    }
     for bad, words in cases.items():
-        refused(run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad), *words)
+        refused(
+            run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad),
+            *words,
+        )
         assert contents(space) == old
 
 
-def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_are_not_finite_change_nothing(
+    old: dict[str, str], train: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sklearn.linear_model import LogisticRegression
 
     real = LogisticRegression.fit
@@ -210,24 +324,32 @@ def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: C
     assert contents(space) == old
 
 
-def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "only for the verifier")),
-                        (("--features", "befor"), ("befor", "before")),
-                        (("--eta-fp", 1.5), ("eta_fp",)), (("--ratio", -1), ("positive",)),
-                        (("--test", traces["learn"]), ("every prompt of the test trace",)),
-                        (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
+def test_wrong_options_change_nothing(
+    old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]
+) -> None:
+    for more, words in (
+        (("--kind", KIND, "--ratio", 1.5), ("--ratio", "only for the verifier")),
+        (("--features", "befor"), ("befor", "before")),
+        (("--eta-fp", 1.5), ("eta_fp",)),
+        (("--ratio", -1), ("positive",)),
+        (("--test", traces["learn"]), ("every prompt of the test trace",)),
+        (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",)),
+    ):
         refused(train(*more), *words)
         assert contents(space) == old
 
 
-def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
-                                          traces: dict[str, Path]) -> None:
+def test_a_datastore_of_the_targets_texts(
+    train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]
+) -> None:
     from serving.artifacts.datastore import Datastore
 
     done = train("--kind", "datastore")
     assert done.exit_code == 0, (done.output, done.exception)
     report = json.loads((space / "reports" / "datastore.json").read_text())
-    assert done.stdout.startswith(f"datastore: {report['tokens']} tokens of {report['texts']} texts; on held-out prompts")
+    assert done.stdout.startswith(
+        f"datastore: {report['tokens']} tokens of {report['texts']} texts; on held-out prompts"
+    )
     made = Datastore.load(space / "artifacts" / "datastore")
     assert len(made) == report["tokens"] > 0
     assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
@@ -237,5 +359,15 @@ def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, p
     refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "only for the verifier")
     assert contents(space) == before
     for strategy in ("rest", "suffix"):
-        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "see the man", "--max-tokens", 8)
+        done = run(
+            "generate",
+            "--pair",
+            pair_file,
+            "--strategy",
+            strategy,
+            "--prompt",
+            "see the man",
+            "--max-tokens",
+            8,
+        )
         assert done.exit_code == 0, (done.output, done.exception)

@@ -1,4 +1,5 @@
-"""`draftwell train --kind eagle3_head`: from prompts to a head that strategies draft with, and what is refused before any work."""
+"""`draftwell train --kind eagle3_head`: from prompts to a head that strategies draft with, and what
+is refused before any work."""
 
 from __future__ import annotations
 
@@ -30,18 +31,38 @@ def deep_pair(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     shutil.copytree(pair_file.parent, folder, dirs_exist_ok=True)
     old = LlamaConfig.from_pretrained(folder / "target")
     torch.manual_seed(1)
-    module = LlamaForCausalLM(LlamaConfig(**{**old.to_dict(), "num_hidden_layers": 7, "initializer_range": 0.2}))
+    module = LlamaForCausalLM(
+        LlamaConfig(**{**old.to_dict(), "num_hidden_layers": 7, "initializer_range": 0.2})
+    )
     module.save_pretrained(folder / "target")
     return Path(shutil.move(folder / "tiny.yaml", folder / "deep.yaml"))
 
 
-def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Path, deep_pair: Path, prompts_file: Path,
-                                                       empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_trained_registered_and_drafted_with(
+    run: Any,
+    own_stores: Path,
+    deep_pair: Path,
+    prompts_file: Path,
+    empty_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
-    monkeypatch.setattr("components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1))
+    monkeypatch.setattr(
+        "components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1)
+    )
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
-    done = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, "--tokens", 3000)
+    done = run(
+        "train",
+        "--kind",
+        "eagle3_head",
+        "--pair",
+        deep_pair,
+        "--prompts",
+        prompts_file,
+        "--tokens",
+        3000,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "acceptance on held-out texts" in done.stdout
     assert "tokens by the target" in done.stderr
@@ -56,7 +77,10 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     assert version.digest == head.digest
     (final,) = Store().client.get_metric_history(version.run_id, "acceptance_depth_1")
     assert final.value == pytest.approx(report["acceptance"][0])
-    curve = [(point.step, point.value) for point in Store().client.get_metric_history(version.run_id, "sample_acceptance_depth_1")]
+    curve = [
+        (point.step, point.value)
+        for point in Store().client.get_metric_history(version.run_id, "sample_acceptance_depth_1")
+    ]
     assert len(curve) >= 2, "it is drawn over the steps of training"
     assert min(step for step, _ in curve) > 0
     assert max(curve)[0] == report["steps"]
@@ -67,28 +91,51 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
         more = ("--set", "drafter=head") if strategy == "hybrid" else ()
-        done = run("generate", "--pair", deep_pair, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 16, *more)
+        done = run(
+            "generate",
+            "--pair",
+            deep_pair,
+            "--strategy",
+            strategy,
+            "--prompt",
+            "the inn",
+            "--max-tokens",
+            16,
+            *more,
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         outputs[strategy] = done.stdout
     assert outputs["eagle3"] == outputs["hybrid"] == outputs["autoregressive"]
-    profile = json.loads((home / "cpu" / "artifacts" / "hardware_profile" / "profile.json").read_text())
+    profile = json.loads(
+        (home / "cpu" / "artifacts" / "hardware_profile" / "profile.json").read_text()
+    )
     assert profile["t_head"] > 0, "the head's step is measured with the others"
 
-    again = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, *QUICK)
+    again = run(
+        "train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, *QUICK
+    )
     assert again.exit_code == 0, (again.output, again.exception)
     assert "tokens by the target" not in again.stderr, "the corpus is there already"
-    assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, "and the training is finished"
+    assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest == head.digest, (
+        "and the training is finished"
+    )
     space = Workspace(str(deep_pair), "float32", device="cpu")
-    assert {name: [list(point) for point in points] for name, points in curves_of(space, home / "artifacts" / "eagle3_head").items()
-            }.keys() >= {"loss", "sample_acceptance_depth_1"}, "what a later release draws"
+    assert {
+        name: [list(point) for point in points]
+        for name, points in curves_of(space, home / "artifacts" / "eagle3_head").items()
+    }.keys() >= {"loss", "sample_acceptance_depth_1"}, "what a later release draws"
     more = own_stores / "more.jsonl"
     more.write_text(prompts_file.read_text() + '{"prompt": "the inn"}\n{"prompt": "the inn"}\n')
     for changed in (("--prompts", prompts_file, "--seed", 1), ("--prompts", more)):
         other = run("train", "--kind", "eagle3_head", "--pair", deep_pair, *changed, *QUICK)
         assert other.exit_code == 0, (other.output, other.exception)
-        assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, "another training, not a finished one"
+        assert Eagle3Head.load(home / "artifacts" / "eagle3_head").digest != head.digest, (
+            "another training, not a finished one"
+        )
     made = Eagle3Head.load(home / "artifacts" / "eagle3_head").provenance
-    assert made.parameters["conversations"] == len(made.training_prompts or ()), "a repeated prompt is learned once"
+    assert made.parameters["conversations"] == len(made.training_prompts or ()), (
+        "a repeated prompt is learned once"
+    )
     assert curves_of(space, tmp_head(own_stores, head)) == {}, "the report is of another head now"
     settings = ("--config", config_file(own_stores), "--save-head", own_stores / "for_vllm")
     exported = run("export", "--to", "vllm", "--pair", deep_pair, *settings)
@@ -108,19 +155,41 @@ def config_file(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (("--kind", "verifier", "--minutes", 1), "--minutes: only for the head of eagle3"),
-    (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
-    *((("--kind", "eagle3_head", option, value), f"{option}: not for the head of eagle3") for option, value in (
-        ("--traces", "traces"), ("--test", "traces"), ("--label", "ratio"), ("--ratio", 1), ("--eta-fp", 0.1), ("--features", "before"),
-        ("--device", "cuda"))),
-    (("--kind", "eagle3_head", "--traces", "a", "--label", "soft"), "--traces, --label: not for"),
-    (("--kind", "medusa_heads", "--ratio", 1), "--ratio: only for the verifier"),
-    (("--kind", "datastore", "--seed", 1), "--seed: only for what is trained"),
-    (("--kind", "datastore", "--test", "traces"), "--test: only for what is trained"),
-])
-def test_what_is_refused(run: Any, own_stores: Path, pair_file: Path, prompts_file: Path, options: tuple[Any, ...], words: str,
-                         monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--kind", "verifier", "--minutes", 1), "--minutes: only for the head of eagle3"),
+        (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
+        *(
+            (("--kind", "eagle3_head", option, value), f"{option}: not for the head of eagle3")
+            for option, value in (
+                ("--traces", "traces"),
+                ("--test", "traces"),
+                ("--label", "ratio"),
+                ("--ratio", 1),
+                ("--eta-fp", 0.1),
+                ("--features", "before"),
+                ("--device", "cuda"),
+            )
+        ),
+        (
+            ("--kind", "eagle3_head", "--traces", "a", "--label", "soft"),
+            "--traces, --label: not for",
+        ),
+        (("--kind", "medusa_heads", "--ratio", 1), "--ratio: only for the verifier"),
+        (("--kind", "datastore", "--seed", 1), "--seed: only for what is trained"),
+        (("--kind", "datastore", "--test", "traces"), "--test: only for what is trained"),
+    ],
+)
+def test_what_is_refused(
+    run: Any,
+    own_stores: Path,
+    pair_file: Path,
+    prompts_file: Path,
+    options: tuple[Any, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(prompts_file, own_stores / "x.jsonl")
@@ -130,12 +199,20 @@ def test_what_is_refused(run: Any, own_stores: Path, pair_file: Path, prompts_fi
     assert refused.stderr.splitlines()[-1].startswith("Error: ")
 
 
-def test_the_recipe_is_given_the_seed(run: Any, own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_is_given_the_seed(
+    run: Any, own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("flows.steps.eagle3.load_target", lambda *_: SimpleNamespace(modules={
-        "target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}))
+    monkeypatch.setattr(
+        "flows.steps.eagle3.load_target",
+        lambda *_: SimpleNamespace(
+            modules={"target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}
+        ),
+    )
     monkeypatch.setattr("flows.steps.eagle3.source_of", lambda *_: None)
-    monkeypatch.setattr("components.distil.eagle3.distil.checkpoint_folder", lambda *_: own_stores / "head")
+    monkeypatch.setattr(
+        "components.distil.eagle3.distil.checkpoint_folder", lambda *_: own_stores / "head"
+    )
 
     def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
         asked.append(recipe.seed)

@@ -1,4 +1,5 @@
-"""`draftwell tune` and its station: what is kept, what goes on, what is refused, and the champion beside it."""
+"""`draftwell tune` and its station: what is kept, what goes on, what is refused, and the champion
+beside it."""
 
 from __future__ import annotations
 
@@ -21,10 +22,25 @@ from tests.support.loop.tiny_files import snapshot
 @pytest.fixture
 def tune(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
     """Runs the command on a pair that was collected."""
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 6, "--max-tokens", 12)
+    done = run(
+        "collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 6, "--max-tokens", 12
+    )
     assert done.exit_code == 0, done.output
-    return lambda *more: run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 4,
-                             "--no-publish", *more)
+    return lambda *more: run(
+        "tune",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        2,
+        "--max-tokens",
+        8,
+        "--trials",
+        4,
+        "--no-publish",
+        *more,
+    )
 
 
 @pytest.fixture
@@ -41,7 +57,9 @@ def refused(done: Any, *words: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_and_that_it_goes_on(
+    tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from components.tune import evaluator as contest
 
     real, counted = contest.Evaluator.__call__, []
@@ -55,30 +73,49 @@ def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path,
     with monkeypatch.context() as patch:
         patch.setattr(contest.Evaluator, "__call__", dies)
         assert tune().exit_code != 0
-    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {"trials.jsonl", "rungs.json"}
+    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {
+        "trials.jsonl",
+        "rungs.json",
+    }
     assert not (space / "cpu" / "artifacts" / "decoding_config").exists()
     counted.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(contest.Evaluator, "__call__", lambda self, configs, prompts, **more: counted.append(configs) or real(
-            self, configs, prompts, **more))
+        patch.setattr(
+            contest.Evaluator,
+            "__call__",
+            lambda self, configs, prompts, **more: (
+                counted.append(configs) or real(self, configs, prompts, **more)
+            ),
+        )
         done = tune()
     assert done.exit_code == 0, (done.output, done.exception)
-    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {"trials.jsonl"}, "a finished tuning has nothing to resume"
+    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {"trials.jsonl"}, (
+        "a finished tuning has nothing to resume"
+    )
     report = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
-    assert len(counted) < len(report["rungs"]) + 1 + len([t for t in report["trials"] if t["source"] == "measured"]) + 1
+    assert (
+        len(counted)
+        < len(report["rungs"])
+        + 1
+        + len([t for t in report["trials"] if t["source"] == "measured"])
+        + 1
+    )
     assert done.stdout.startswith(f"chosen: {report['strategy']}")
     kept = json.loads((space / "cpu" / "artifacts" / "decoding_config" / "config.json").read_text())
     assert kept["evidence"]["trace_digest"] == report["trace_digest"]
 
 
 @pytest.mark.slow
-def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
+def test_a_study_of_another_search_keeps_its_file(
+    tune: Callable[..., Any], space: Path, own_stores: Path
+) -> None:
     study = own_stores / "mine.jsonl"
     assert tune("--study", study).exit_code == 0
     before, bytes_before = snapshot(space), study.read_bytes()
     refused(tune("--study", study, "--max-tokens", 4), "mine.jsonl", "of another search", "--study")
     assert (snapshot(space), study.read_bytes()) == (before, bytes_before)
-    for other in (b"no trials at all " * 100, b"SQLite format 3\x00" * 100):  # the second: as up to 0.6
+    # the second: as up to 0.6
+    for other in (b"no trials at all " * 100, b"SQLite format 3\x00" * 100):
         study.write_bytes(other)
         refused(tune("--study", study), "mine.jsonl is no file of trials", "--study")
         assert study.read_bytes() == other
@@ -87,9 +124,11 @@ def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], spac
 
 
 @pytest.mark.slow
-def test_prompts_that_were_collected_on_are_not_measured_on(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
-                                                            prompts_file: Path) -> None:
-    """The same file for each command, as a user does it: six prompts for the traces, the next two are measured on."""
+def test_prompts_that_were_collected_on_are_not_measured_on(
+    tune: Callable[..., Any], run: Any, space: Path, pair_file: Path, prompts_file: Path
+) -> None:
+    """The same file for each command, as a user does it: six prompts for the traces, the next two
+    are measured on."""
     done = tune()
     assert done.exit_code == 0, (done.output, done.exception)
     assert "6 prompts left out: they were used to make traces" in done.stderr
@@ -98,16 +137,34 @@ def test_prompts_that_were_collected_on_are_not_measured_on(tune: Callable[..., 
     assert evidence["prompts_digest"] == prompts_digest(rows[6:8])
     made = DecodingConfig.load(space / "cpu" / "artifacts" / "decoding_config").provenance
     assert made.training_prompts == hashes_of(rows[:8])
-    done = run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--traces", space / "traces", "--no-publish",
-               "--max-tokens", 4, "--trials", 1)
+    done = run(
+        "tune",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        2,
+        "--traces",
+        space / "traces",
+        "--no-publish",
+        "--max-tokens",
+        4,
+        "--trials",
+        1,
+    )
     assert done.exit_code == 0, (done.output, done.exception)
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 4, "--fresh")
+    done = run(
+        "collect", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 4, "--fresh"
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
 
 
 @pytest.mark.slow
-def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
+def test_a_padded_target_leaves_nothing_behind(
+    tune: Callable[..., Any], space: Path, own_stores: Path
+) -> None:
     before = snapshot(own_stores)
     done = tune("--pad-target", 500_000)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -120,36 +177,82 @@ def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> N
     done = tune("--max-cost-ratio", 0.01, "--max-quality-loss", 0.1, "--max-tokens", 14)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "--max-quality-loss changes nothing without --allow-lossy" in done.stderr
-    assert "predicting texts of 12 tokens, which is all that the trace has, and measuring 14" in done.stderr
+    assert (
+        "predicting texts of 12 tokens, which is all that the trace has, and measuring 14"
+        in done.stderr
+    )
     assert done.stdout.startswith("chosen: autoregressive")
     assert "keeps to the constraints" in done.stdout
     constraints = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())["constraints"]
-    assert constraints == {"lossless_only": True, "max_quality_loss": 0.1, "max_rouge_l_loss": 2.0, "max_cost_ratio": 0.01}
+    assert constraints == {
+        "lossless_only": True,
+        "max_quality_loss": 0.1,
+        "max_rouge_l_loss": 2.0,
+        "max_cost_ratio": 0.01,
+    }
 
 
-def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
-                                                                   prompts_file: Path, own_stores: Path) -> None:
+def test_an_unfit_trace_is_refused_before_the_machine_is_measured(
+    tune: Callable[..., Any],
+    run: Any,
+    space: Path,
+    pair_file: Path,
+    prompts_file: Path,
+    own_stores: Path,
+) -> None:
     sampled = own_stores / "sampled"
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
-               "--out", sampled)
+    done = run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        2,
+        "--max-tokens",
+        4,
+        "--temperature",
+        0.7,
+        "--out",
+        sampled,
+    )
     assert done.exit_code == 0, done.output
     before = snapshot(space)
-    for bad, word in ((foreign(space / "traces", own_stores / "foreign"), "stranger"), (sampled, "sampled at temperature 0.7")):
+    for bad, word in (
+        (foreign(space / "traces", own_stores / "foreign"), "stranger"),
+        (sampled, "sampled at temperature 0.7"),
+    ):
         refused(tune("--traces", bad), word)
         assert snapshot(space) == before, "a hardware profile would lie there"
 
 
 @pytest.mark.slow
-def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
-                                                       prompts_file: Path) -> None:
-    """On traces of its own, which lie beside the greedy ones; the other choice stays as it is, with its evidence."""
+def test_each_class_of_temperatures_is_tuned_by_itself(
+    tune: Callable[..., Any], run: Any, space: Path, pair_file: Path, prompts_file: Path
+) -> None:
+    """On traces of its own, which lie beside the greedy ones; the other choice stays as it is, with
+    its evidence."""
     kept = space / "cpu" / "artifacts" / "decoding_config"
     refused(tune("--temperature", 0.7), "no traces", "--temperature 0.7")
-    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 12, "--temperature", 0.7)
+    done = run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        4,
+        "--max-tokens",
+        12,
+        "--temperature",
+        0.7,
+    )
     assert done.exit_code == 0, done.output
     assert tune("--temperature", 0.7).exit_code == 0
     first = DecodingConfig.load(kept)
-    assert (first.strategy, first.evidence) == ("autoregressive", {}), "nothing is tuned for greedy requests yet"
+    assert (first.strategy, first.evidence) == ("autoregressive", {}), (
+        "nothing is tuned for greedy requests yet"
+    )
     assert first.sampled is not None
     assert (first.sampled.temperature, first.sampled.evidence["temperature"]) == (0.7, 0.7)
     done = tune("--max-tokens", 7)
@@ -157,10 +260,17 @@ def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any],
     both = DecodingConfig.load(kept)
     assert both.sampled == first.sampled
     assert both.evidence["max_tokens"] == 7
-    assert both.provenance.trace_digest == both.evidence["trace_digest"] != first.sampled.evidence["trace_digest"]
+    assert (
+        both.provenance.trace_digest
+        == both.evidence["trace_digest"]
+        != first.sampled.evidence["trace_digest"]
+    )
     assert tune("--temperature", 0.7, "--max-tokens", 6).exit_code == 0
     again = DecodingConfig.load(kept)
-    assert (again.evidence, again.provenance.trace_digest) == (both.evidence, both.provenance.trace_digest)
+    assert (again.evidence, again.provenance.trace_digest) == (
+        both.evidence,
+        both.provenance.trace_digest,
+    )
     assert again.sampled is not None
     assert again.sampled.evidence["max_tokens"] == 6
     written = {p.name for p in (space / "cpu" / "reports").iterdir()}
@@ -168,8 +278,9 @@ def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any],
 
 
 @pytest.mark.slow
-def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
-                                                         empty_database: Path) -> None:
+def test_the_champion_is_asked_of_a_registry_that_exists(
+    tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path, empty_database: Path
+) -> None:
     from flows.loading import open_pair
     from flows.steps.tune import champion_decoding
     from registry.pairs import fetch, find_pair
@@ -187,7 +298,12 @@ def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any
     promote(Store(), "tiny", "cpu", made.version, verdict(made))
     served = champion_decoding(step)
     assert served is not None
-    assert (served_choice(served, 0.0), served_choice(served, 1.0)) == (StrategyChoice("spide", {"gamma": 4}), PLAIN)
+    assert (served_choice(served, 0.0), served_choice(served, 1.0)) == (
+        StrategyChoice("spide", {"gamma": 4}),
+        PLAIN,
+    )
     assert tune().exit_code == 0
     report = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
-    assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"
+    assert "gamma" in report["left_out"]["champion"], (
+        "it was released by another version: said, and left out"
+    )

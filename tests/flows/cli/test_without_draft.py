@@ -1,4 +1,5 @@
-"""A pair that has a target and a head, and no draft model: it is calibrated, and hybrid decodes with the head."""
+"""A pair that has a target and a head, and no draft model: it is calibrated, and hybrid decodes
+with the head."""
 
 from __future__ import annotations
 
@@ -45,15 +46,29 @@ def test_a_target_with_a_head_is_calibrated_and_drafts_with_it(run: Any, alone: 
 
     outputs = {}
     for strategy in ("autoregressive", "hybrid"):
-        done = run("generate", "--pair", alone, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 16)
+        done = run(
+            "generate",
+            "--pair",
+            alone,
+            "--strategy",
+            strategy,
+            "--prompt",
+            "the inn",
+            "--max-tokens",
+            16,
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         assert "measuring a hardware profile" not in done.stderr, "that of calibration is complete"
         outputs[strategy] = done.stdout
     assert outputs["hybrid"] == outputs["autoregressive"]
 
 
-@pytest.mark.parametrize(("option", "value"), [("--traces", "traces"), ("--temperature", 1), ("--prompts", "x.jsonl")])
-def test_options_that_read_traces_are_refused_without_a_draft(run: Any, alone: Path, option: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"), [("--traces", "traces"), ("--temperature", 1), ("--prompts", "x.jsonl")]
+)
+def test_options_that_read_traces_are_refused_without_a_draft(
+    run: Any, alone: Path, option: str, value: Any
+) -> None:
     refused = run("calibrate", "--pair", alone, option, value)
     assert refused.exit_code == 2
     assert f"{option}: only for pairs with a draft model" in refused.stderr

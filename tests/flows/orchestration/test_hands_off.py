@@ -1,7 +1,9 @@
-"""Hands off, for real: the default pair, its own tuner and gate, a Prefect server, an event, an automation.
+"""Hands off, for real: the default pair, its own tuner and gate, a Prefect server, an event, an
+automation.
 
-Sums are served until the prompts change to Spanish. Nobody does anything: the monitor finds it, its event starts the recalibration, and
-a new champion stands deployed. About a quarter of an hour on 2 idle cores; `-s` shows how far it is.
+Sums are served until the prompts change to Spanish. Nobody does anything: the monitor finds it, its
+event starts the recalibration, and a new champion stands deployed. About a quarter of an hour on 2
+idle cores; `-s` shows how far it is.
 """
 
 from __future__ import annotations
@@ -39,30 +41,6 @@ BAR = 15 * 60
 """Seconds from the change of prompts, as the monitor sees it, to the deployed champion."""
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @pytest.fixture(scope="module")
 def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, Any]:
     """Sums are served: a first champion, made of a spool by the same flow, run in this process."""
@@ -74,14 +52,21 @@ def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, 
     return made
 
 
-def test_ten_checks_on_unchanged_traffic_raise_nothing(champion: dict[str, Any], step: StepContext, place: Path) -> None:
+def test_ten_checks_on_unchanged_traffic_raise_nothing(
+    champion: dict[str, Any], step: StepContext, place: Path
+) -> None:
     pool = TraceSet(serve(step, place / "pool", languages.maths(150, seed=2))).read()
     for day in range(10):
-        report, _ = monitor_step.check(step.workspace, spool=traffic.spool(place / f"day-{day}", traffic.some(pool, 40, seed=day)))
+        report, _ = monitor_step.check(
+            step.workspace,
+            spool=traffic.spool(place / f"day-{day}", traffic.some(pool, 40, seed=day)),
+        )
         assert report.verdict == "steady", report.reasons
 
 
-def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[str, Any], step: StepContext, place: Path) -> None:
+def test_another_language_brings_a_new_champion_without_a_hand(
+    champion: dict[str, Any], step: StepContext, place: Path
+) -> None:
     from prefect.deployments import run_deployment
 
     spool = serve(step, place / "spanish", languages.spanish(60, seed=3))
@@ -97,13 +82,26 @@ def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[st
         wait(lambda: [run for run in runs() if run.name != seen.name], 60)
         wait(lambda: all(run.state is not None and run.state.is_final() for run in runs()), BAR)
         took = time.monotonic() - started
-        assert [run.state_name for run in runs()] == ["Completed", "Completed"], (place / "serve.log").read_text()[-3000:]
-    (folder,) = [path for path in (step.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
-                 and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")]
+        assert [run.state_name for run in runs()] == ["Completed", "Completed"], (
+            place / "serve.log"
+        ).read_text()[-3000:]
+    (folder,) = [
+        path
+        for path in (step.workspace.root / "recalibrations").iterdir()
+        if (path / "prompts.jsonl").is_file()
+        and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")
+    ]
     outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-    announce(f"hands off: {outcome['strategy']} {outcome['parameters']}, {outcome['over_champion']} over the old champion, in {took:.0f} s")
+    announce(
+        f"hands off: {outcome['strategy']} {outcome['parameters']}, "
+        f"{outcome['over_champion']} over the old champion, in {took:.0f} s"
+    )
     assert outcome["state"] == "deployed", outcome["checks"]
-    assert Store().get_aliases("release", "smollm2-135m.cpu")["champion"] == outcome["release"] > first
-    assert (place / "dist" / "smollm2-135m" / "current").resolve().name == f"{outcome['release']}-cpu"
+    assert (
+        Store().get_aliases("release", "smollm2-135m.cpu")["champion"] == outcome["release"] > first
+    )
+    assert (
+        place / "dist" / "smollm2-135m" / "current"
+    ).resolve().name == f"{outcome['release']}-cpu"
     assert outcome["over_champion"]["low"] > 1, outcome["over_champion"]
     assert took < BAR

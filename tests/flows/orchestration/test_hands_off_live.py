@@ -1,9 +1,12 @@
-"""Hands off with the live server: what it serves is what is watched, and what comes of that is what it serves next.
+"""Hands off with the live server: what it serves is what is watched, and what comes of that is what
+it serves next.
 
-Sums are asked of a server that runs the champion of sums, until the questions are Spanish. The server's own spool shows it: the monitor
-raises drift, its event starts the recalibration, the new bundle is deployed, and the running server goes over to it while it is asked.
-No request is lost, and what the new champion serves, with a draft model or without, is watched like what the old one
-served. About twenty minutes on 2 idle cores, of which the recalibration is most; `-s` shows how far it is.
+Sums are asked of a server that runs the champion of sums, until the questions are Spanish. The
+server's own spool shows it: the monitor raises drift, its event starts the recalibration, the new
+bundle is deployed, and the running server goes over to it while it is asked. No request is lost,
+and what the new champion serves, with a draft model or without, is watched like what the old one
+served. About twenty minutes on 2 idle cores, of which the recalibration is most; `-s` shows how far
+it is.
 """
 
 from __future__ import annotations
@@ -31,7 +34,15 @@ from flows.steps.monitor import DriftSettings, load_limits
 from registry.store import Store
 from serving.recording.trace import TraceSet
 from tests.support.loop import languages
-from tests.support.loop.unattended import place, prefect_at_work, runs, serve, settings_of, step, wait
+from tests.support.loop.unattended import (
+    place,
+    prefect_at_work,
+    runs,
+    serve,
+    settings_of,
+    step,
+    wait,
+)
 from tests.support.paths import REPO
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
@@ -44,15 +55,35 @@ BAR = 25 * 60
 WINDOW = load_limits().window
 """Prompts that the monitor looks at."""
 PAUSE = 5.0
-"""Seconds between two requests while a recalibration measures speeds: enough to see that none is lost, too few to disturb it."""
+"""Seconds between two requests while a recalibration measures speeds: enough to see that none is
+lost, too few to disturb it."""
 
 
 @contextmanager
 def server(bundle: Path, spool: Path, log: Path) -> Iterator[str]:
     """A running `draftwell-serve` that records everything, with texts: its address."""
-    command = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle), "--port", "0", "--slots", "2", "--max-context", "512",
-               "--threads", str(len(os.sched_getaffinity(0))), "--feedback-dir", str(spool), "--feedback-rate", "1", "--feedback-text",
-               "--feedback-per-minute", "10000"]
+    command = [
+        sys.executable,
+        "-m",
+        "serving.server.main",
+        "--bundle",
+        str(bundle),
+        "--port",
+        "0",
+        "--slots",
+        "2",
+        "--max-context",
+        "512",
+        "--threads",
+        str(len(os.sched_getaffinity(0))),
+        "--feedback-dir",
+        str(spool),
+        "--feedback-rate",
+        "1",
+        "--feedback-text",
+        "--feedback-per-minute",
+        "10000",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=REPO, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -77,7 +108,12 @@ class Client:
         """One greedy answer, as long as the champion's traces."""
         import httpx
 
-        body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": prompt.prompt}], "max_tokens": TOKENS, "temperature": 0}
+        body = {
+            "model": "smollm2-135m",
+            "messages": [{"role": "user", "content": prompt.prompt}],
+            "max_tokens": TOKENS,
+            "temperature": 0,
+        }
         try:
             answer = httpx.post(f"{self.address}/v1/chat/completions", json=body, timeout=300)
             self.answers.append((answer.status_code, answer.text))
@@ -91,7 +127,11 @@ class Client:
     @property
     def lost(self) -> list[tuple[int, str]]:
         """Answers that are none."""
-        return [(status, text) for status, text in self.answers if status != 200 or not json.loads(text)["usage"]["completion_tokens"]]
+        return [
+            (status, text)
+            for status, text in self.answers
+            if status != 200 or not json.loads(text)["usage"]["completion_tokens"]
+        ]
 
     def version(self) -> str:
         """Of the bundle that serves."""
@@ -120,24 +160,34 @@ class Client:
 
 
 def prompts_in(spool: Path) -> int:
-    """Different texts that a spool holds by now; shard by shard, because another release may record with other settings."""
+    """Different texts that a spool holds by now; shard by shard, because another release may record
+    with other settings."""
     import pyarrow.parquet as pq
 
-    return len({name for path in TraceSet(spool).shards for name in pq.read_table(path, columns=["prompt_id"]).column(0).to_pylist()})
+    return len(
+        {
+            name
+            for path in TraceSet(spool).shards
+            for name in pq.read_table(path, columns=["prompt_id"]).column(0).to_pylist()
+        }
+    )
 
 
 @pytest.fixture(scope="module")
 def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, Any]:
     """The champion of sums, made by the same flow, run in this process."""
     announce("hands off, live: a first champion, for sums")
-    made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, serve(step, place / "sums", languages.maths(40, seed=1))))
+    made: dict[str, Any] = recalibrate.recalibrate(
+        settings_of(place, serve(step, place / "sums", languages.maths(40, seed=1)))
+    )
     assert made["state"] == "deployed", made["checks"]
     announce(f"hands off, live: {made['strategy']} {made['parameters']}")
     return made
 
 
-def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(champion: dict[str, Any], step: StepContext,
-                                                                            place: Path) -> None:
+def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(
+    champion: dict[str, Any], step: StepContext, place: Path
+) -> None:
     from prefect.deployments import run_deployment
 
     spool, current = place / "live", place / "dist" / "smollm2-135m" / "current"
@@ -152,7 +202,8 @@ def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(cham
         announce(f"hands off, live: {len(sums)} sums served, traffic is {report.verdict}")
         assert report.verdict == "steady", report.reasons
 
-        client.ask_all(questions[:WINDOW])  # a window that still held sums would make a champion for both, and drift once more
+        # a window that still held sums would make a champion for both, and drift once more
+        client.ask_all(questions[:WINDOW])
         wait(lambda: prompts_in(spool) >= len(sums) + WINDOW, 60)
         settings: DriftSettings = settings_of(place, spool)
         with prefect_at_work(place), client.asking(questions[WINDOW : WINDOW + 10]):
@@ -164,28 +215,48 @@ def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(cham
             assert seen.state.is_completed(), seen.state
             wait(lambda: [run for run in runs() if run.name != seen.name], 60)
             wait(lambda: all(run.state is not None and run.state.is_final() for run in runs()), BAR)
-            assert [run.state_name for run in runs()] == ["Completed", "Completed"], (place / "serve.log").read_text()[-3000:]
+            assert [run.state_name for run in runs()] == ["Completed", "Completed"], (
+                place / "serve.log"
+            ).read_text()[-3000:]
             wait(lambda: client.version() != first, 120)
             took = time.monotonic() - started
         second = client.version()
-        announce(f"hands off, live: release {second} serves instead of {first} after {took:.0f} s; {len(client.answers)} answers")
+        announce(
+            f"hands off, live: release {second} serves instead of {first} after {took:.0f} "
+            f"s; {len(client.answers)} answers"
+        )
         recorded = prompts_in(spool)
         client.ask_all(questions[WINDOW + 10 :])
         wait(lambda: prompts_in(spool) >= recorded + 40, 60)
         report, new = monitor_step.check(step.workspace, spool=spool)
-        announce(f"hands off, live: 40 more questions served by {new.artifacts['decoding_config'].strategy}, traffic is {report.verdict}")  # type: ignore[attr-defined]
+        announce(
+            "hands off, live: 40 more questions served by "
+            f"{new.artifacts['decoding_config'].strategy}, traffic is {report.verdict}"
+        )  # type: ignore[attr-defined]
         assert report.verdict == "steady", report.reasons
         assert client.lost == []
-        assert Store().get_aliases("release", "smollm2-135m.cpu")["champion"] == int(second) > int(first)
+        assert (
+            Store().get_aliases("release", "smollm2-135m.cpu")["champion"]
+            == int(second)
+            > int(first)
+        )
         assert current.resolve().name == f"{second}-cpu"
         assert took < BAR
-    kept = json.loads((step.workspace.root / "recalibrations" / folder_of_spanish(step) / "outcome.json").read_text(encoding="utf-8"))
+    kept = json.loads(
+        (
+            step.workspace.root / "recalibrations" / folder_of_spanish(step) / "outcome.json"
+        ).read_text(encoding="utf-8")
+    )
     assert kept["state"] == "deployed"
     assert not [path for path in spool.iterdir() if path.name.startswith(".")]
 
 
 def folder_of_spanish(step: StepContext) -> str:
     """The recalibration whose prompts are questions."""
-    (folder,) = [path.name for path in (step.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
-                 and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")]
+    (folder,) = [
+        path.name
+        for path in (step.workspace.root / "recalibrations").iterdir()
+        if (path / "prompts.jsonl").is_file()
+        and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")
+    ]
     return folder

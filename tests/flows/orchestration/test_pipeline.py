@@ -18,7 +18,8 @@ from registry.store import Store
 from serving.artifacts.pair_files import draftwell_home
 from serving.recording.trace import TraceSet
 
-pytestmark = pytest.mark.slow  # the first test runs the whole loop: a minute, three on a busy machine
+# the first test runs the whole loop: a minute, three on a busy machine
+pytestmark = pytest.mark.slow
 JUDGED: list[tuple[dict[str, Any], int]] = []
 """Config and number of prompts of each gate of the first run."""
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
@@ -31,18 +32,38 @@ def results(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_file: Path) -> Callable[[], dict[str, Any]]:
+def run_pipeline(
+    prefect_server: None, results: Path, pair_file: Path, prompts_file: Path
+) -> Callable[[], dict[str, Any]]:
     """The pipeline on the tiny pair, small enough for seconds."""
-    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_RESULTS_PERSIST_BY_DEFAULT, temporary_settings
+    from prefect.settings import (
+        PREFECT_LOCAL_STORAGE_PATH,
+        PREFECT_RESULTS_PERSIST_BY_DEFAULT,
+        temporary_settings,
+    )
 
     from flows.orchestration.pipeline_flow import pipeline
     from flows.settings import PipelineSettings
 
-    settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
-                                tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, sampled_prompts=2, threads=1)
+    settings = PipelineSettings(
+        pair=str(pair_file),
+        prompts=prompts_file,
+        collect_prompts=8,
+        collect_tokens=16,
+        calibrate_prompts=2,
+        tune_prompts=2,
+        tune_tokens=8,
+        trials=3,
+        bench_prompts=2,
+        bench_tokens=8,
+        sampled_prompts=2,
+        threads=1,
+    )
 
     def run() -> dict[str, Any]:
-        with temporary_settings({PREFECT_RESULTS_PERSIST_BY_DEFAULT: True, PREFECT_LOCAL_STORAGE_PATH: results}):
+        with temporary_settings(
+            {PREFECT_RESULTS_PERSIST_BY_DEFAULT: True, PREFECT_LOCAL_STORAGE_PATH: results}
+        ):
             return dict(pipeline(settings))
 
     return run
@@ -50,13 +71,21 @@ def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_f
 
 @pytest.fixture(scope="module")
 def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A first run whose gate refuses what was tuned, whatever this machine's speed says of it: first for sampled requests, then for all."""
+    """A first run whose gate refuses what was tuned, whatever this machine's speed says of it:
+    first for sampled requests, then for all."""
     import flows.orchestration.release_tasks
 
     gate = flows.orchestration.release_tasks.gate_release
-    verdicts = [{"passed": False, "checks": [{"name": "sampled speedup", "passed": False, "enough": False, "detail": "1.1"},
-                                             {"name": "speedup", "passed": True, "detail": "fine"}]},
-                {"passed": False, "checks": [{"name": "speedup", "passed": False, "detail": "too slow"}]}]
+    verdicts = [
+        {
+            "passed": False,
+            "checks": [
+                {"name": "sampled speedup", "passed": False, "enough": False, "detail": "1.1"},
+                {"name": "speedup", "passed": True, "detail": "fine"},
+            ],
+        },
+        {"passed": False, "checks": [{"name": "speedup", "passed": False, "detail": "too slow"}]},
+    ]
 
     def refuse(step: Any, prompts: Any, settings: Any, **options: Any) -> dict[str, Any]:
         result = gate(step, prompts, settings, **options)
@@ -70,7 +99,9 @@ def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(refused_once: dict[str, Any], run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def made(
+    refused_once: dict[str, Any], run_pipeline: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """A second run, with a champion in place."""
     return run_pipeline()
 
@@ -79,24 +110,37 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
     assert refused_once["passed"] is True
     assert (refused_once["strategy"], refused_once["parameters"]) == ("autoregressive", {})
     assert refused_once["reason"].endswith("refused by the gate: too slow")
-    assert (refused_once["release"], refused_once["verdict"], refused_once["sampled"]) == (3, "passed", None)
-    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(refused_once["report"]["strategies"]), \
-        "all in one run, whatever the second release's has"
+    assert (refused_once["release"], refused_once["verdict"], refused_once["sampled"]) == (
+        3,
+        "passed",
+        None,
+    )
+    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(
+        refused_once["report"]["strategies"]
+    ), "all in one run, whatever the second release's has"
 
 
-def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(refused_once: dict[str, Any]) -> None:
+def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(
+    refused_once: dict[str, Any],
+) -> None:
     (first, _), (second, prompts), (third, few) = JUDGED
     assert first["sampled"]["temperature"] == second["sampled"]["temperature"] == 1.0
     assert first["sampled"]["evidence"]["trace_digest"] != first["evidence"]["trace_digest"]
-    assert "spide" not in first["sampled"]["evidence"]["left_out"], "its table has counts of sampled texts"
+    assert "spide" not in first["sampled"]["evidence"]["left_out"], (
+        "its table has counts of sampled texts"
+    )
     assert second["sampled"]["strategy"] == "autoregressive"
     assert "the gate had not enough evidence for it: 1.1" in second["sampled"]["evidence"]["reason"]
-    assert (second["strategy"], second["evidence"]) == (first["strategy"], first["evidence"]), "the greedy choice stays"
+    assert (second["strategy"], second["evidence"]) == (first["strategy"], first["evidence"]), (
+        "the greedy choice stays"
+    )
     assert "sampled" not in third
     assert (prompts, few) == (2, 2)
 
 
-def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any], place: Path) -> None:
+def test_the_plain_release_is_what_its_bundle_holds(
+    refused_once: dict[str, Any], place: Path
+) -> None:
     from serving.bundle.bundle import open_bundle
 
     config: Any = open_bundle(place / refused_once["bundle"]).artifacts()["decoding_config"]
@@ -105,7 +149,9 @@ def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any]
     assert config.evidence["choice"] == {"strategy": "autoregressive", "parameters": {}}
 
 
-def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path) -> None:
+def test_gate_and_promote_again(
+    refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path
+) -> None:
     """By hand, for a pair of one's own, which no baseline is recorded for."""
     few = ("--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8)
     done = run("gate", *few)
@@ -117,8 +163,11 @@ def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_fil
     assert "is the champion" in done.stdout
 
 
-def test_ends_with_a_champion(refused_once: dict[str, Any], made: dict[str, Any], place: Path) -> None:
-    """Speed decides whether the second choice passes; either way the champion passed, and `current` leads to its bundle."""
+def test_ends_with_a_champion(
+    refused_once: dict[str, Any], made: dict[str, Any], place: Path
+) -> None:
+    """Speed decides whether the second choice passes; either way the champion passed, and `current`
+    leads to its bundle."""
     from registry.releases import find_release, gate_record
     from serving.bundle.bundle import open_bundle
 
@@ -152,13 +201,23 @@ def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) 
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
-    (of_table, *_) = [step for step in rows["hybrid"]["made_from"] if step["what"] == "acceptance_table"]
+    (of_table, *_) = [
+        step for step in rows["hybrid"]["made_from"] if step["what"] == "acceptance_table"
+    ]
     assert (of_table["where"], of_table["made_from"][0]["digest"]) == ("registry", digest)
     config = rows[shown(made)]["made_from"][0]
     assert (config["what"], config["where"]) == ("decoding_config", "registry")
-    assert {"acceptance_table", "verifier", "trace"} <= {step["what"] for step in config["made_from"]}
-    assert config["made_from"][-1] == {"what": "trace", "name": digest, "digest": digest, "where": str(space / "traces"),
-                                       "git_commit": None, "made_from": []}
+    assert {"acceptance_table", "verifier", "trace"} <= {
+        step["what"] for step in config["made_from"]
+    }
+    assert config["made_from"][-1] == {
+        "what": "trace",
+        "name": digest,
+        "digest": digest,
+        "where": str(space / "traces"),
+        "git_commit": None,
+        "made_from": [],
+    }
     top = run("lineage", "release.tiny.cpu@champion")
     assert top.exit_code == 0, (top.output, top.exception)
     assert digest[:12] in top.stdout
@@ -175,31 +234,47 @@ def test_the_gate_keeps_its_bench_and_the_cost_ratio(refused_once: dict[str, Any
     first = store.resolve("release", "tiny.cpu", 1)
     assert refused_once["report"]["cost_reference"] is not None
     assert store.metrics(first)["cost_ratio"] > 0
-    (folder,) = [file.path for file in store.client.list_artifacts(first.run_id, "gates") if file.is_dir]
-    assert "bench.json" in {Path(file.path).name for file in store.client.list_artifacts(first.run_id, folder)}
+    (folder,) = [
+        file.path for file in store.client.list_artifacts(first.run_id, "gates") if file.is_dir
+    ]
+    assert "bench.json" in {
+        Path(file.path).name for file in store.client.list_artifacts(first.run_id, folder)
+    }
 
 
 def test_the_tuning_report_is_published_with_the_choice(made: dict[str, Any]) -> None:
     store = Store()
-    kept = store.resolve("decoding_config", "tiny", store.versions("decoding_config", "tiny")[-1].version)
+    kept = store.resolve(
+        "decoding_config", "tiny", store.versions("decoding_config", "tiny")[-1].version
+    )
     files = {Path(file.path).name for file in store.client.list_artifacts(kept.run_id, "plots")}
     assert "tuning.html" in files
-    assert {name for name in files if name != "tuning.html" and not name.startswith("tuning_")} == set()
-    page = (draftwell_home() / "pairs" / "tiny" / "float32" / "cpu" / "reports" / "tuning.html").read_text()
+    assert {
+        name for name in files if name != "tuning.html" and not name.startswith("tuning_")
+    } == set()
+    page = (
+        draftwell_home() / "pairs" / "tiny" / "float32" / "cpu" / "reports" / "tuning.html"
+    ).read_text()
     assert "Tuning of tiny" in page
     assert "data:image/png;base64," in page
 
 
 def test_results_are_json(refused_once: dict[str, Any], results: Path) -> None:
-    """Prefect's default is pickle, which runs code when it is read; here the results are kept, as a deployment may ask for."""
+    """Prefect's default is pickle, which runs code when it is read; here the results are kept, as a
+    deployment may ask for."""
     kept = [json.loads(path.read_bytes()) for path in results.iterdir()]
     assert json.loads(json.dumps(refused_once)) in kept
 
 
-@pytest.mark.parametrize("module", [learn, release, pipeline], ids=lambda module: str(module.__name__))
+@pytest.mark.parametrize(
+    "module", [learn, release, pipeline], ids=lambda module: str(module.__name__)
+)
 def test_every_task_and_flow_asks_for_json_and_runs_each_time(module: Any) -> None:
-    """A task that was skipped because its parameters are the same as before would publish the old artifacts."""
+    """A task that was skipped because its parameters are the same as before would publish the old
+    artifacts."""
     found = [value for value in vars(module).values() if isinstance(value, Flow | Task)]
     assert found
     assert [value.name for value in found if value.result_serializer != "json"] == []
-    assert [value.name for value in found if isinstance(value, Task) and value.cache_policy != NO_CACHE] == []
+    assert [
+        value.name for value in found if isinstance(value, Task) and value.cache_policy != NO_CACHE
+    ] == []

@@ -1,4 +1,5 @@
-"""Regressions planted into the default pair, each ten times, and ten re-runs of an unchanged candidate: on this machine's clock.
+"""Regressions planted into the default pair, each ten times, and ten re-runs of an unchanged
+candidate: on this machine's clock.
 
 `make soak` runs them, `-k clock` those that need two idle cores.
 """
@@ -45,7 +46,8 @@ CHOICE = StrategyChoice("prompt_lookup")
 """What the default pair is served with, or like: faster than plain decoding on most prompts."""
 PROMPTS, TOKENS = 8, 32
 ACCEPTANCE = "vanilla_sd: acceptance"
-"""The check that an acceptance drop must fail; so large a drop moves the other counts by more than 1 % too."""
+"""The check that an acceptance drop must fail; so large a drop moves the other counts by more than
+1 % too."""
 LOSSY = [(name, {}) for name in ("sprinter", "csd", "fuzzy_sd", "lossy_sd")]
 """Lossy at temperature 0 too, unlike mentored decoding."""
 
@@ -83,7 +85,8 @@ def resources(space: Any, pair: LoadedPair) -> StrategyResources:
 
 @pytest.fixture(scope="module")
 def spide_resources(space: Any, pair: LoadedPair) -> StrategyResources:
-    """With a hardware profile, whose measuring takes minutes where the machine has no instructions for bfloat16."""
+    """With a hardware profile, whose measuring takes minutes where the machine has no instructions
+    for bfloat16."""
     return space.resources(pair, ("spide",))  # type: ignore[no-any-return]
 
 
@@ -92,16 +95,31 @@ def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceS
     """Texts of the target and of the draft."""
     from tests.support.collecting import collect_traces
 
-    return collect_traces(pair, demo_prompts(16), tmp_path_factory.mktemp("t") / "traces", max_tokens=32, rollout=8, batch=4,
-                   prefix_kinds=("target", "draft"))
+    return collect_traces(
+        pair,
+        demo_prompts(16),
+        tmp_path_factory.mktemp("t") / "traces",
+        max_tokens=32,
+        rollout=8,
+        batch=4,
+        prefix_kinds=("target", "draft"),
+    )
 
 
 def gated(space: Any, pair: LoadedPair) -> GateVerdict:
-    """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
+    """The measured part of the gate: candidate and champion decode with the same config,
+    interleaved with plain decoding."""
     space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
     rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
     judging = BenchJudge(CHOICE.name, dict(CHOICE.parameters), THRESHOLDS)
-    return measured(StepContext(space, pair), demo_prompts(PROMPTS), judging, resources, rival, GateSettings(max_tokens=TOKENS))[1]
+    return measured(
+        StepContext(space, pair),
+        demo_prompts(PROMPTS),
+        judging,
+        resources,
+        rival,
+        GateSettings(max_tokens=TOKENS),
+    )[1]
 
 
 @pytest.fixture
@@ -127,10 +145,18 @@ def failed(verdict: GateVerdict) -> list[str]:
 def test_clock_an_unchanged_candidate_never_fails(space: Any, timed: LoadedPair) -> None:
     """Nor is it left open as a rule: a gate that never decides would promote nothing."""
     verdicts = [gated(space, timed) for _ in TIMES]
-    details = [[check.detail for check in verdict.checks if not check.passed] for verdict in verdicts]
-    assert all({"speedup", "regression", "time per token"} <= {check.name for check in verdict.checks} for verdict in verdicts)
+    details = [
+        [check.detail for check in verdict.checks if not check.passed] for verdict in verdicts
+    ]
+    assert all(
+        {"speedup", "regression", "time per token"} <= {check.name for check in verdict.checks}
+        for verdict in verdicts
+    )
     assert [failed(verdict) for verdict in verdicts] == [[]] * len(TIMES), details
-    same = [next(check for check in verdict.checks if check.name == "regression") for verdict in verdicts]
+    same = [
+        next(check for check in verdict.checks if check.name == "regression")
+        for verdict in verdicts
+    ]
     assert sum(check.passed for check in same) >= len(TIMES) / 2, details
 
 
@@ -142,23 +168,36 @@ def test_clock_15_percent_slower_is_caught(space: Any, timed: LoadedPair, time: 
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_worse_verifier_is_caught(resources: StrategyResources, traces: TraceSet, seed: int) -> None:
+def test_a_worse_verifier_is_caught(
+    resources: StrategyResources, traces: TraceSet, seed: int
+) -> None:
     """Half of what it learnt is noise."""
     fine: Any = resources.artifacts["verifier"]
-    noise = torch.randn(fine.weight.shape, generator=torch.Generator().manual_seed(seed)) * fine.weight.std()
-    worse = Verifier(fine.weight + noise, fine.bias, fine.features, fine.threshold, fine.ratio, fine.provenance)
+    noise = (
+        torch.randn(fine.weight.shape, generator=torch.Generator().manual_seed(seed))
+        * fine.weight.std()
+    )
+    worse = Verifier(
+        fine.weight + noise, fine.bias, fine.features, fine.threshold, fine.ratio, fine.provenance
+    )
     found, notes = predictions({"verifier": worse}, {"verifier": fine}, traces)
     assert notes == []
     assert failed(judge_predictions(found, THRESHOLDS)) == ["verifier predicts"]
-    assert judge_predictions(predictions({"verifier": fine}, {"verifier": fine}, traces)[0], THRESHOLDS).passed
+    assert judge_predictions(
+        predictions({"verifier": fine}, {"verifier": fine}, traces)[0], THRESHOLDS
+    ).passed
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_shuffled_table_is_caught(spide_resources: StrategyResources, traces: TraceSet, seed: int) -> None:
+def test_a_shuffled_table_is_caught(
+    spide_resources: StrategyResources, traces: TraceSet, seed: int
+) -> None:
     fine: Any = spide_resources.artifacts["acceptance_table"]
     order = list(range(20))
     random.Random(seed).shuffle(order)
-    shuffled = AcceptanceTable([fine.total[i] for i in order], [fine.accepted[i] for i in order], fine.provenance)
+    shuffled = AcceptanceTable(
+        [fine.total[i] for i in order], [fine.accepted[i] for i in order], fine.provenance
+    )
     found, _ = predictions({"acceptance_table": shuffled}, {"acceptance_table": fine}, traces)
     assert failed(judge_predictions(found, THRESHOLDS)) == ["acceptance_table predicts"]
 
@@ -167,19 +206,33 @@ def test_a_shuffled_table_is_caught(spide_resources: StrategyResources, traces: 
 def test_a_lossy_config_called_lossless_is_caught(
     exact: LoadedPair, resources: StrategyResources, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of four lossy strategies on two or three sets of prompts; on one of them all that sprinter trusts is right."""
+    """Each of four lossy strategies on two or three sets of prompts; on one of them all that
+    sprinter trusts is right."""
     name, parameters = LOSSY[number % len(LOSSY)]
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(OutputReader(exact, IDENTITY_TOKENS), resources, StrategyChoice(name, parameters), prompts)
-    assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == ["identical outputs"], entry.per_prompt
+    entry = identity_entry(
+        OutputReader(exact, IDENTITY_TOKENS), resources, StrategyChoice(name, parameters), prompts
+    )
+    assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == [
+        "identical outputs"
+    ], entry.per_prompt
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
-def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
-    entry = identity_entry(OutputReader(exact, IDENTITY_TOKENS), spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS))
-    assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, entry.per_prompt
+def test_a_lossless_config_is_none(
+    exact: LoadedPair, spide_resources: StrategyResources, name: str
+) -> None:
+    entry = identity_entry(
+        OutputReader(exact, IDENTITY_TOKENS),
+        spide_resources,
+        StrategyChoice(name),
+        demo_prompts(IDENTITY_PROMPTS),
+    )
+    assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, (
+        entry.per_prompt
+    )
 
 
 def counted(exact: LoadedPair, prompts: Sequence[Prompt]) -> CountsReport:
@@ -220,7 +273,9 @@ def second_choices(exact: LoadedPair, seed: int, prompts: Sequence[Prompt]) -> I
             if row.prefill:
                 faulty[row.slot] = any(row.tokens[: len(ids)] == ids for ids in beginnings)
             if faulty[row.slot]:
-                outputs[number] = Output(swapped(out.compact, seed), out.hidden, out.support, out.vocab_size)
+                outputs[number] = Output(
+                    swapped(out.compact, seed), out.hidden, out.support, out.vocab_size
+                )
         return outputs
 
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +286,8 @@ def second_choices(exact: LoadedPair, seed: int, prompts: Sequence[Prompt]) -> I
 def swapped(logits: torch.Tensor, seed: int) -> torch.Tensor:
     """`[positions, columns]` with first and second choice exchanged at a quarter of the positions.
 
-    Which ones, the seed and their likeliest tokens say: what a prompt counts then does not depend on what ran before it.
+    Which ones, the seed and their likeliest tokens say: what a prompt counts then does not depend
+    on what ran before it.
     """
     logits = logits.clone()
     for row in logits:
@@ -241,38 +297,52 @@ def swapped(logits: torch.Tensor, seed: int) -> torch.Tensor:
     return logits
 
 
-def mixtures(exact: LoadedPair, sound: list[dict[str, Any]], seed: int) -> Iterator[tuple[list[Prompt], dict[str, int]]]:
+def mixtures(
+    exact: LoadedPair, sound: list[dict[str, Any]], seed: int
+) -> Iterator[tuple[list[Prompt], dict[str, int]]]:
     """Some prompts, and the counts over all prompts when the draft is faulty in just these.
 
-    Requests do not depend on each other, so their counts add up: each prompt is decoded once with the fault, and that only when
-    all mixtures of the prompts before it have been looked at.
+    Requests do not depend on each other, so their counts add up: each prompt is decoded once with
+    the fault, and that only when all mixtures of the prompts before it have been looked at.
     """
     prompts = demo_prompts(PROMPTS)
     faulty: dict[int, dict[str, Any]] = {}
     for newest in random.Random(seed).sample(range(PROMPTS), PROMPTS):
         with second_choices(exact, seed, [prompts[newest]]):
             counts = vanilla(counted(exact, [prompts[newest]]))
-        for others in chain.from_iterable(combinations(faulty, size) for size in range(len(faulty) + 1)):
+        for others in chain.from_iterable(
+            combinations(faulty, size) for size in range(len(faulty) + 1)
+        ):
             mixed = {**dict(enumerate(sound)), **{i: faulty[i] for i in others}, newest: counts}
-            yield [prompts[i] for i in (*others, newest)], {name: sum(part[name] for part in mixed.values()) for name in COUNTS}
+            yield (
+                [prompts[i] for i in (*others, newest)],
+                {name: sum(part[name] for part in mixed.values()) for name in COUNTS},
+            )
         faulty[newest] = counts
 
 
-def drop_of_3_percent(exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]],
-                      seed: int) -> tuple[list[Prompt], dict[str, int]]:
-    """The first mixture that leaves 96 to 97 % of the acceptance rate; those on the way that lose less than 2 % do not fail for it."""
+def drop_of_3_percent(
+    exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]], seed: int
+) -> tuple[list[Prompt], dict[str, int]]:
+    """The first mixture that leaves 96 to 97 % of the acceptance rate; those on the way that lose
+    less than 2 % do not fail for it."""
     for prompts, counts in mixtures(exact, sound, seed):
         share = share_left(counts, vanilla(recorded))
         if 0.96 <= share <= 0.97:
             return prompts, counts
-        summed = recorded.model_copy(update={"strategies": {"vanilla_sd": StrategyCounts(**counts, output_digest="")}})
-        assert share < 0.98 or ACCEPTANCE not in failed(compare_with_baseline(summed, recorded, THRESHOLDS))
+        summed = recorded.model_copy(
+            update={"strategies": {"vanilla_sd": StrategyCounts(**counts, output_digest="")}}
+        )
+        assert share < 0.98 or ACCEPTANCE not in failed(
+            compare_with_baseline(summed, recorded, THRESHOLDS)
+        )
     pytest.fail("no mixture leaves 96 to 97 % of the acceptance rate")
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_an_acceptance_drop_of_3_percent_is_caught(exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]],
-                                                   seed: int) -> None:
+def test_an_acceptance_drop_of_3_percent_is_caught(
+    exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]], seed: int
+) -> None:
     """And not of much more, which anything would catch."""
     prompts, counts = drop_of_3_percent(exact, recorded, sound, seed)
     with second_choices(exact, seed, prompts):

@@ -1,6 +1,8 @@
-"""A real Prefect server and worker: a cron deployment creates runs, and they complete; a killed run loses nothing.
+"""A real Prefect server and worker: a cron deployment creates runs, and they complete; a killed run
+loses nothing.
 
-With SQLAlchemy 2.1 cron schedules of Prefect 3.8 never fire, and nothing says so: this is the test that would.
+With SQLAlchemy 2.1 cron schedules of Prefect 3.8 never fire, and nothing says so: this is the test
+that would.
 """
 
 from __future__ import annotations
@@ -35,12 +37,18 @@ from tests.support.loop import secrets
 from tests.support.loop.tiny_files import PROMPTS
 from tests.support.paths import REPO
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc"),
+]
 
 PATIENCE = 300.0
 """Seconds that anything may take on a busy machine."""
-SECRETS = {**{name: value for name, value in secrets.SECRETS.items() if name != "PREFECT_API_KEY"},  # the cloud's, instead of the next
-           "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server"}
+# the cloud's, instead of the next
+SECRETS = {
+    **{name: value for name, value in secrets.SECRETS.items() if name != "PREFECT_API_KEY"},
+    "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server",
+}
 """What server and worker have in their environment; the last is asked for with every request."""
 MANY = 96
 """Prompts of the run that is killed: three shards."""
@@ -53,7 +61,9 @@ def wait_for(what: str, found: Callable[[], Any], log: Path | None = None) -> An
         if result := found():
             return result
         time.sleep(0.1)
-    raise AssertionError(f"{what}: not within {PATIENCE:.0f} s" + (f"\n{log.read_text()[-3000:]}" if log else ""))
+    raise AssertionError(
+        f"{what}: not within {PATIENCE:.0f} s" + (f"\n{log.read_text()[-3000:]}" if log else "")
+    )
 
 
 def free_port() -> int:
@@ -81,16 +91,26 @@ def descendants(pid: int) -> list[int]:
 
 def command_of(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     return ""
 
 
 @contextlib.contextmanager
-def running(log: Path, environment: dict[str, str], *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    log: Path, environment: dict[str, str], *command: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with the block, and every process that it has started."""
     with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", *command], cwd=REPO, env=environment, stdout=file, stderr=subprocess.STDOUT,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=REPO,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -111,22 +131,44 @@ class Place:
         self.folder, self.pair, self.home = folder, pair, folder / "draftwell"
         self.url = f"http://127.0.0.1:{free_port()}"
         self.prompts = folder / "prompts.jsonl"
-        self.prompts.write_text("".join(json.dumps({"prompt": f"{PROMPTS[i % len(PROMPTS)]} {i}"}) + "\n" for i in range(MANY + 2)))
+        self.prompts.write_text(
+            "".join(
+                json.dumps({"prompt": f"{PROMPTS[i % len(PROMPTS)]} {i}"}) + "\n"
+                for i in range(MANY + 2)
+            )
+        )
         self.traces = self.home / "pairs" / "tiny" / "float32" / "traces"
-        self.environment = {**os.environ, **SECRETS, "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
-                            "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1",
-                            "DRAFTWELL_HOME": str(self.home), "DRAFTWELL_MODELS": str(folder / "models"),
-                            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PREFECT_HOME": str(folder / "prefect"),
-                            "PREFECT_API_URL": f"{self.url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                            "PREFECT_WORKER_QUERY_SECONDS": "2",
-                            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_LEASES,  # as under `make prefect-server`
-                            "PREFECT_LOGGING_LEVEL": "INFO"}  # commands that other tests have called in this process want less
+        self.environment = {
+            **os.environ,
+            **SECRETS,
+            "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+            "DO_NOT_TRACK": "1",
+            "DRAFTWELL_HOME": str(self.home),
+            "DRAFTWELL_MODELS": str(folder / "models"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_API_URL": f"{self.url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            # as under `make prefect-server`
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_LEASES,
+            # commands that other tests have called in this process want less
+            "PREFECT_LOGGING_LEVEL": "INFO",
+        }
         self.server_log, self.worker_log = folder / "server.log", folder / "worker.log"
         self.worker: subprocess.Popen[bytes] | None = None
 
     def settings(self, prompts: int) -> PipelineSettings:
-        return PipelineSettings(pair=str(self.pair), prompts=self.prompts, bench_prompts=2, collect_prompts=prompts, collect_tokens=24,
-                                threads=1)
+        return PipelineSettings(
+            pair=str(self.pair),
+            prompts=self.prompts,
+            bench_prompts=2,
+            collect_prompts=prompts,
+            collect_tokens=24,
+            threads=1,
+        )
 
     def deployments_file(self) -> Path:
         """prefect.yaml with collection every minute, and everything else on New Year."""
@@ -134,7 +176,9 @@ class Place:
         for deployment in contents["deployments"]:
             every_minute = deployment["entrypoint"].endswith(":collection")
             if every_minute or deployment.get("schedules"):
-                deployment["schedules"] = [{"cron": "* * * * *" if every_minute else "0 0 1 1 *", "timezone": "UTC"}]
+                deployment["schedules"] = [
+                    {"cron": "* * * * *" if every_minute else "0 0 1 1 *", "timezone": "UTC"}
+                ]
         file = self.folder / "prefect.yaml"
         file.write_text(yaml.safe_dump(contents))
         return file
@@ -142,10 +186,34 @@ class Place:
     def schedule(self) -> str:
         """`draftwell schedule`; returns what it printed."""
         settings = self.settings(4)
-        given = [f"--set={name}={value}" for name, value in settings.model_dump(exclude_unset=True, exclude={"pair", "prompts"}).items()]
-        command = [sys.executable, "-m", "flows.cli.main", "schedule", "--pair", str(self.pair), "--prompts", str(self.prompts),
-                   "--file", str(self.deployments_file()), *given]
-        done = subprocess.run(command, cwd=REPO, env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        given = [
+            f"--set={name}={value}"
+            for name, value in settings.model_dump(
+                exclude_unset=True, exclude={"pair", "prompts"}
+            ).items()
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "flows.cli.main",
+            "schedule",
+            "--pair",
+            str(self.pair),
+            "--prompts",
+            str(self.prompts),
+            "--file",
+            str(self.deployments_file()),
+            *given,
+        ]
+        done = subprocess.run(
+            command,
+            cwd=REPO,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -161,7 +229,10 @@ class Place:
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-        ours = {PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: SECRETS["PREFECT_API_AUTH_STRING"]}
+        ours = {
+            PREFECT_API_URL: f"{self.url}/api",
+            PREFECT_API_AUTH_STRING: SECRETS["PREFECT_API_AUTH_STRING"],
+        }
         with temporary_settings(ours), get_client(sync_client=True) as client:
             yield client
 
@@ -170,19 +241,29 @@ class Place:
         from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 
         with self.client() as client:
-            found = client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])))
+            found = client.read_flow_runs(
+                deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+            )
         return sorted(found, key=lambda run: run.expected_start_time)
 
     def ended(self, run: UUID) -> Any:
         """A flow run once it is over."""
         with self.client() as client:
-            return wait_for(f"the end of run {run}", lambda: over(client.read_flow_run(run)), self.worker_log)
+            return wait_for(
+                f"the end of run {run}", lambda: over(client.read_flow_run(run)), self.worker_log
+            )
 
     def engine(self) -> int | None:
         """The process that runs a flow."""
         assert self.worker is not None
-        return next((pid for pid in descendants(self.worker.pid) if "prefect.engine" in command_of(pid)
-                     or "_workspace_supervisor" in command_of(pid)), None)
+        return next(
+            (
+                pid
+                for pid in descendants(self.worker.pid)
+                if "prefect.engine" in command_of(pid) or "_workspace_supervisor" in command_of(pid)
+            ),
+            None,
+        )
 
 
 def over(run: Any) -> Any:
@@ -205,7 +286,17 @@ def begun(shards: TraceSet, old: os.stat_result) -> bool:
 def serving(place: Place) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """The server of a place, while the block runs."""
     port = place.url.rpartition(":")[2]
-    return running(place.server_log, place.environment, "prefect", "server", "start", "--host", "127.0.0.1", "--port", port)
+    return running(
+        place.server_log,
+        place.environment,
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +307,19 @@ def place(tmp_path_factory: pytest.TempPathFactory, pair_file: Path) -> Iterator
         stack.enter_context(serving(made))
         wait_for("the server", made.answers, made.server_log)
         made.said = made.schedule()  # type: ignore[attr-defined]
-        made.worker = stack.enter_context(running(made.worker_log, made.environment, "prefect", "worker", "start", "--pool", "draftwell",
-                                                  "--type", "process"))
+        made.worker = stack.enter_context(
+            running(
+                made.worker_log,
+                made.environment,
+                "prefect",
+                "worker",
+                "start",
+                "--pool",
+                "draftwell",
+                "--type",
+                "process",
+            )
+        )
         yield made
 
 
@@ -231,37 +333,65 @@ def deployment(place: Place) -> Any:
 @pytest.fixture(scope="module")
 def first(place: Place, deployment: Any) -> Any:
     """The first run that the cron schedule created, once it is over; the schedule rests then."""
-    run = wait_for("a run", lambda: next(filter(ran, place.runs(deployment.id)), None), place.worker_log)
+    run = wait_for(
+        "a run", lambda: next(filter(ran, place.runs(deployment.id)), None), place.worker_log
+    )
     with place.client() as client:
         client.pause_deployment(deployment.id)
     return run
 
 
-def test_a_cron_deployment_creates_and_completes_runs(place: Place, deployment: Any, first: Any) -> None:
+def test_a_cron_deployment_creates_and_completes_runs(
+    place: Place, deployment: Any, first: Any
+) -> None:
     assert [schedule.schedule.cron for schedule in deployment.schedules] == ["* * * * *"]
     assert first.auto_scheduled is True
     assert first.created_by.type == "SCHEDULE"
     assert first.state.is_completed(), place.worker_log.read_text()[-3000:]
     assert first.expected_start_time.second == 0
     assert first.parameters["settings"]["collect_prompts"] == 4
-    assert len({row["prompt_id"] for row in TraceSet(place.traces).read(["prompt_id"]).to_pylist()}) == 4
+    assert (
+        len({row["prompt_id"] for row in TraceSet(place.traces).read(["prompt_id"]).to_pylist()})
+        == 4
+    )
 
 
 def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import (
+        ArtifactFilter,
+        ArtifactFilterKey,
+        FlowRunFilter,
+        FlowRunFilterId,
+    )
 
     with place.client() as client:
-        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[first.id])))
-        shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["collection-tiny"])))
-    assert {task.name.rpartition("-")[0] for task in tasks} == {"collection", "take prompts of served traffic"}
+        tasks = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[first.id]))
+        )
+        shown = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["collection-tiny"]))
+        )
+    assert {task.name.rpartition("-")[0] for task in tasks} == {
+        "collection",
+        "take prompts of served traffic",
+    }
     assert json.loads(shown[-1].data)[0]["digest"]
 
 
 def test_the_command_says_what_it_made(place: Place) -> None:
     said = place.said  # type: ignore[attr-defined]
-    for words in ("weekly/tiny-cpu", "sync/tiny-cpu", "collection/tiny-cpu", "tuning/tiny-cpu", "cron * * * * *", "event draftwell.drift",
-                  "by hand",
-                  "work pool draftwell (process)", "pair-tiny = 1, gpu-slot = 1", f"UI: {place.url}"):
+    for words in (
+        "weekly/tiny-cpu",
+        "sync/tiny-cpu",
+        "collection/tiny-cpu",
+        "tuning/tiny-cpu",
+        "cron * * * * *",
+        "event draftwell.drift",
+        "by hand",
+        "work pool draftwell (process)",
+        "pair-tiny = 1, gpu-slot = 1",
+        f"UI: {place.url}",
+    ):
         assert words in said
 
 
@@ -269,7 +399,11 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
     def state() -> Any:
         with place.client() as client:
             deployments = {d.name + d.entrypoint: d.id for d in client.read_deployments()}
-            return deployments, {a.name for a in client.read_automations()}, [p.name for p in client.read_work_pools()]
+            return (
+                deployments,
+                {a.name for a in client.read_automations()},
+                [p.name for p in client.read_work_pools()],
+            )
 
     before = state()
     assert len(before[0]) == len(yaml.safe_load((REPO / "prefect.yaml").read_text())["deployments"])
@@ -280,12 +414,23 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
     assert state() == before
 
 
-def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
+def test_a_killed_run_loses_nothing_and_the_next_goes_on(
+    place: Place, deployment: Any, first: Any, pair_file: Path
+) -> None:
     from components.collect.settings import CollectionSettings
     from flows.loading import open_pair, prompts_of
     from flows.steps import collect as collect_step
 
-    wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
+    wait_for(
+        "quiet",
+        lambda: (
+            not [
+                run
+                for run in place.runs(deployment.id)
+                if run.state.is_running() or run.state.is_pending()
+            ]
+        ),
+    )
     settings = place.settings(MANY)
     parameters = {"settings": settings.model_dump(mode="json", exclude_unset=True)}
     shards = TraceSet(place.traces)
@@ -303,27 +448,46 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deploymen
         resumed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     assert place.ended(resumed).state.is_completed(), place.worker_log.read_text()[-3000:]
     assert {name: (place.traces / name).stat().st_mtime_ns for name in before} == before
-    unbroken = collect_step.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"],
-                                        CollectionSettings(max_tokens=settings.collect_tokens), folder=place.folder / "unbroken")
+    unbroken = collect_step.run_collect(
+        open_pair(str(pair_file)),
+        prompts_of(settings)["collect"],
+        CollectionSettings(max_tokens=settings.collect_tokens),
+        folder=place.folder / "unbroken",
+    )
     assert len(shards.shards) == MANY // 32
     assert shards.digest() == unbroken.digest()
 
 
-def test_tuning_waits_for_a_collection_that_takes_over_its_hours(place: Place, deployment: Any, first: Any) -> None:
+def test_tuning_waits_for_a_collection_that_takes_over_its_hours(
+    place: Place, deployment: Any, first: Any
+) -> None:
     from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
     from prefect.states import Completed, Running
 
     def says(run: UUID, words: str) -> bool:
         with place.client() as client:
-            return any(words in log.message for log in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))))
+            return any(
+                words in log.message
+                for log in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+            )
 
     with place.client() as client:
-        collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
-        tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny-cpu").id).id
-    wait_for("a word that it waits", lambda: says(tuning, "waiting for collection/tiny ("), place.worker_log)
+        # under way, so no worker takes it
+        collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id
+        tuning = client.create_flow_run_from_deployment(
+            client.read_deployment_by_name("tuning/tiny-cpu").id
+        ).id
+    wait_for(
+        "a word that it waits",
+        lambda: says(tuning, "waiting for collection/tiny ("),
+        place.worker_log,
+    )
     assert not says(tuning, "waiting for a slot of ")
     with place.client() as client:
-        assert (client.read_flow_run(collect_step).state.is_running(), client.read_flow_run(tuning).state.is_running()) == (True, True)
+        assert (
+            client.read_flow_run(collect_step).state.is_running(),
+            client.read_flow_run(tuning).state.is_running(),
+        ) == (True, True)
         client.set_flow_run_state(collect_step, Completed(), force=True)
     place.ended(tuning)
     assert says(tuning, "waiting for a slot of ")
@@ -333,13 +497,27 @@ def test_drift_starts_a_recalibration_with_what_the_check_said(place: Place) -> 
     told = {"pair": str(place.pair), "spool": str(place.folder / "no spool"), "drift": "d" * 64}
 
     def event(pair: str, settings: dict[str, Any]) -> dict[str, Any]:
-        return {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": "draftwell.drift",
-                "resource": {"prefect.resource.id": f"draftwell.pair.{pair}", "draftwell.device": "cpu"}, "payload": {"settings": settings}}
+        return {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": "draftwell.drift",
+            "resource": {
+                "prefect.resource.id": f"draftwell.pair.{pair}",
+                "draftwell.device": "cpu",
+            },
+            "payload": {"settings": settings},
+        }
 
     with place.client() as client:
         deployment = client.read_deployment_by_name("recalibrate/tiny-cpu")
-        client.request("POST", "/events", json=[event("another", {**told, "drift": "e" * 64}), event("tiny", told)])
-    run = wait_for("a recalibration", lambda: next(iter(place.runs(deployment.id)), None), place.server_log)
+        client.request(
+            "POST",
+            "/events",
+            json=[event("another", {**told, "drift": "e" * 64}), event("tiny", told)],
+        )
+    run = wait_for(
+        "a recalibration", lambda: next(iter(place.runs(deployment.id)), None), place.server_log
+    )
     assert run.parameters["settings"] == told
     assert "there is no spool" in place.ended(run.id).state.message
     assert len(place.runs(deployment.id)) == 1
@@ -349,15 +527,33 @@ def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any)
     from prefect.exceptions import PrefectHTTPStatusError
 
     with place.client() as client, pytest.raises(PrefectHTTPStatusError, match=r"409|422"):
-        client.create_flow_run_from_deployment(deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}})
+        client.create_flow_run_from_deployment(
+            deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}}
+        )
 
 
-def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(place: Place, deployment: Any, first: Any) -> None:
-    """As when the machine goes down: nobody is left to say so but the server, which misses the heartbeat. No worker is left after it."""
-    wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
+def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(
+    place: Place, deployment: Any, first: Any
+) -> None:
+    """As when the machine goes down: nobody is left to say so but the server, which misses the
+    heartbeat. No worker is left after it."""
+    wait_for(
+        "quiet",
+        lambda: (
+            not [
+                run
+                for run in place.runs(deployment.id)
+                if run.state.is_running() or run.state.is_pending()
+            ]
+        ),
+    )
     shards = TraceSet(place.traces)
     old = shards.shard(0).stat()
-    parameters = {"settings": place.settings(MANY).model_copy(update={"collect_tokens": 23}).model_dump(mode="json", exclude_unset=True)}
+    parameters = {
+        "settings": place.settings(MANY)
+        .model_copy(update={"collect_tokens": 23})
+        .model_dump(mode="json", exclude_unset=True)
+    }
     with place.client() as client:
         lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     wait_for("its process", place.engine, place.worker_log)
@@ -376,17 +572,23 @@ def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(place:
 
 
 def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
-    """Of server, worker and the runs before; that the search finds what there is is test_secrets.py's."""
+    """Of server, worker and the runs before; that the search finds what there is is
+    test_secrets.py's."""
     with place.client() as client:
         assert client.read_flow_run(first.id).state.is_completed(), "with the password"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=5)
-    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {path.name for path in place.folder.iterdir()}
+    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {
+        path.name for path in place.folder.iterdir()
+    }
     assert secrets.leaks(place.folder, SECRETS) == []
 
 
-def test_a_turn_that_is_held_while_the_server_dies_comes_back(tmp_path: Path, pair_file: Path) -> None:
-    """Slots are counted in the database; with leases in memory nobody would know, after a restart, that one is to be given back."""
+def test_a_turn_that_is_held_while_the_server_dies_comes_back(
+    tmp_path: Path, pair_file: Path
+) -> None:
+    """Slots are counted in the database; with leases in memory nobody would know, after a restart,
+    that one is to be given back."""
     place = Place(tmp_path, pair_file)
 
     def take() -> bool:
@@ -398,7 +600,9 @@ def test_a_turn_that_is_held_while_the_server_dies_comes_back(tmp_path: Path, pa
     with serving(place) as server:
         wait_for("the server", place.answers, place.server_log)
         with place.client() as client:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="pair-tiny", limit=1))
+            client.create_global_concurrency_limit(
+                GlobalConcurrencyLimitCreate(name="pair-tiny", limit=1)
+            )
         assert take()
         assert not take()
         for pid in descendants(server.pid):

@@ -1,4 +1,5 @@
-"""`draftwell serve` finds the bundle of a pair and leaves everything else to the server's own command line."""
+"""`draftwell serve` finds the bundle of a pair and leaves everything else to the server's own
+command line."""
 
 from __future__ import annotations
 
@@ -28,41 +29,98 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: list[ServerSettings], tmp_path: Path) -> None:
-    options = {"signature_key": "release.pub", "signature_flags": "x",
-               "host": "0.0.0.0", "port": 9000, "slots": 3, "queue": 5, "dtype": "float32", "threads": 2, "max_context": 128,
-               "prompt_tokens": 32, "draft_lengths": "predicted", "api_key_file": tmp_path / "keys",
-               "body_megabytes": 64, "request_timeout": 4.5, "drain_seconds": 2.0,
-               "generation_config": "none",
-               "strategies": "vanilla_sd,spide", "prefix_caching": "request", "state": "tenant",
-               "state_dir": tmp_path / "state", "state_seconds": 1.5,
-               "feedback_dir": tmp_path / "spool",
-               "feedback_rate": 0.5, "feedback_per_minute": 7, "feedback_megabytes": 9}
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    done = run("serve", *words, "--pair", "default", "--deterministic", "--allow-parameters", "--cors-origin", "https://a.example",
-               "--cors-origin", "https://b.example", "--allowed-host", "a.example", "--feedback-text",
-               "--shared-datastore")
+def test_every_option_of_the_server_reaches_it(
+    run: Any, bundle: Path, asked: list[ServerSettings], tmp_path: Path
+) -> None:
+    options = {
+        "signature_key": "release.pub",
+        "signature_flags": "x",
+        "host": "0.0.0.0",
+        "port": 9000,
+        "slots": 3,
+        "queue": 5,
+        "dtype": "float32",
+        "threads": 2,
+        "max_context": 128,
+        "prompt_tokens": 32,
+        "draft_lengths": "predicted",
+        "api_key_file": tmp_path / "keys",
+        "body_megabytes": 64,
+        "request_timeout": 4.5,
+        "drain_seconds": 2.0,
+        "generation_config": "none",
+        "strategies": "vanilla_sd,spide",
+        "prefix_caching": "request",
+        "state": "tenant",
+        "state_dir": tmp_path / "state",
+        "state_seconds": 1.5,
+        "feedback_dir": tmp_path / "spool",
+        "feedback_rate": 0.5,
+        "feedback_per_minute": 7,
+        "feedback_megabytes": 9,
+    }
+    words = [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    done = run(
+        "serve",
+        *words,
+        "--pair",
+        "default",
+        "--deterministic",
+        "--allow-parameters",
+        "--cors-origin",
+        "https://a.example",
+        "--cors-origin",
+        "https://b.example",
+        "--allowed-host",
+        "a.example",
+        "--feedback-text",
+        "--shared-datastore",
+    )
     assert done.exit_code == 0, done.output
     [given] = asked
-    options |= {"bundle": bundle, "deterministic": True, "allow_parameters": True, "feedback_text": True, "shared_datastore": True,
-                "cors_origin": ("https://a.example", "https://b.example"), "allowed_host": ("a.example",)}
+    options |= {
+        "bundle": bundle,
+        "deterministic": True,
+        "allow_parameters": True,
+        "feedback_text": True,
+        "shared_datastore": True,
+        "cors_origin": ("https://a.example", "https://b.example"),
+        "allowed_host": ("a.example",),
+    }
     assert given.model_dump() == options
     assert given.feedback is not None
-    assert (given.feedback.folder, given.feedback.rate, given.feedback.text) == (tmp_path / "spool", 0.5, True)
+    assert (given.feedback.folder, given.feedback.rate, given.feedback.text) == (
+        tmp_path / "spool",
+        0.5,
+        True,
+    )
     assert (given.feedback.per_minute, given.feedback.max_bytes) == (7, 9 << 20)
     assert options.keys() == ServerSettings.model_fields.keys(), "none was forgotten here"
 
 
-def test_without_options_the_servers_own_defaults_apply(run: Any, bundle: Path, asked: list[ServerSettings]) -> None:
+def test_without_options_the_servers_own_defaults_apply(
+    run: Any, bundle: Path, asked: list[ServerSettings]
+) -> None:
     (bundle.parent / "2-cpu").mkdir()
     assert run("serve", "--bundle", bundle.parent / "2-cpu").exit_code == 0
     assert asked == [ServerSettings(bundle=bundle.parent / "2-cpu")]
 
 
-@pytest.mark.parametrize(("words", "named"), [(("--port", "99999"), "--port"), (("--nope",), "--nope"), (("--slots", "0"), "--slots"),
-                                              (("--feedback-rate", "0.5"), "--feedback-dir"), (("again",), "again")])
-def test_what_the_server_does_not_take_is_refused_by_name(run: Any, bundle: Path, asked: list[ServerSettings],
-                                                          words: tuple[str, ...], named: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--port", "99999"), "--port"),
+        (("--nope",), "--nope"),
+        (("--slots", "0"), "--slots"),
+        (("--feedback-rate", "0.5"), "--feedback-dir"),
+        (("again",), "again"),
+    ],
+)
+def test_what_the_server_does_not_take_is_refused_by_name(
+    run: Any, bundle: Path, asked: list[ServerSettings], words: tuple[str, ...], named: str
+) -> None:
     done = run("serve", *words)
     assert (done.exit_code, done.stdout, asked) == (2, "", [])
     assert named in done.stderr
@@ -75,7 +133,9 @@ def test_its_help_says_where_the_other_options_are(run: Any) -> None:
     assert "--allow-parameters" in page
 
 
-def test_a_replica_joins_a_port_that_is_taken(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_joins_a_port_that_is_taken(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Anything else is refused a taken port."""
     import os
     import socket
@@ -96,17 +156,31 @@ def test_a_replica_joins_a_port_that_is_taken(run: Any, tmp_path: Path, monkeypa
         assert "is taken" in run(*words).stderr
         run(*words, "--replica", 2)
     [(script, given, variables)] = started
-    assert (script, given[1], variables["DRAFTWELL_REPLICA"]) == (str(bundle / "serve.sh"), "--port", "2")
+    assert (script, given[1], variables["DRAFTWELL_REPLICA"]) == (
+        str(bundle / "serve.sh"),
+        "--port",
+        "2",
+    )
 
 
-def test_a_restart_takes_no_options_and_our_own_server_needs_none(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_takes_no_options_and_our_own_server_needs_none(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for words, said in ((("--engine", "vllm", "--restart", "--port", 9000), "--port means nothing with --restart"),
-                        (("--engine", "vllm", "--restart", "--replica", 2), "--replica means nothing with --restart"),
-                        (("--engine", "vllm", "--restart", "--bundle", "dist/vllm/smollm2-135m/2-cpu"), "follows a link `current`"),
-                        (("--engine", "vllm", "--restart"), "no bundle at dist/vllm/smollm2-135m/current"),
-                        (("--restart",), "--restart means nothing with --engine draftwell"),
-                        (("--replica", 2), "--replica means nothing with --engine draftwell")):
+    for words, said in (
+        (("--engine", "vllm", "--restart", "--port", 9000), "--port means nothing with --restart"),
+        (
+            ("--engine", "vllm", "--restart", "--replica", 2),
+            "--replica means nothing with --restart",
+        ),
+        (
+            ("--engine", "vllm", "--restart", "--bundle", "dist/vllm/smollm2-135m/2-cpu"),
+            "follows a link `current`",
+        ),
+        (("--engine", "vllm", "--restart"), "no bundle at dist/vllm/smollm2-135m/current"),
+        (("--restart",), "--restart means nothing with --engine draftwell"),
+        (("--replica", 2), "--replica means nothing with --engine draftwell"),
+    ):
         done = run("serve", *words)
         assert done.exit_code == 2
         assert said in " ".join(done.stderr.split())

@@ -1,4 +1,5 @@
-"""A disk that is full: one clear line, nothing half-written is read, and the same command goes on once there is room."""
+"""A disk that is full: one clear line, nothing half-written is read, and the same command goes on
+once there is room."""
 
 from __future__ import annotations
 
@@ -36,12 +37,34 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def collect(home: Path, pair: Path, prompts: Path, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+def collect(
+    home: Path, pair: Path, prompts: Path, limit: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`draftwell collect` in a process of its own."""
     environment = {**os.environ, "DRAFTWELL_HOME": str(home), "PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-m", "flows.cli.main", "collect", "--pair", str(pair), "--prompts", str(prompts), "--max-tokens", "16",
-               "--threads", "1"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120, preexec_fn=limit)
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli.main",
+        "collect",
+        "--pair",
+        str(pair),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "16",
+        "--threads",
+        "1",
+    ]
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=limit,
+    )
 
 
 def check_refused(done: Any, home: Path) -> None:
@@ -57,7 +80,9 @@ def traces_of(home: Path) -> TraceSet:
     return TraceSet(home / "pairs" / "tiny" / "float32" / "traces")
 
 
-def test_a_full_file_system(tiny_disk: Path, tmp_path: Path, pair_file: Path, prompts_file: Path) -> None:
+def test_a_full_file_system(
+    tiny_disk: Path, tmp_path: Path, pair_file: Path, prompts_file: Path
+) -> None:
     check_refused(collect(tiny_disk, pair_file, prompts_file), tiny_disk)
     subprocess.run(["mount", "-o", "remount,size=64m", str(tiny_disk)], check=True)
     done = collect(tiny_disk, pair_file, prompts_file)

@@ -1,4 +1,5 @@
-"""The gate from the command line: a release from its first tuning to its champion, planted regressions, and the way back."""
+"""The gate from the command line: a release from its first tuning to its champion, planted
+regressions, and the way back."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def call(place: Path, pair_file: Path) -> Callable[..., Any]:
 
     from flows.cli.main import app
 
-    return lambda name, *words: CliRunner().invoke(app, [name, "--pair", str(pair_file), *map(str, words)])
+    return lambda name, *words: CliRunner().invoke(
+        app, [name, "--pair", str(pair_file), *map(str, words)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +59,12 @@ def few(prompts_file: Path) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) -> Path:
     """Stations one by one, as README tells them; the workspace."""
-    for words in (("collect", "--prompts", prompts_file, "--limit", 5, "--max-tokens", 16), ("train",),
-                  ("calibrate", "--prompts", prompts_file, "--limit", 2), ("tune", *few, "--trials", 2)):
+    for words in (
+        ("collect", "--prompts", prompts_file, "--limit", 5, "--max-tokens", 16),
+        ("train",),
+        ("calibrate", "--prompts", prompts_file, "--limit", 2),
+        ("tune", *few, "--trials", 2),
+    ):
         done = call(*words)
         assert done.exit_code == 0, (done.output, done.exception)
     assert "the candidate" in done.stderr
@@ -79,8 +86,14 @@ def suites(file: Path) -> dict[str, list[str]]:
     """Suite → names of the cases that failed or were errors."""
     root = ElementTree.fromstring(file.read_text())
     found = [root] if root.tag == "testsuite" else list(root)
-    return {str(suite.get("name")): [str(case.get("name")) for case in suite if case.find("failure") is not None or
-                                     case.find("error") is not None] for suite in found}
+    return {
+        str(suite.get("name")): [
+            str(case.get("name"))
+            for case in suite
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
+        for suite in found
+    }
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +103,30 @@ def release_now(pair_file: Path) -> Callable[[], int]:
     from flows.steps.publish import run_publish
     from flows.workspace import Workspace
 
-    return lambda: run_publish(StepContext(Workspace(str(pair_file), "float32"), None), {}, device="cpu").version  # type: ignore[arg-type]
+    return lambda: (
+        run_publish(
+            StepContext(Workspace(str(pair_file), "float32"), None), {}, device="cpu"
+        ).version
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place: Path) -> Path:
-    """The first release, gated, promoted and deployed; the workspace that it was made from. A dry run before starts no process."""
+    """The first release, gated, promoted and deployed; the workspace that it was made from. A dry
+    run before starts no process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("components.gate.footprint.CHILD", "pass")
         done = call("gate", *few, "--dry-run", "--markdown", place / "dry.md")
     assert done.exit_code == 0, (done.output, done.exception)
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
-    assert gate_record(find_release(Store(), "tiny", "cpu", 1)) is None, "a dry run keeps no verdict"
-    for words in (("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml"), ("promote",), ("deploy",)):
+    assert gate_record(find_release(Store(), "tiny", "cpu", 1)) is None, (
+        "a dry run keeps no verdict"
+    )
+    for words in (
+        ("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml"),
+        ("promote",),
+        ("deploy",),
+    ):
         done = call(*words)
         assert done.exit_code == 0, (done.output, done.exception)
     return tuned
@@ -130,24 +154,41 @@ def test_a_release_shows_its_figures_and_its_bench_in_mlflow(champion: Path) -> 
     store = Store()
     made = store.resolve("release", "tiny.cpu", 1)
     metrics = store.metrics(made)
-    assert {"gate.speedup", "gate.bundle_size", "gate.start-up", "tokens_per_second", "verifier.auc"} <= set(metrics)
+    assert {
+        "gate.speedup",
+        "gate.bundle_size",
+        "gate.start-up",
+        "tokens_per_second",
+        "verifier.auc",
+    } <= set(metrics)
     assert 1 <= metrics["gate.start-up"] < 120
     assert "**Gate: passed**" in store.description(made)
     run = store.client.get_run(made.run_id).data
     assert run.params["strategy"] == made.tags["strategy"]
-    (folder,) = [file.path for file in store.client.list_artifacts(made.run_id, "gates") if file.is_dir]
+    (folder,) = [
+        file.path for file in store.client.list_artifacts(made.run_id, "gates") if file.is_dir
+    ]
     names = {Path(file.path).name for file in store.client.list_artifacts(made.run_id, folder)}
     assert {"bench.json", "speedup.png"} <= names
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_judging_the_champion_again_takes_nothing_from_it(champion: Path, call: Callable[..., Any], few: tuple[Any, ...], place: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judging_the_champion_again_takes_nothing_from_it(
+    champion: Path,
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As `make gate` on a busy machine does: it fails, and what serves can still be deployed."""
     monkeypatch.setattr(gates, "HERE", place / "strict")
     (place / "strict").mkdir()
-    (place / "strict" / "gates.yaml").write_text(json.dumps(gates.load_gates(place / "registry" / "gates.yaml").model_dump()
-                                                            | {"min_speedup_lower_bound": 100.0, "max_startup_seconds": 1e-9}))
+    (place / "strict" / "gates.yaml").write_text(
+        json.dumps(
+            gates.load_gates(place / "registry" / "gates.yaml").model_dump()
+            | {"min_speedup_lower_bound": 100.0, "max_startup_seconds": 1e-9}
+        )
+    )
     before = find_release(Store(), "tiny", "cpu", "champion")
     done = call("gate", *few)
     assert done.exit_code == 1, (done.output, done.exception)
@@ -158,11 +199,18 @@ def test_judging_the_champion_again_takes_nothing_from_it(champion: Path, call: 
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
-                                                                few: tuple[Any, ...], place: Path) -> None:
+def test_a_table_turned_round_is_refused_and_the_champion_stays(
+    champion: Path,
+    release_now: Callable[[], int],
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+) -> None:
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
-    rejected = [10 * (total - accepted) for total, accepted in zip(table.total, table.accepted, strict=True)]
+    rejected = [
+        10 * (total - accepted) for total, accepted in zip(table.total, table.accepted, strict=True)
+    ]
     AcceptanceTable([10 * total for total in table.total], rejected, table.provenance).save(folder)
     try:
         number = release_now()
@@ -180,8 +228,14 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, 
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_lossy_config_called_lossless_is_refused(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
-                                                   few: tuple[Any, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_config_called_lossless_is_refused(
+    champion: Path,
+    release_now: Callable[[], int],
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = champion / "cpu" / "artifacts" / "decoding_config"
     config = DecodingConfig.load(folder)
     DecodingConfig("lossy_sd", {}, {}, config.provenance).save(folder)
@@ -196,26 +250,42 @@ def test_a_lossy_config_called_lossless_is_refused(champion: Path, release_now: 
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
-                                                                   few: tuple[Any, ...], place: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate is red for its deterministic part: the registry must not say that the release passed."""
+def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(
+    champion: Path,
+    release_now: Callable[[], int],
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gate is red for its deterministic part: the registry must not say that the release
+    passed."""
     import flows.steps.gate_parts.counts
     from components.gate.verdict import Check, GateVerdict
 
-    failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
-    monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
+    failed = GateVerdict(
+        (Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),)
+    )
+    # the shipped prompts do not fit into the tiny pair
+    monkeypatch.setattr(gates, "load_baseline", lambda pair: object())
     monkeypatch.setattr(flows.steps.gate_parts.counts, "judge_baseline", lambda *arguments: failed)
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
-    AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)
+    AcceptanceTable(
+        [2 * total for total in table.total],
+        [2 * accepted for accepted in table.accepted],
+        table.provenance,
+    ).save(folder)
     try:
         number = release_now()
         done = call("gate", *few, "--junit", place / "gate.xml")
     finally:
         table.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
-    assert suites(place / "gate.xml") == {"deterministic counts, float32": ["vanilla_sd: target calls"], f"release {number}": []}
+    assert suites(place / "gate.xml") == {
+        "deterministic counts, float32": ["vanilla_sd: target calls"],
+        f"release {number}": [],
+    }
     done = call("promote", "--release", number)
     assert done.exit_code == 2
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
@@ -223,15 +293,25 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
-def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(champion: Path, release_now: Callable[[], int],
-                                                                              call: Callable[..., Any], few: tuple[Any, ...],
-                                                                              place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(
+    champion: Path,
+    release_now: Callable[[], int],
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = champion / "cpu" / "artifacts" / "decoding_config"
     config = DecodingConfig.load(folder)
     sampled = SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 2})
     try:
-        DecodingConfig(config.strategy, config.parameters, config.evidence, config.provenance, replace(sampled, strategy="spide",
-                                                                                                      parameters={})).save(folder)
+        DecodingConfig(
+            config.strategy,
+            config.parameters,
+            config.evidence,
+            config.provenance,
+            replace(sampled, strategy="spide", parameters={}),
+        ).save(folder)
         with raises_code("artifact_of_another_temperature", "acceptance_table", "spide"):
             release_now()
         with monkeypatch.context() as patch:  # as if pinned past that check
@@ -239,17 +319,29 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(ch
             number = release_now()
         done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
         assert done.exit_code == 1, (done.output, done.exception)
-        assert suites(place / "gate.xml") == {f"release {number}": ["sampled temperature"]}, "the greedy choice is not to blame"
-        assert "the acceptance_table is for temperature 0 (greedy), not 0.7 (sampled)" in (place / "gate.md").read_text()
-        DecodingConfig(config.strategy, config.parameters, config.evidence, config.provenance, sampled).save(folder)
+        assert suites(place / "gate.xml") == {f"release {number}": ["sampled temperature"]}, (
+            "the greedy choice is not to blame"
+        )
+        assert (
+            "the acceptance_table is for temperature 0 (greedy), not 0.7 (sampled)"
+            in (place / "gate.md").read_text()
+        )
+        DecodingConfig(
+            config.strategy, config.parameters, config.evidence, config.provenance, sampled
+        ).save(folder)
         number = release_now()
         done = call("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml")
     finally:
         config.save(folder)
     assert done.exit_code == 0, (done.output, done.exception)
     text = (place / "gate.md").read_text()
-    assert all(f"| {check} | " in text for check in ("speedup", "sampled speedup", "sampled regression", "temperature"))
-    params = Store().client.get_run(Store().resolve("release", "tiny.cpu", number).run_id).data.params
+    assert all(
+        f"| {check} | " in text
+        for check in ("speedup", "sampled speedup", "sampled regression", "temperature")
+    )
+    params = (
+        Store().client.get_run(Store().resolve("release", "tiny.cpu", number).run_id).data.params
+    )
     assert (params["sampled.strategy"], params["sampled.temperature"]) == ("vanilla_sd", "0.7")
     bench = json.loads((champion / "cpu" / "reports" / "bench_sampled.json").read_text())
     assert bench["settings"]["temperature"] == 0.7
@@ -264,9 +356,14 @@ def test_a_mistyped_device_passes_no_gate(champion: Path, call: Callable[..., An
 
 @pytest.mark.parametrize("words", [(), ("--device", "cuda")])
 def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
-    champion: Path, call: Callable[..., Any], words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch
+    champion: Path,
+    call: Callable[..., Any],
+    words: tuple[str, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the device was named or picked; without this the counts alone would be judged, and the gate be green."""
+    """Whether the device was named or picked; without this the counts alone would be judged, and
+    the gate be green."""
     monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
     done = call("gate", *words, "--junit", place / "none.xml")
     assert done.exit_code == 2
@@ -275,43 +372,87 @@ def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
     assert suites(place / "none.xml") == {"gate": ["verdict"]}
 
 
-def test_prompts_of_collect_calibrate_tune_and_gate_are_disjoint(champion: Path, prompts_file: Path) -> None:
+def test_prompts_of_collect_calibrate_tune_and_gate_are_disjoint(
+    champion: Path, prompts_file: Path
+) -> None:
     """One file was named to each command: five prompts for the traces, then two, two and two."""
     report = json.loads((champion / "cpu" / "reports" / "bench.json").read_text())
     rows = read_prompts(prompts_file)
-    assert {row["prompt_id"] for row in report["strategies"]["autoregressive"]["per_prompt"]} == {rows[9].id, rows[10].id}
+    assert {row["prompt_id"] for row in report["strategies"]["autoregressive"]["per_prompt"]} == {
+        rows[9].id,
+        rows[10].id,
+    }
     folders = {"decoding_config": champion / "cpu"}
-    made = {kind: Provenance.model_validate(read_manifest(folders.get(kind, champion) / "artifacts" / kind)["provenance"]).training_prompts
-            for kind in ("verifier", "acceptance_table", "correction_memory", "decoding_config")}
-    assert made == {"verifier": hashes_of(rows[:5]), "acceptance_table": hashes_of(rows[:5]), "correction_memory": hashes_of(rows[5:7]),
-                    "decoding_config": hashes_of([*rows[:5], *rows[7:9]])}
+    made = {
+        kind: Provenance.model_validate(
+            read_manifest(folders.get(kind, champion) / "artifacts" / kind)["provenance"]
+        ).training_prompts
+        for kind in ("verifier", "acceptance_table", "correction_memory", "decoding_config")
+    }
+    assert made == {
+        "verifier": hashes_of(rows[:5]),
+        "acceptance_table": hashes_of(rows[:5]),
+        "correction_memory": hashes_of(rows[5:7]),
+        "decoding_config": hashes_of([*rows[:5], *rows[7:9]]),
+    }
 
 
 @pytest.mark.usefixtures("quick_start")
 def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
-    champion: Path, release_now: Callable[[], int], call: Callable[..., Any], prompts_file: Path, place: Path
+    champion: Path,
+    release_now: Callable[[], int],
+    call: Callable[..., Any],
+    prompts_file: Path,
+    place: Path,
 ) -> None:
     """Under other ids, in another file: it is the text that counts."""
     own, folder = place / "own.jsonl", champion / "cpu" / "artifacts" / "decoding_config"
-    own.write_text("".join(json.dumps({"id": f"mine-{i}", "turns": prompt.turns}) + "\n"
-                           for i, prompt in enumerate(read_prompts(prompts_file)[7:9])))
+    own.write_text(
+        "".join(
+            json.dumps({"id": f"mine-{i}", "turns": prompt.turns}) + "\n"
+            for i, prompt in enumerate(read_prompts(prompts_file)[7:9])
+        )
+    )
     config = DecodingConfig.load(folder)
-    DecodingConfig(config.strategy, config.parameters, {**config.evidence, "reason": "another"}, config.provenance).save(folder)
+    DecodingConfig(
+        config.strategy,
+        config.parameters,
+        {**config.evidence, "reason": "another"},
+        config.provenance,
+    ).save(folder)
     try:
         number = release_now()
-        done = call("gate", "--prompts", own, "--max-tokens", 8, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+        done = call(
+            "gate",
+            "--prompts",
+            own,
+            "--max-tokens",
+            8,
+            "--junit",
+            place / "gate.xml",
+            "--markdown",
+            place / "gate.md",
+        )
     finally:
         config.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml") == {f"release {number}": ["untouched prompts"]}
-    assert "judged on its own training prompts: 2 of 2 were used to make decoding_config" in (place / "gate.md").read_text()
+    assert (
+        "judged on its own training prompts: 2 of 2 were used to make decoding_config"
+        in (place / "gate.md").read_text()
+    )
     done = call("promote", "--release", number)
     assert done.exit_code == 2
     assert "its gate failed (untouched prompts)" in done.stderr
 
 
-def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, call: Callable[..., Any], few: tuple[Any, ...],
-                                                              place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(
+    champion: Path,
+    call: Callable[..., Any],
+    few: tuple[Any, ...],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
     import flows.steps.gate
 
@@ -340,8 +481,16 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
     assert "has no previous champion" in done.stderr
     store = Store()
     number = max(version.version for version in store.versions("release", "tiny.cpu"))
-    promote(store, "tiny", "cpu", number, verdict(find_release(store, "tiny", "cpu", number),
-                                                  beside=store.get_aliases("release", "tiny.cpu")["champion"]))
+    promote(
+        store,
+        "tiny",
+        "cpu",
+        number,
+        verdict(
+            find_release(store, "tiny", "cpu", number),
+            beside=store.get_aliases("release", "tiny.cpu")["champion"],
+        ),
+    )
     assert call("deploy").exit_code == 0
     assert (place / "dist" / "tiny" / "current").resolve().name == f"{number}-cpu"
     done = call("rollback", "--reason", "answers in French are cut")

@@ -1,4 +1,5 @@
-"""A candidate with a new draft is measured beside the champion with the old one: a worse draft does not ship."""
+"""A candidate with a new draft is measured beside the champion with the old one: a worse draft does
+not ship."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
 
 
 @pytest.fixture
-def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], StepContext]:
+def release_with(
+    own_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], StepContext]:
     """Give the pair a draft with so much noise on its weights, and register a release of it."""
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     (own_stores / "gates.yaml").write_text(json.dumps(gates.load_gates().model_dump() | ANY_SPEED))
@@ -48,8 +51,10 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     pair = tiny_pair(1)
     pair.modules["target"].save_pretrained(own_stores / "target")
     pair.tokenizer.save_pretrained(own_stores / "target")
-    (own_stores / "pair.yaml").write_text("name: drafted\ndescription: d\nlicence: none\ndtype: float32\nchat: true\n"
-                                          "target:\n  path: target\ndraft:\n  artifact: draft\n")
+    (own_stores / "pair.yaml").write_text(
+        "name: drafted\ndescription: d\nlicence: none\ndtype: float32\nchat: true\n"
+        "target:\n  path: target\ndraft:\n  artifact: draft\n"
+    )
 
     def make(noise: float) -> StepContext:
         draft = keep_layers(pair.modules["target"], (0, 1))
@@ -59,10 +64,14 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
                 weight += noise * torch.randn(weight.shape, generator=generator)
         head = torch.arange(len(pair.tokenizer))
         made = Provenance(pair="drafted", fingerprint="")
-        to_artifact(draft, head, weights_digest(own_stores / "target"), made).save(own_stores / "draft")
+        to_artifact(draft, head, weights_digest(own_stores / "target"), made).save(
+            own_stores / "draft"
+        )
         space = Workspace(str(own_stores / "pair.yaml"))
         step = StepContext(space, space.load(slots=1))
-        space.save(DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(step.pair)))
+        space.save(
+            DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(step.pair))
+        )
         run_publish(step, {})
         return step
 
@@ -70,7 +79,9 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 
 @pytest.mark.slow
-def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable[[float], StepContext]) -> None:
+def test_a_worse_draft_is_refused_and_a_better_one_is_not(
+    release_with: Callable[[float], StepContext],
+) -> None:
     release_with(0.02)
     store = Store()
     one = find_release(store, "drafted", "cpu", 1)
@@ -87,7 +98,9 @@ def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable
     assert share < of_champion, "each with its own draft"
 
     better = release_with(0.0)
-    share, of_champion = accepted(gate_release(better, ROWS, GateSettings(max_tokens=24, dry_run=True), alias=3)["verdict"])
+    share, of_champion = accepted(
+        gate_release(better, ROWS, GateSettings(max_tokens=24, dry_run=True), alias=3)["verdict"]
+    )
     assert share >= of_champion
 
 
@@ -100,26 +113,38 @@ def accepted(verdict: GateVerdict) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
-        release_with: Callable[[float], StepContext], monkeypatch: pytest.MonkeyPatch) -> None:
+    release_with: Callable[[float], StepContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import components.gate.footprint
 
     release_with(0.02)
     store = Store()
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
     step = release_with(0.1)
-    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)  # no room for a second pair
+    # no room for a second pair
+    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)
     found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8), alias=2)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]
-    assert next(check for check in found.checks if not check.passed).detail.startswith("release.drafted.cpu version 1, the champion,")
+    assert next(check for check in found.checks if not check.passed).detail.startswith(
+        "release.drafted.cpu version 1, the champion,"
+    )
     kept = gate_record(find_release(store, "drafted", "cpu", 2))
     assert kept is not None
     assert kept.undecided, "another day there is memory"
     with raises_code("not_gated", "(champion measured)"):
         promote(store, "drafted", "cpu", 2)
-    found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8, unmeasured="measured on a larger machine"), alias=2)["verdict"]
+    found = gate_release(
+        step,
+        ROWS[:2],
+        GateSettings(max_tokens=8, unmeasured="measured on a larger machine"),
+        alias=2,
+    )["verdict"]
     assert found.passed
-    assert any(note.endswith("not measured; let pass: measured on a larger machine") for note in found.notes)
+    assert any(
+        note.endswith("not measured; let pass: measured on a larger machine")
+        for note in found.notes
+    )
     two = find_release(store, "drafted", "cpu", 2)
     record = gate_record(two)
     assert record is not None
@@ -127,8 +152,11 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     assert "measured on a larger machine" in store.description(two.published), "the reason is kept"
 
 
-def test_predictions_that_cannot_be_measured_do_not_pass_the_gate(release_with: Callable[[float], StepContext]) -> None:
-    """No traces: a release without table and verifier needs none, one with a table is not let through unseen."""
+def test_predictions_that_cannot_be_measured_do_not_pass_the_gate(
+    release_with: Callable[[float], StepContext],
+) -> None:
+    """No traces: a release without table and verifier needs none, one with a table is not let
+    through unseen."""
     step = release_with(0.02)
     assert prediction_check(step, {}, {}, LIMIT).checks == ()
     table = {"acceptance_table": AcceptanceTable.empty()}

@@ -1,4 +1,5 @@
-"""The parts of the gate: predictions on traces of the right temperature, what serves sampled requests, and candidates of another device."""
+"""The parts of the gate: predictions on traces of the right temperature, what serves sampled
+requests, and candidates of another device."""
 
 from __future__ import annotations
 
@@ -19,9 +20,20 @@ from components.gate.verdict import UNDECIDED, Thresholds
 from components.prompts.prompt import Prompt
 from flows.context import StepContext
 from flows.steps.gate_parts import checks
-from flows.steps.gate_parts.bench import SHOWN, BenchJudge, SampledVerdict, measured, sampled_verdict
+from flows.steps.gate_parts.bench import (
+    SHOWN,
+    BenchJudge,
+    SampledVerdict,
+    measured,
+    sampled_verdict,
+)
 from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.gate_parts.checks import float32_pair, identity_verdict, prediction_check, weights_check
+from flows.steps.gate_parts.checks import (
+    float32_pair,
+    identity_verdict,
+    prediction_check,
+    weights_check,
+)
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
@@ -32,7 +44,10 @@ from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
 
-ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three"])]
+ROWS = [
+    Prompt(f"p{i}", None, [text])
+    for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three"])
+]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
 ANY_SPEED = Thresholds(min_speedup_lower_bound=0.0, max_regression=0.99, max_surprisal_shift=0.1)
@@ -47,19 +62,34 @@ def pair() -> LoadedPair:
 def step(pair: LoadedPair, tmp_path: Path) -> StepContext:
     """A workspace as far as the gate's parts ask it; what is said is in `said`."""
     folders = {False: tmp_path / "traces", True: tmp_path / "traces_sampled"}
-    space: Any = SimpleNamespace(traces_at=lambda temperature: folders[temperature > 0], spec=SimpleNamespace(name="tiny"),
-                                 device_reports=tmp_path / "reports", reports=tmp_path / "reports", root=tmp_path, said=[])
+    space: Any = SimpleNamespace(
+        traces_at=lambda temperature: folders[temperature > 0],
+        spec=SimpleNamespace(name="tiny"),
+        device_reports=tmp_path / "reports",
+        reports=tmp_path / "reports",
+        root=tmp_path,
+        said=[],
+    )
     space.say = space.said.append
     return StepContext(space, pair)
 
 
 def verifier(temperature: float | None = None) -> dict[str, Any]:
-    made = ORIGIN.model_copy(update={"parameters": {} if temperature is None else {"temperature": temperature}})
+    made = ORIGIN.model_copy(
+        update={"parameters": {} if temperature is None else {"temperature": temperature}}
+    )
     return {"verifier": Verifier(torch.zeros(4), 0.0, ("scalars",), 0.5, 1.2, made)}
 
 
 def collect(step: StepContext, temperature: float) -> None:
-    collect_traces(step.pair, ROWS, step.workspace.traces_at(temperature), max_tokens=12, rollout=3, temperature=temperature)
+    collect_traces(
+        step.pair,
+        ROWS,
+        step.workspace.traces_at(temperature),
+        max_tokens=12,
+        rollout=3,
+        temperature=temperature,
+    )
 
 
 def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext) -> None:
@@ -68,9 +98,16 @@ def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext)
     [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
     assert (check.name, check.result, check.transient) == ("predictions measured", UNDECIDED, True)
     assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in check.detail
-    assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == ["verifier predicts"]
-    both = prediction_check(step, {**verifier(0.7), "acceptance_table": AcceptanceTable.empty(ORIGIN)}, {}, LIMIT)
-    assert [one.name for one in both.checks] == ["acceptance_table predicts", "predictions measured"], "what can be judged is judged"
+    assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == [
+        "verifier predicts"
+    ]
+    both = prediction_check(
+        step, {**verifier(0.7), "acceptance_table": AcceptanceTable.empty(ORIGIN)}, {}, LIMIT
+    )
+    assert [one.name for one in both.checks] == [
+        "acceptance_table predicts",
+        "predictions measured",
+    ], "what can be judged is judged"
     collect(step, 0.7)
     [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
     assert check.name == "verifier predicts"
@@ -78,7 +115,11 @@ def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext)
 
 def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) -> None:
     collect(step, 0.7)
-    for artifacts in (verifier(0.0), verifier(None), {"acceptance_table": AcceptanceTable.empty(ORIGIN)}):
+    for artifacts in (
+        verifier(0.0),
+        verifier(None),
+        {"acceptance_table": AcceptanceTable.empty(ORIGIN)},
+    ):
         [check] = prediction_check(step, artifacts, {}, LIMIT).checks
         assert (check.name, check.result) == ("predictions measured", UNDECIDED)
         assert "`draftwell collect --pair tiny` collects them" in check.detail
@@ -89,106 +130,179 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
 
 
 def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: StepContext) -> None:
-    """Counts for sampled requests that say the opposite fail, and the greedy ones of the same table pass."""
-    from components.calibrate.acceptance_table import build_acceptance_table, build_sampled_table, with_sampled
+    """Counts for sampled requests that say the opposite fail, and the greedy ones of the same table
+    pass."""
+    from components.calibrate.acceptance_table import (
+        build_acceptance_table,
+        build_sampled_table,
+        with_sampled,
+    )
     from serving.recording.trace import TraceSet
 
     collect(step, 0.0)
-    greedy, warm = (ORIGIN.model_copy(update={"parameters": {"temperature": at}}) for at in (0.0, 0.7))
+    greedy, warm = (
+        ORIGIN.model_copy(update={"parameters": {"temperature": at}}) for at in (0.0, 0.7)
+    )
     table = build_acceptance_table(TraceSet(step.workspace.traces_at(0.0)), greedy)
     wrong = {"acceptance_table": with_sampled(table, AcceptanceTable([10**6] * 20, [0] * 20, warm))}
     names = [check.name for check in prediction_check(step, wrong, {}, LIMIT).checks]
-    assert names == ["acceptance_table predicts", "predictions measured"], "there are no sampled traces yet"
+    assert names == ["acceptance_table predicts", "predictions measured"], (
+        "there are no sampled traces yet"
+    )
     collect(step, 0.7)
     sampled = build_sampled_table(TraceSet(step.workspace.traces_at(0.7)), warm, 0.7)
     right = {"acceptance_table": with_sampled(table, sampled)}
     for artifacts, expected in ((wrong, [True, False]), (right, [True, True])):
         checks = prediction_check(step, artifacts, {}, LIMIT).checks
-        assert [check.name for check in checks] == ["acceptance_table predicts", "acceptance_table for sampled requests predicts"]
+        assert [check.name for check in checks] == [
+            "acceptance_table predicts",
+            "acceptance_table for sampled requests predicts",
+        ]
         assert [check.passed for check in checks] == expected
     for one in prediction_check(step, right, right, LIMIT).checks:
         assert "1.00 x the champion's" in one.detail
 
 
-def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not_judged(step: StepContext) -> None:
+def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not_judged(
+    step: StepContext,
+) -> None:
     from components.collect.plan import prompt_hashes
     from serving.recording.trace import TraceSet
 
     collect(step, 0.0)
     hashes = prompt_hashes(TraceSet(step.workspace.traces_at(0.0)))
     assert hashes is not None
-    made = ORIGIN.model_copy(update={"trace_digest": "0" * 64, "training_prompts": sorted(hashes.values())})
-    [check] = prediction_check(step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT).checks
+    made = ORIGIN.model_copy(
+        update={"trace_digest": "0" * 64, "training_prompts": sorted(hashes.values())}
+    )
+    [check] = prediction_check(
+        step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT
+    ).checks
     assert check.result == UNDECIDED
     assert "`draftwell calibrate`" in check.detail
 
 
-def config(strategy: str, sampled: SampledChoice | None = None, **parameters: Any) -> DecodingConfig:
+def config(
+    strategy: str, sampled: SampledChoice | None = None, **parameters: Any
+) -> DecodingConfig:
     return DecodingConfig(strategy, parameters, {}, ORIGIN, sampled)
 
 
 def champion(pair: LoadedPair, sampled: SampledChoice | None) -> ChampionComparison:
-    resources = StrategyResources({"decoding_config": config("autoregressive", sampled)}, pair.special_tokens)
-    return ChampionComparison(contenders=(StrategyContender(pair, resources, StrategyChoice("autoregressive"), "champion"),))
+    resources = StrategyResources(
+        {"decoding_config": config("autoregressive", sampled)}, pair.special_tokens
+    )
+    return ChampionComparison(
+        contenders=(
+            StrategyContender(pair, resources, StrategyChoice("autoregressive"), "champion"),
+        )
+    )
 
 
-def sampled_part(step: StepContext, mine: DecodingConfig, rival: ChampionComparison,
-                 limits: Thresholds = ANY_SPEED) -> tuple[SampledVerdict, dict[str, Any] | None]:
+def sampled_part(
+    step: StepContext,
+    mine: DecodingConfig,
+    rival: ChampionComparison,
+    limits: Thresholds = ANY_SPEED,
+) -> tuple[SampledVerdict, dict[str, Any] | None]:
     resources = StrategyResources({}, step.pair.special_tokens)
-    verdict = sampled_verdict(step, ROWS, mine, limits, resources, rival, GateSettings(max_tokens=6))
+    verdict = sampled_verdict(
+        step, ROWS, mine, limits, resources, rival, GateSettings(max_tokens=6)
+    )
     file = step.workspace.device_reports / "bench_sampled.json"
     return verdict, json.loads(file.read_text()) if file.is_file() else None
 
 
-@pytest.mark.parametrize(("mine", "served"), [
-    (config("vanilla_sd", num_speculative_tokens=2), "vanilla_sd"), (config("lossy_sd"), "autoregressive")])
-def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(step: StepContext, mine: DecodingConfig, served: str) -> None:
-    """It would else be promoted over a champion that is faster for every request without a temperature, and nobody would see it."""
+@pytest.mark.parametrize(
+    ("mine", "served"),
+    [
+        (config("vanilla_sd", num_speculative_tokens=2), "vanilla_sd"),
+        (config("lossy_sd"), "autoregressive"),
+    ],
+)
+def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(
+    step: StepContext, mine: DecodingConfig, served: str
+) -> None:
+    """It would else be promoted over a champion that is faster for every request without a
+    temperature, and nobody would see it."""
     rival = champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3}))
     found, bench = sampled_part(step, mine, rival)
     verdict = found.verdict
     assert bench is not None
     assert bench["settings"]["temperature"] == 0.7
-    rows = {label: (row["strategy"], row["parameters"]) for label, row in bench["strategies"].items()}
+    rows = {
+        label: (row["strategy"], row["parameters"]) for label, row in bench["strategies"].items()
+    }
     assert rows["champion"] == ("vanilla_sd", {"num_speculative_tokens": 3})
-    assert (served, {"num_speculative_tokens": 2} if served == "vanilla_sd" else {}) in rows.values()
+    assert (
+        served,
+        {"num_speculative_tokens": 2} if served == "vanilla_sd" else {},
+    ) in rows.values()
     assert {"sampled speedup", "sampled regression"} <= {check.name for check in verdict.checks}
     assert "sampled likelihood" not in {check.name for check in verdict.checks}, "both are lossless"
     assert f"measured at temperature 0.7, {served}" in verdict.notes[0]
-    assert any("likelihood, not judged of a lossless choice" in note for note in verdict.notes) is (served == "vanilla_sd")
+    assert any("likelihood, not judged of a lossless choice" in note for note in verdict.notes) is (
+        served == "vanilla_sd"
+    )
 
 
 def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: StepContext) -> None:
     mine = config("autoregressive", SampledChoice(0.5, "lossy_sd", {}))
     found, bench = sampled_part(step, mine, champion(step.pair, None))
     assert bench is not None
-    assert (bench["settings"]["temperature"], bench["strategies"]["champion"]["strategy"]) == (0.5, "autoregressive")
-    assert {"sampled regression", "sampled likelihood"} <= {check.name for check in found.verdict.checks}
+    assert (bench["settings"]["temperature"], bench["strategies"]["champion"]["strategy"]) == (
+        0.5,
+        "autoregressive",
+    )
+    assert {"sampled regression", "sampled likelihood"} <= {
+        check.name for check in found.verdict.checks
+    }
     assert (found.low, found.as_greedy) == (None, False), "a choice of its own was tuned"
 
 
 def test_other_strategies_are_measured_in_the_run_that_is_judged(step: StepContext) -> None:
-    """A table of another run would contradict the verdict; and a choice is not measured twice because it names its defaults."""
+    """A table of another run would contradict the verdict; and a choice is not measured twice
+    because it names its defaults."""
     rival, resources = champion(step.pair, None), fixed_resources(step.pair)
     wanted = GateSettings(max_tokens=6, others=True)
     choice = config("hf_dynamic", **build_strategy("hf_dynamic").config.model_dump())
-    report, verdict = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, wanted)
+    report, verdict = measured(
+        step,
+        ROWS,
+        BenchJudge(choice.strategy, choice.parameters, ANY_SPEED),
+        resources,
+        rival,
+        wanted,
+    )
     assert report.prompts == 4
     shown = [entry.strategy for label, entry in report.strategies.items() if label != "champion"]
     assert sorted(shown) == sorted({"autoregressive", *SHOWN} - {"eagle3"}), "this pair has no head"
     assert report.cost_reference is not None
     assert verdict.checks
-    alone, _ = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, GateSettings(max_tokens=6))
+    alone, _ = measured(
+        step,
+        ROWS,
+        BenchJudge(choice.strategy, choice.parameters, ANY_SPEED),
+        resources,
+        rival,
+        GateSettings(max_tokens=6),
+    )
     assert len(alone.strategies) == 3
 
 
 def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:
-    _, bench = sampled_part(step, config("autoregressive", SampledChoice(0.5, "lossy_sd", {})), champion(step.pair, None))
+    _, bench = sampled_part(
+        step,
+        config("autoregressive", SampledChoice(0.5, "lossy_sd", {})),
+        champion(step.pair, None),
+    )
     assert bench is not None
     assert bench["cost_reference"] is None
 
 
-def test_identity_loads_the_models_once_for_both_classes(step: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_loads_the_models_once_for_both_classes(
+    step: StepContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And decodes what serves both once; what is plain or lossy is not decoded at all."""
     decoded: list[StrategyChoice] = []
     real = checks.identity_check
@@ -200,25 +314,50 @@ def test_identity_loads_the_models_once_for_both_classes(step: StepContext, monk
     loads: list[Any] = []
     bf16 = SimpleNamespace(dtype="bfloat16")
     monkeypatch.setattr(checks, "identity_check", watched)
-    monkeypatch.setattr(checks, "float32_pair", lambda workspace: loads.append(workspace) or step.pair)
+    monkeypatch.setattr(
+        checks, "float32_pair", lambda workspace: loads.append(workspace) or step.pair
+    )
     resources = StrategyResources({}, step.pair.special_tokens)
     context: Any = StepContext(step.workspace, bf16)  # type: ignore[arg-type]
     one, other = {"num_speculative_tokens": 2}, {"num_speculative_tokens": 3}
-    both = identity_verdict(context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", other), **one), resources, ROWS)
-    assert [(check.name, check.passed) for check in both.checks] == [("identical outputs", True), ("sampled identical outputs", True)]
+    both = identity_verdict(
+        context,
+        config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", other), **one),
+        resources,
+        ROWS,
+    )
+    assert [(check.name, check.passed) for check in both.checks] == [
+        ("identical outputs", True),
+        ("sampled identical outputs", True),
+    ]
     assert (len(loads), len(decoded)) == (1, 2)
-    same = identity_verdict(context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", one), **one), resources, ROWS)
-    assert [check.name for check in same.checks] == ["identical outputs", "sampled identical outputs"]
+    same = identity_verdict(
+        context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", one), **one), resources, ROWS
+    )
+    assert [check.name for check in same.checks] == [
+        "identical outputs",
+        "sampled identical outputs",
+    ]
     assert (len(loads), len(decoded)) == (2, 3)
-    none = identity_verdict(context, config("autoregressive", SampledChoice(0.7, "lossy_sd", {})), resources, ROWS)
+    none = identity_verdict(
+        context, config("autoregressive", SampledChoice(0.7, "lossy_sd", {})), resources, ROWS
+    )
     assert (none.checks, len(loads), len(decoded)) == ((), 2, 3)
 
 
-def test_the_greedy_choice_is_measured_for_sampled_requests_at_the_default_temperature(step: StepContext) -> None:
-    """It served them unmeasured: at a temperature that nobody tuned for it may be slower than plain decoding."""
-    found, bench = sampled_part(step, config("vanilla_sd", num_speculative_tokens=2), ChampionComparison())
+def test_the_greedy_choice_is_measured_for_sampled_requests_at_the_default_temperature(
+    step: StepContext,
+) -> None:
+    """It served them unmeasured: at a temperature that nobody tuned for it may be slower than plain
+    decoding."""
+    found, bench = sampled_part(
+        step, config("vanilla_sd", num_speculative_tokens=2), ChampionComparison()
+    )
     assert bench is not None
-    assert (bench["settings"]["temperature"], set(bench["strategies"])) == (1.0, {"autoregressive", "vanilla_sd"})
+    assert (bench["settings"]["temperature"], set(bench["strategies"])) == (
+        1.0,
+        {"autoregressive", "vanilla_sd"},
+    )
     assert found.as_greedy, "any speed is enough here"
     rows = bench.get("in_doubt") or bench["strategies"]
     assert found.low == rows["vanilla_sd"]["speedup_low"]
@@ -226,44 +365,75 @@ def test_the_greedy_choice_is_measured_for_sampled_requests_at_the_default_tempe
 
 
 @pytest.mark.parametrize("rival", [False, True])
-def test_a_greedy_choice_that_is_too_slow_for_sampled_requests_gives_way_to_plain_decoding(step: StepContext, rival: bool) -> None:
+def test_a_greedy_choice_that_is_too_slow_for_sampled_requests_gives_way_to_plain_decoding(
+    step: StepContext, rival: bool
+) -> None:
     """That refuses no release; a champion that is faster at them does."""
-    beside = champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3})) if rival else ChampionComparison()
+    beside = (
+        champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3}))
+        if rival
+        else ChampionComparison()
+    )
     limits = replace(ANY_SPEED, min_speedup_lower_bound=1000.0)
-    found, bench = sampled_part(step, config("vanilla_sd", num_speculative_tokens=2), beside, limits)
+    found, bench = sampled_part(
+        step, config("vanilla_sd", num_speculative_tokens=2), beside, limits
+    )
     assert bench is not None
     assert found.low is not None
     assert (found.low < 1000, found.as_greedy) == (True, False)
-    assert [check.name for check in found.verdict.checks] == (["sampled speedup", "sampled regression"] if rival else [])
+    assert [check.name for check in found.verdict.checks] == (
+        ["sampled speedup", "sampled regression"] if rival else []
+    )
     assert all(check.passed for check in found.verdict.checks)
     assert "autoregressive decodes them" in found.verdict.notes[0]
 
 
 @pytest.mark.parametrize("mine", [config("lossy_sd"), config("autoregressive")])
-def test_sampled_requests_that_are_decoded_plainly_are_a_note(step: StepContext, mine: DecodingConfig) -> None:
+def test_sampled_requests_that_are_decoded_plainly_are_a_note(
+    step: StepContext, mine: DecodingConfig
+) -> None:
     found, bench = sampled_part(step, mine, champion(step.pair, None))
     assert (found.verdict.checks, bench, found.low, found.as_greedy) == ((), None, None, False)
     assert found.verdict.notes[0].startswith("sampled requests are not judged")
 
 
-def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(step: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(
+    step: StepContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where it was pinned past `draftwell release`, which refuses it, too."""
-    release = SimpleNamespace(name="release.tiny.cuda version 3", device="cuda", fingerprint=step.pair.fingerprint)
-    tuned_on_cpu = DecodingConfig("vanilla_sd", {}, {}, ORIGIN.model_copy(update={"device_class": "cpu-x86-2c"}))
+    release = SimpleNamespace(
+        name="release.tiny.cuda version 3", device="cuda", fingerprint=step.pair.fingerprint
+    )
+    tuned_on_cpu = DecodingConfig(
+        "vanilla_sd", {}, {}, ORIGIN.model_copy(update={"device_class": "cpu-x86-2c"})
+    )
     monkeypatch.setattr("registry.releases.find_release", lambda *arguments: release)
-    monkeypatch.setattr(flows.steps.gate, "artifacts_of", lambda *arguments: {"decoding_config": tuned_on_cpu})
+    monkeypatch.setattr(
+        flows.steps.gate, "artifacts_of", lambda *arguments: {"decoding_config": tuned_on_cpu}
+    )
     store: Any = None
-    with raises_code("made_on_other_device", "the decoding_config of release.tiny.cuda version 3 was made on cpu-x86-2c"):
+    with raises_code(
+        "made_on_other_device",
+        "the decoding_config of release.tiny.cuda version 3 was made on cpu-x86-2c",
+    ):
         flows.steps.gate.open_candidate(step, store, "cuda", 3)
 
 
-def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them(pair: LoadedPair) -> None:
+def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them(
+    pair: LoadedPair,
+) -> None:
     asked: list[str] = []
     other = SimpleNamespace(load=lambda **_: pair)
-    space: Any = SimpleNamespace(dtype="bfloat16-int8", in_dtype=lambda name: (asked.append(name), other)[1])
+    space: Any = SimpleNamespace(
+        dtype="bfloat16-int8", in_dtype=lambda name: (asked.append(name), other)[1]
+    )
     limit = Thresholds(min_weights_agreement=0.97)
-    assert weights_check(StepContext(space, pair), ROWS, limit).checks == (), "these are the full ones"
-    [check] = weights_check(StepContext(space, replace(pair, dtype="bfloat16-int8")), ROWS, limit).checks
+    assert weights_check(StepContext(space, pair), ROWS, limit).checks == (), (
+        "these are the full ones"
+    )
+    [check] = weights_check(
+        StepContext(space, replace(pair, dtype="bfloat16-int8")), ROWS, limit
+    ).checks
     assert (check.name, check.value, check.passed) == ("int8 weights", 1.0, True)
     float32_pair(space)
     assert asked == ["bfloat16", "float32-int8"]

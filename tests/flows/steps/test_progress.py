@@ -19,15 +19,23 @@ def test_lines_come_at_most_every_five_seconds_and_at_the_end(capsys):
     assert capsys.readouterr().err.splitlines() == ["    bench: 2/4 b", "    bench: 4/4"]
 
 
-def test_what_the_demo_runs_keeps_prefects_state_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_the_demo_runs_keeps_prefects_state_in_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("PREFECT_HOME", "PREFECT_LOGGING_LEVEL", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"):
+    for name in (
+        "PREFECT_HOME",
+        "PREFECT_LOGGING_LEVEL",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS",
+    ):
         monkeypatch.setenv(name, "")  # put back after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("DRAFTWELL_HOME", "state")
     settle_prefect()
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "state" / "prefect")
-    assert (tmp_path / "state" / "prefect").is_dir(), "Prefect's server makes no folder for its database"
+    assert (tmp_path / "state" / "prefect").is_dir(), (
+        "Prefect's server makes no folder for its database"
+    )
     monkeypatch.setenv("PREFECT_HOME", "mine")
     settle_prefect()
     assert os.environ["PREFECT_HOME"] == "mine"

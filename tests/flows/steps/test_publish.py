@@ -17,7 +17,18 @@ from tests.support.loop.tiny_files import snapshot
 
 @pytest.fixture
 def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
-    return lambda *more: run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 8, *more)
+    return lambda *more: run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        prompts_file,
+        "--limit",
+        4,
+        "--max-tokens",
+        8,
+        *more,
+    )
 
 
 def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_path: Path) -> None:
@@ -55,30 +66,72 @@ def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> None:
+def test_stations_one_by_one(
+    collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path
+) -> None:
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
     assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0
     some = ("--pair", pair_file, "--no-publish")
-    for arguments, told in ((("train", *some), "auc"), (("train", *some, "--kind", "acceptance_head"), "constant_loss"),
-                            (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
-                            (("tune", *some, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 2), "chosen:")):
+    for arguments, told in (
+        (("train", *some), "auc"),
+        (("train", *some, "--kind", "acceptance_head"), "constant_loss"),
+        (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
+        (
+            (
+                "tune",
+                *some,
+                "--prompts",
+                prompts_file,
+                "--limit",
+                2,
+                "--max-tokens",
+                8,
+                "--trials",
+                2,
+            ),
+            "chosen:",
+        ),
+    ):
         done = run(*arguments)
         assert done.exit_code == 0, (done.output, done.exception)
         assert told in done.stdout
     made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
-    assert {path.name for path in made.iterdir()} == {"verifier", "acceptance_head", "acceptance_table", "correction_memory"}
+    assert {path.name for path in made.iterdir()} == {
+        "verifier",
+        "acceptance_head",
+        "acceptance_table",
+        "correction_memory",
+    }
     of_device = made.parent / "cpu"
-    assert {path.name for path in (of_device / "artifacts").iterdir()} == {"hardware_profile", "decoding_config"}
+    assert {path.name for path in (of_device / "artifacts").iterdir()} == {
+        "hardware_profile",
+        "decoding_config",
+    }
     page = html.unescape((of_device / "reports" / "tuning.html").read_text())
-    assert [stem for stem in ("acceptance_by_confidence", "rejections", "roc", "reliability") if CAPTIONS[stem] not in page] == []
+    assert [
+        stem
+        for stem in ("acceptance_by_confidence", "rejections", "roc", "reliability")
+        if CAPTIONS[stem] not in page
+    ] == []
     for strategy in ("sprinter", "specdec_pp"):
-        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 8)
+        done = run(
+            "generate",
+            "--pair",
+            pair_file,
+            "--strategy",
+            strategy,
+            "--prompt",
+            "the inn",
+            "--max-tokens",
+            8,
+        )
         assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
 
 
-def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path,
-                                                              tmp_path: Path) -> None:
+def test_the_pipeline_collects_what_the_command_line_collects(
+    run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, tmp_path: Path
+) -> None:
     """As many texts at once, in slots as long; and one pair at a time in memory."""
     from flows import loading as context
     from flows.orchestration import learn_tasks as learn
@@ -87,16 +140,40 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
     from flows.workspace import Workspace
     from serving.recording.trace import TraceSet
 
-    settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, bench_prompts=2, collect_prompts=3, collect_tokens=8)
+    settings = PipelineSettings(
+        pair=str(pair_file),
+        prompts=prompts_file,
+        bench_prompts=2,
+        collect_prompts=3,
+        collect_tokens=8,
+    )
     made = learn.collect_task.fn(settings)
     rows = tmp_path / "same.jsonl"
     prompts = [prompt.id for prompt in context.prompts_of(settings)["collect"]]
     lines = [json.loads(line) for line in prompts_file.read_text().splitlines()[2:5]]
-    rows.write_text("".join(json.dumps({"id": name, **line}) + "\n" for name, line in zip(prompts, lines, strict=True)))
-    done = run("collect", "--pair", pair_file, "--prompts", rows, "--max-tokens", 8, "--out", tmp_path / "traces")
+    rows.write_text(
+        "".join(
+            json.dumps({"id": name, **line}) + "\n"
+            for name, line in zip(prompts, lines, strict=True)
+        )
+    )
+    done = run(
+        "collect",
+        "--pair",
+        pair_file,
+        "--prompts",
+        rows,
+        "--max-tokens",
+        8,
+        "--out",
+        tmp_path / "traces",
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     space = Workspace(str(pair_file))
-    plans = [json.loads((folder / "plan.json").read_text()) for folder in (space.traces, tmp_path / "traces")]
+    plans = [
+        json.loads((folder / "plan.json").read_text())
+        for folder in (space.traces, tmp_path / "traces")
+    ]
     assert plans[0] == plans[1]
     sampled = TraceSet(space.traces_at(1.0))
     assert made == {"traces": TraceSet(space.traces).digest(), "traces_sampled": sampled.digest()}
@@ -105,23 +182,37 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
     assert (plans[0]["batch"], len(context._kept)) == (16, 1)
 
 
-def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_decodes_several_prompts_at_once(
+    collect: Callable[..., Any],
+    run: Any,
+    pair_file: Path,
+    prompts_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from components.calibrate import correction_memory
 
     real, at_once = correction_memory.decode_all, []
-    monkeypatch.setattr(correction_memory, "decode_all", lambda engine, requests, strategies, count, finished: (
-        at_once.append(count) or real(engine, requests, strategies, count, finished)))
+    monkeypatch.setattr(
+        correction_memory,
+        "decode_all",
+        lambda engine, requests, strategies, count, finished: (
+            at_once.append(count) or real(engine, requests, strategies, count, finished)
+        ),
+    )
     assert collect().exit_code == 0
-    done = run("calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3)
+    done = run(
+        "calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3
+    )
     assert done.exit_code == 0, (done.output, done.exception)
     assert at_once == [8], "as many as it is told to"
 
 
 @pytest.mark.slow
-def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
-                                              own_stores: Path) -> None:
-    """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""
+def test_baseline_of_a_pair_named_by_its_file(
+    run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch, own_stores: Path
+) -> None:
+    """What is recorded is found again, a second run counts the same, and twice the target calls
+    fail with exit code 1."""
     from components.prompts import prompt as prompts
     from registry import gates
 

@@ -1,4 +1,5 @@
-"""A release draws how the head that it publishes was trained, also where training registered nothing (`train --no-publish`)."""
+"""A release draws how the head that it publishes was trained, also where training registered
+nothing (`train --no-publish`)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class EnoughError(Exception):
 
 
 @pytest.mark.parametrize("of_this_head", [True, False])
-def test_curves_are_those_of_the_published_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_this_head: bool) -> None:
+def test_curves_are_those_of_the_published_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_this_head: bool
+) -> None:
     published: dict[str, Any] = {}
 
     class Store:
@@ -38,16 +41,28 @@ def test_curves_are_those_of_the_published_head(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("registry.store.Store", Store)
     monkeypatch.setattr("registry.pairs.model_records", lambda *_: {})
     monkeypatch.setattr("registry.releases.create_release", enough)
-    digest = AcceptanceTable([0] * 20, [0] * 20, MADE).save(tmp_path / "eagle3_head")  # any artifact has a digest
+    # any artifact has a digest
+    digest = AcceptanceTable([0] * 20, [0] * 20, MADE).save(tmp_path / "eagle3_head")
     DecodingConfig("autoregressive", {}, {}, MADE).save(tmp_path / "decoding_config")
     report = {"digest": digest if of_this_head else "of another", "curves": {"loss": CURVE}}
     (tmp_path / "eagle3_head.json").write_text(json.dumps(report))
     space: Any = SimpleNamespace(
-        device="cpu", reports=tmp_path, device_reports=tmp_path, spec=SimpleNamespace(name="tiny"),
+        device="cpu",
+        reports=tmp_path,
+        device_reports=tmp_path,
+        spec=SimpleNamespace(name="tiny"),
         files=lambda: SimpleNamespace(draft=None),
-        kept=lambda: {"eagle3_head": tmp_path / "eagle3_head", "decoding_config": tmp_path / "decoding_config"},
-        folder=lambda kind, device=None: tmp_path / "nowhere", shipped_folder=lambda kind: None)
+        kept=lambda: {
+            "eagle3_head": tmp_path / "eagle3_head",
+            "decoding_config": tmp_path / "decoding_config",
+        },
+        folder=lambda kind, device=None: tmp_path / "nowhere",
+        shipped_folder=lambda kind: None,
+    )
     pair: Any = None
     with pytest.raises(EnoughError):
         run_publish(StepContext(space, pair), {})
-    assert published == {"eagle3_head": {"loss": CURVE} if of_this_head else {}, "decoding_config": None}
+    assert published == {
+        "eagle3_head": {"loss": CURVE} if of_this_head else {},
+        "decoding_config": None,
+    }

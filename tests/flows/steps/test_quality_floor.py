@@ -18,24 +18,39 @@ from flows.steps.tune import constraints_of, tune_settings_of
 from registry import gates
 
 
-def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gates_file_is_the_one_floor_of_bench_tuner_and_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With other numbers in the file, all of them follow."""
-    stricter = gates.load_gates().model_copy(update={"min_quality_ratio": 0.97, "max_rouge_l_loss": 0.5})
+    stricter = gates.load_gates().model_copy(
+        update={"min_quality_ratio": 0.97, "max_rouge_l_loss": 0.5}
+    )
     monkeypatch.setattr(gates, "load_gates", lambda path=None: stricter)
     floor = QualityFloor(min_argmax_share=0.97, max_rouge_l_loss=0.5, max_surprisal_shift=0.1)
     assert quality_floor() == floor
-    for limits in (constraints_of(False, None, None), tune_settings_of(PipelineSettings(lossless_only=False)).constraints):
+    for limits in (
+        constraints_of(False, None, None),
+        tune_settings_of(PipelineSettings(lossless_only=False)).constraints,
+    ):
         assert (limits.max_quality_loss, limits.max_rouge_l_loss) == (0.03, 0.5)
-    assert constraints_of(False, 0.01, None).max_quality_loss == 0.01, "unless a person names another"
+    assert constraints_of(False, 0.01, None).max_quality_loss == 0.01, (
+        "unless a person names another"
+    )
     seen: list[BenchSettings] = []
 
-    def run_bench(pair: Any, choices: Any, prompts: Any, resources: Any, settings: BenchSettings, **more: Any) -> Any:
+    def run_bench(
+        pair: Any, choices: Any, prompts: Any, resources: Any, settings: BenchSettings, **more: Any
+    ) -> Any:
         seen.append(settings)
         return SimpleNamespace(strategies={}, model_copy=lambda update: None)
 
     monkeypatch.setattr(bench, "run_bench", run_bench)
-    judging: Any = SimpleNamespace(strategy="csd", parameters={}, of=lambda report: None, doubts=lambda verdict: True)
-    step: Any = SimpleNamespace(pair=None, bar=None, workspace=SimpleNamespace(say=lambda line: None))
+    judging: Any = SimpleNamespace(
+        strategy="csd", parameters={}, of=lambda report: None, doubts=lambda verdict: True
+    )
+    step: Any = SimpleNamespace(
+        pair=None, bar=None, workspace=SimpleNamespace(say=lambda line: None)
+    )
     measured(step, [], judging, None, ChampionComparison(), GateSettings(max_tokens=8))  # type: ignore[arg-type]
     assert [settings.quality_floor for settings in seen] == [floor, floor], "the second time, too"
     assert (seen[0].runs, seen[1].runs, seen[1].cost_ratios, seen[1].max_tokens) == (1, 3, False, 8)

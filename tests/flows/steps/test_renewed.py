@@ -28,19 +28,44 @@ def config(strategy: str, sampled: SampledChoice | None = None) -> DecodingConfi
     return DecodingConfig(strategy, {}, {}, ORIGIN, sampled)
 
 
-@pytest.mark.parametrize(("strategy", "pins", "tokens_before", "made"), [
-    ("rest", {"datastore": 1}, 0, True), ("hybrid", {"datastore": 1}, 2, True), ("vanilla_sd", {"datastore": 1}, 0, False),
-    ("hybrid", {}, 0, False), ("rest", {"datastore": 1}, 10**4, False)])
-def test_the_champions_datastore_is_made_again_of_new_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str,
-                                                             pins: dict[str, int], tokens_before: int, made: bool) -> None:
-    """A stale one holds what nobody asks for any more; a large one is not given up for a few texts."""
+@pytest.mark.parametrize(
+    ("strategy", "pins", "tokens_before", "made"),
+    [
+        ("rest", {"datastore": 1}, 0, True),
+        ("hybrid", {"datastore": 1}, 2, True),
+        ("vanilla_sd", {"datastore": 1}, 0, False),
+        ("hybrid", {}, 0, False),
+        ("rest", {"datastore": 1}, 10**4, False),
+    ],
+)
+def test_the_champions_datastore_is_made_again_of_new_traces(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    pins: dict[str, int],
+    tokens_before: int,
+    made: bool,
+) -> None:
+    """A stale one holds what nobody asks for any more; a large one is not given up for a few
+    texts."""
     pair = llama_pair(noise=0.02)
     collect_traces(pair, ROWS, tmp_path / "traces", max_tokens=12, rollout=3, temperature=0.0)
-    before = Datastore.from_texts([np.arange(tokens_before, dtype=np.int32) % 7], ORIGIN) if tokens_before else None
+    before = (
+        Datastore.from_texts([np.arange(tokens_before, dtype=np.int32) % 7], ORIGIN)
+        if tokens_before
+        else None
+    )
     saved: list[Any] = []
     said: list[str] = []
-    space: Any = SimpleNamespace(traces=tmp_path / "traces", traces_at=lambda temperature: tmp_path / "traces", found=lambda *_: before,
-                                 save=saved.append, say=said.append, reports=tmp_path, spec=SimpleNamespace(name="tiny"))
+    space: Any = SimpleNamespace(
+        traces=tmp_path / "traces",
+        traces_at=lambda temperature: tmp_path / "traces",
+        found=lambda *_: before,
+        save=saved.append,
+        say=said.append,
+        reports=tmp_path,
+        spec=SimpleNamespace(name="tiny"),
+    )
     monkeypatch.setattr("flows.steps.champion.champion_of", lambda *_: SimpleNamespace(pins=pins))
     monkeypatch.setattr("flows.steps.tune.champion_decoding", lambda *_: config(strategy))
     report = renew_datastore(StepContext(space, pair), "cpu")
@@ -52,10 +77,21 @@ def test_the_champions_datastore_is_made_again_of_new_traces(tmp_path: Path, mon
 def test_a_drift_names_the_command_for_each_head_that_is_drafted_with() -> None:
     head: Any = object()
 
-    def lines(strategy: str, sampled: SampledChoice | None = None, kind: str = "eagle3_head") -> list[str]:
-        return heads_left(Served("release 3", "f" * 64, {"decoding_config": config(strategy, sampled), kind: head}), "mine")
+    def lines(
+        strategy: str, sampled: SampledChoice | None = None, kind: str = "eagle3_head"
+    ) -> list[str]:
+        return heads_left(
+            Served(
+                "release 3", "f" * 64, {"decoding_config": config(strategy, sampled), kind: head}
+            ),
+            "mine",
+        )
 
-    for found in (lines("eagle3"), lines("hybrid"), lines("autoregressive", SampledChoice(1.0, "eagle3", {}))):
+    for found in (
+        lines("eagle3"),
+        lines("hybrid"),
+        lines("autoregressive", SampledChoice(1.0, "eagle3", {})),
+    ):
         [line] = found
         assert "`draftwell train --kind eagle3_head --pair mine`" in line
     assert "medusa_heads" in lines("medusa", kind="medusa_heads")[0]

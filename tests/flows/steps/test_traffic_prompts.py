@@ -1,4 +1,5 @@
-"""Weekly flows use served traffic: the same prompts from collection to gate, and the pipeline's own until there are enough."""
+"""Weekly flows use served traffic: the same prompts from collection to gate, and the pipeline's own
+until there are enough."""
 
 from __future__ import annotations
 
@@ -25,10 +26,19 @@ from tests.support.loop import traffic
 
 
 @pytest.fixture
-def settings(own_stores: Path, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch) -> TrafficSettings:
+def settings(
+    own_stores: Path, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> TrafficSettings:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
-    return TrafficSettings(pair=str(pair_file), prompts=prompts_file, spool=own_stores / "spool", collect_prompts=20, collect_tokens=8,
-                           bench_prompts=16, threads=1)
+    return TrafficSettings(
+        pair=str(pair_file),
+        prompts=prompts_file,
+        spool=own_stores / "spool",
+        collect_prompts=20,
+        collect_tokens=8,
+        bench_prompts=16,
+        threads=1,
+    )
 
 
 @pytest.fixture
@@ -61,25 +71,41 @@ def test_a_week_is_made_of_served_prompts(settings: TrafficSettings, space: Work
     assert taken(settings, space) == own, "without a spool"
     asked = serve(settings, 44)
     found = taken(settings, space)
-    assert {name: len(rows) for name, rows in found.items()} == {"bench": 14, "collect": 14, "calibrate": 8, "tune": 8}
+    assert {name: len(rows) for name, rows in found.items()} == {
+        "bench": 14,
+        "collect": 14,
+        "calibrate": 8,
+        "tune": 8,
+    }
     assert set.union(*map(texts, found.values())) == texts(asked), "no prompt is in two steps"
 
 
-def test_prompts_stay_those_of_the_collection_while_the_spool_grows(settings: TrafficSettings, space: Workspace) -> None:
+def test_prompts_stay_those_of_the_collection_while_the_spool_grows(
+    settings: TrafficSettings, space: Workspace
+) -> None:
     """Drawn again at each step, the gate would get prompts that were tuned on."""
     serve(settings, 44)
     assert settings.spool is not None
     before = taken(settings, space)
     with (settings.spool / "requests.jsonl").open("a") as file:
-        file.writelines(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in traffic.prompts(10, seed=9, words=traffic.OTHERS))
+        file.writelines(
+            json.dumps({"prompt": prompt.prompt}) + "\n"
+            for prompt in traffic.prompts(10, seed=9, words=traffic.OTHERS)
+        )
     assert prompts_of(served.on_taken(settings, space)) == before
     assert taken(settings, space) != before
 
 
-def test_an_unavailable_registry_is_waited_for(settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it would look like "nothing to compare with", and prompts of all temperatures would be collected on."""
+def test_an_unavailable_registry_is_waited_for(
+    settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would look like "nothing to compare with", and prompts of all temperatures would
+    be collected on."""
+
     def unavailable(*arguments: Any) -> None:
-        raise DraftwellError("the registry failed", code="registry_failed") from ConnectionError("refused")
+        raise DraftwellError("the registry failed", code="registry_failed") from ConnectionError(
+            "refused"
+        )
 
     serve(settings, 44)
     monkeypatch.setattr(monitor_step, "served", unavailable)
@@ -101,10 +127,15 @@ def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
     assert taken(settings, space) == own
 
 
-def test_the_collection_reads_the_spool(prefect_server: None, settings: TrafficSettings, space: Workspace) -> None:
+def test_the_collection_reads_the_spool(
+    prefect_server: None, settings: TrafficSettings, space: Workspace
+) -> None:
     serve(settings, 44)
     done = scheduled.collection(settings)
-    assert done["made"] == {"traces": TraceSet(space.traces).digest(), "traces_sampled": TraceSet(space.traces_at(1.0)).digest()}
+    assert done["made"] == {
+        "traces": TraceSet(space.traces).digest(),
+        "traces_sampled": TraceSet(space.traces_at(1.0)).digest(),
+    }
     names = set(TraceSet(space.traces).read(["prompt_id"]).column("prompt_id").to_pylist())
     assert len(names) == 14, "of 20: 44 prompts are shared with three other steps"
     assert all(name.startswith("spool/") for name in names)

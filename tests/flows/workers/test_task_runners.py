@@ -1,4 +1,5 @@
-"""Stations spread over workers: the same trace and the same trials as without, on threads and on a real Ray cluster."""
+"""Stations spread over workers: the same trace and the same trials as without, on threads and on a
+real Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ from serving.recording.trace import TraceSet
 from tests.support.errors import raises_code
 from tests.support.paths import REPO
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("prefect_ray") is None,
-                               reason="prefect-ray is not installed: pip install -c constraints.txt 'draftwell[ray]'")
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("prefect_ray") is None,
+    reason="prefect-ray is not installed: pip install -c constraints.txt 'draftwell[ray]'",
+)
 
 
 def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_pool_for("threads", 1) is None
     assert worker_pool_for("threads", 2, threads=5) == WorkerPool("threads", 2, 2)
-    assert worker_pool_for("threads", 4, threads=2) == WorkerPool("threads", 4, 1), "never less than one thread each"
+    assert worker_pool_for("threads", 4, threads=2) == WorkerPool("threads", 4, 1), (
+        "never less than one thread each"
+    )
     with raises_code("unknown_runner", "threads", "ray"):
         worker_pool_for("dask", 2)
     with raises_code("threads_share_gpu", "GPU"):
@@ -45,8 +50,12 @@ def test_what_failed_parts_become() -> None:
     mistake = ForeignTrace("the trace is foreign: mend it")
     told = failure_of([mistake, mistake], 2)
     assert str(told) == "the trace is foreign: mend it"
-    assert type(told) is DraftwellError, "a driver that forgets foreign traces must not take a worker's for its own"
-    assert "1 of 2 parts failed, the first with: the trace is foreign" in str(failure_of([mistake], 2))
+    assert type(told) is DraftwellError, (
+        "a driver that forgets foreign traces must not take a worker's for its own"
+    )
+    assert "1 of 2 parts failed, the first with: the trace is foreign" in str(
+        failure_of([mistake], 2)
+    )
     assert "RuntimeError" in str(failure_of([RuntimeError()], 1))
     assert "run the same command again" in str(failure_of([RuntimeError("a\nb")], 1))
 
@@ -57,23 +66,44 @@ def shards_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def collect(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> Callable[..., tuple[Any, TraceSet]]:
+def collect(
+    run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path
+) -> Callable[..., tuple[Any, TraceSet]]:
     """Runs `draftwell collect` into a folder of its own."""
 
     def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
-        done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 12, "--threads", 1, "--out",
-                   tmp_path / name, *more)
+        done = run(
+            "collect",
+            "--pair",
+            pair_file,
+            "--prompts",
+            prompts_file,
+            "--max-tokens",
+            12,
+            "--threads",
+            1,
+            "--out",
+            tmp_path / name,
+            *more,
+        )
         return done, TraceSet(tmp_path / name)
 
     return collect
 
 
 def runs_of(name: str, since: datetime) -> list[Any]:
-    """Task runs of a name that Prefect's server knows since a moment (the tests of this folder share it), with their states."""
+    """Task runs of a name that Prefect's server knows since a moment (the tests of this folder
+    share it), with their states."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName, TaskRunFilterStartTime
+    from prefect.client.schemas.filters import (
+        TaskRunFilter,
+        TaskRunFilterName,
+        TaskRunFilterStartTime,
+    )
 
-    wanted = TaskRunFilter(name=TaskRunFilterName(like_=name), start_time=TaskRunFilterStartTime(after_=since))
+    wanted = TaskRunFilter(
+        name=TaskRunFilterName(like_=name), start_time=TaskRunFilterStartTime(after_=since)
+    )
     with get_client(sync_client=True) as client:
         for _ in range(50):  # a task run is told by events, which arrive when they arrive
             found = client.read_task_runs(task_run_filter=wanted)
@@ -84,8 +114,13 @@ def runs_of(name: str, since: datetime) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_write_the_trace_of_one_process(
+    collect: Any,
+    own_stores: Path,
+    shards_of_two: None,
+    prefect_server: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun = datetime.now(UTC)
     done, alone = collect("alone")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -106,16 +141,25 @@ def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, 
     done, spread = collect("spread", "--workers", 3)
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(spread.shards) == 6
-    assert [path.read_bytes() for path in spread.shards] == [path.read_bytes() for path in alone.shards]
+    assert [path.read_bytes() for path in spread.shards] == [
+        path.read_bytes() for path in alone.shards
+    ]
     assert spread.digest() == alone.digest()
     assert 1 < most[0] <= 3, "they did work at once, and no more than were asked for"
     assert not list(own_stores.rglob(".job-*"))
-    assert len([each for each in runs_of("write a shard", begun) if each.state.is_completed()]) == 6, "each shard is to be seen in Prefect"
+    assert (
+        len([each for each in runs_of("write a shard", begun) if each.state.is_completed()]) == 6
+    ), "each shard is to be seen in Prefect"
 
 
 @pytest.mark.slow
-def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_fails_is_tried_again_then_told(
+    collect: Any,
+    own_stores: Path,
+    shards_of_two: None,
+    prefect_server: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, tries = runners.worker_jobs.write_shard, []
 
     def write(job: Path, index: int) -> str:
@@ -139,8 +183,13 @@ def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: P
 
 
 @pytest.mark.slow
-def test_a_full_disk_under_a_worker_is_told_as_one(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_under_a_worker_is_told_as_one(
+    collect: Any,
+    own_stores: Path,
+    shards_of_two: None,
+    prefect_server: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tries: list[int] = []
 
     def write(job: Path, index: int) -> str:
@@ -156,8 +205,15 @@ def test_a_full_disk_under_a_worker_is_told_as_one(collect: Any, own_stores: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["threads", pytest.param("ray", marks=needs_ray)])
-def test_replays_by_workers_choose_the_same_configs(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, runner: str,
-                                                    prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_by_workers_choose_the_same_configs(
+    run: Any,
+    pair_file: Path,
+    prompts_file: Path,
+    own_stores: Path,
+    runner: str,
+    prefect_server: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     begun = datetime.now(UTC)
     few = ("--pair", pair_file, "--prompts", prompts_file)
@@ -166,22 +222,48 @@ def test_replays_by_workers_choose_the_same_configs(run: Any, pair_file: Path, p
     reports = []
     for more in ((), ("--runner", runner, "--workers", 2)):
         study = own_stores / f"study{len(reports)}.jsonl"
-        done = run("tune", *few, "--limit", 2, "--max-tokens", 8, "--trials", 24, "--no-publish", "--threads", 1, "--study", study, *more)
+        done = run(
+            "tune",
+            *few,
+            "--limit",
+            2,
+            "--max-tokens",
+            8,
+            "--trials",
+            24,
+            "--no-publish",
+            "--threads",
+            1,
+            "--study",
+            study,
+            *more,
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         reports.append(json.loads((space / "cpu" / "reports" / "tuning.json").read_text()))
-    one, spread = ([trial for trial in report["trials"] if trial["source"] == "replayed"] for report in reports)
+    one, spread = (
+        [trial for trial in report["trials"] if trial["source"] == "replayed"] for report in reports
+    )
     assert len(one) >= 24
     assert spread == one
     assert not list(own_stores.rglob(".job-*"))
-    assert [each for each in runs_of("replay configurations", begun) if not each.state.is_completed()] == []
+    assert [
+        each for each in runs_of("replay configurations", begun) if not each.state.is_completed()
+    ] == []
 
 
 @pytest.mark.slow
 @needs_ray
-def test_a_ray_worker_is_killed_midway_and_nothing_is_lost(collect: Any, own_stores: Path, prefect_server: None, tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL, while it writes and others have written: Ray begins the shard again, and the trace is that of one process."""
-    monkeypatch.setenv("PYTHONPATH", str(REPO))  # workers import this checkout, as they would an installed package
+def test_a_ray_worker_is_killed_midway_and_nothing_is_lost(
+    collect: Any,
+    own_stores: Path,
+    prefect_server: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGKILL, while it writes and others have written: Ray begins the shard again, and the trace
+    is that of one process."""
+    # workers import this checkout, as they would an installed package
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
     monkeypatch.setattr(collection, "SHARD_PROMPTS", 1)
     done, alone = collect("alone")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -222,10 +304,14 @@ def one_at_work() -> int | None:
 
 
 @pytest.mark.slow
-def test_a_prefect_server_that_is_not_there_is_told_in_one_line(collect: Any, own_stores: Path, shards_of_two: None) -> None:
+def test_a_prefect_server_that_is_not_there_is_told_in_one_line(
+    collect: Any, own_stores: Path, shards_of_two: None
+) -> None:
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
+    with temporary_settings(
+        {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    ):
         done, spread = collect("spread", "--workers", 2)
     assert done.exit_code == 2, (done.output, done.exception)
     line = done.stderr.strip().splitlines()[-1]

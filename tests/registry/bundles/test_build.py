@@ -31,8 +31,11 @@ from tests.support.loop.publishing import config, distilled, model_folder, publi
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {p.relative_to(folder).as_posix(): (p.read_bytes(), p.stat().st_mode)
-            for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): (p.read_bytes(), p.stat().st_mode)
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
 
 
 @pytest.fixture
@@ -42,7 +45,9 @@ def champion(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> 
     return store
 
 
-def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_bundle_opens_and_finds_its_models(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert built == tmp_path / "dist" / "tiny" / "1-cpu"
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
@@ -58,22 +63,37 @@ def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, fi
     assert fingerprint(found, manifest.dtype) == manifest.fingerprint
     wheel = runtime_wheel()
     assert set(contents(built)) == {
-        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "sbom.cdx.json", "serve.sh", wheel.name,
-        "artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json", "artifacts/decoding_config/artifact.json",
-        "artifacts/decoding_config/config.json"}
+        "Dockerfile",
+        "README.md",
+        "manifest.json",
+        "requirements-cpu.txt",
+        "sbom.cdx.json",
+        "serve.sh",
+        wheel.name,
+        "artifacts/acceptance_table/artifact.json",
+        "artifacts/acceptance_table/table.json",
+        "artifacts/decoding_config/artifact.json",
+        "artifacts/decoding_config/config.json",
+    }
     assert manifest.runtime == wheel.version
-    assert {name for name in contents(built) if os.access(built / name, os.X_OK)} == {"serve.sh"} or os.geteuid() == 0
+    assert {name for name in contents(built) if os.access(built / name, os.X_OK)} == {
+        "serve.sh"
+    } or os.geteuid() == 0
     assert not any(str(tmp_path).encode() in data for data, _ in contents(built).values())
 
 
-def test_compiled_layers_that_the_pair_uses_come_along(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_compiled_layers_that_the_pair_uses_come_along(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     used, other = (libraries_folder() / name / LIBRARY for name in ("used", "other"))
     for library in (used, other):
         library.parent.mkdir(parents=True)
         library.write_bytes(b"machine code")
     note_used(fingerprint(files, "float32"), [used])
     bundle = open_bundle(build_bundle(champion, spec, files, out=tmp_path / "dist"))
-    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {"compiled/used/layer.so"}
+    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {
+        "compiled/used/layer.so"
+    }
     (bundle.path / "compiled" / "used" / LIBRARY).write_bytes(b"other code")
     with raises_code("changed_file", "compiled/used"):
         open_bundle(bundle.path)
@@ -81,9 +101,16 @@ def test_compiled_layers_that_the_pair_uses_come_along(champion: Store, spec: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_weights", [False, True])
-def test_two_builds_are_byte_identical(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, with_weights: bool,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, with rights, in another folder, a year later, by a user with another umask and time zone."""
+def test_two_builds_are_byte_identical(
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    with_weights: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of it, with rights, in another folder, a year later, by a user with another umask and
+    time zone."""
     one = build_bundle(champion, spec, files, out=tmp_path / "a", with_weights=with_weights)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400)
@@ -91,7 +118,9 @@ def test_two_builds_are_byte_identical(champion: Store, spec: PairSpec, files: P
     runtime_wheel.cache_clear()
     before = os.umask(0o077)
     try:
-        two = build_bundle(champion, spec, files, out=tmp_path / "far" / "b", with_weights=with_weights)
+        two = build_bundle(
+            champion, spec, files, out=tmp_path / "far" / "b", with_weights=with_weights
+        )
     finally:
         os.umask(before)
     assert contents(one) == contents(two)
@@ -101,20 +130,27 @@ def test_two_builds_are_byte_identical(champion: Store, spec: PairSpec, files: P
     assert sorted(p.name for p in (tmp_path / "a" / "tiny").iterdir()) == ["1-cpu", "current"]
 
 
-def test_with_weights_it_needs_no_models_folder(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_with_weights_it_needs_no_models_folder(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
     found = open_bundle(built).files(tmp_path / "nowhere")
     assert found.target == built / "models" / "target"
     assert fingerprint(found, "float32") == fingerprint(files, "float32")
-    manifest = open_bundle(built).manifest  # the digests that were just kept beside the weights are no foreign file
-    assert {role: record.source for role, record in manifest.models.items()} == {"target": "bundled", "draft": "bundled"}
+    # the digests that were just kept beside the weights are no foreign file
+    manifest = open_bundle(built).manifest
+    assert {role: record.source for role, record in manifest.models.items()} == {
+        "target": "bundled",
+        "draft": "bundled",
+    }
     assert manifest.origins == {"target": "local", "draft": "local"}
     assert "All weights are in the bundle" in (built / "README.md").read_text()
     assert "DRAFTWELL_MODELS" not in (built / "README.md").read_text()
 
 
 def test_every_file_that_is_changed_cut_or_missing_is_named(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
     names = sorted(contents(built))
     assert len(names) == 17
@@ -135,47 +171,80 @@ def test_every_file_that_is_changed_cut_or_missing_is_named(
 
 
 def test_people_shells_and_docker_are_told_the_same_installation(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     wheel = runtime_wheel().name
-    install = f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url https://download.pytorch.org/whl/cpu"
+    install = (
+        f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url "
+        "https://download.pytorch.org/whl/cpu"
+    )
     for name in ("README.md", "serve.sh", "Dockerfile"):
         assert install in (built / name).read_text(), name
     subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
-    done = subprocess.run([str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")], env={"PATH": "/usr/bin:/bin"}, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert install in done.stderr
 
 
-def test_serve_sh_names_the_link_it_was_called_through(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_serve_sh_names_the_link_it_was_called_through(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     """A server that was given the folder itself would never see `current` move."""
     build_bundle(champion, spec, files, out=tmp_path / "dist")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "draftwell-serve").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
     current = tmp_path / "dist" / "tiny" / "current"
-    done = subprocess.run([str(current / "serve.sh"), "--port", "9"], env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(current / "serve.sh"), "--port", "9"],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split() == ["--bundle", str(current), "--port", "9"]
 
 
 def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
-    """Started in the bundle's folder, as its README says, and twice: the second start finds the bundle as it was built."""
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
+    """Started in the bundle's folder, as its README says, and twice: the second start finds the
+    bundle as it was built."""
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "draftwell-serve").write_text(
-        '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p "$home/onnx"\ntouch "$home/onnx/graph"\necho "$home"\n')
+        '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p '
+        '"$home/onnx"\ntouch "$home/onnx/graph"\necho "$home"\n'
+    )
     (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
     found = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path / "user")}
     named = found | {"DRAFTWELL_HOME": str(tmp_path / "state")}
     kept = tmp_path / "user" / ".draftwell"
-    for folder, environment, home in ((built, found, kept), (built, found, kept), (built / "artifacts", found, kept),
-                                      (built, named, tmp_path / "state"), (tmp_path, named, tmp_path / "state"),
-                                      (tmp_path, found, tmp_path / ".draftwell")):  # where a checkout has its models
-        done = subprocess.run([built / "serve.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    for folder, environment, home in (
+        (built, found, kept),
+        (built, found, kept),
+        (built / "artifacts", found, kept),
+        (built, named, tmp_path / "state"),
+        (tmp_path, named, tmp_path / "state"),
+        # where a checkout has its models
+        (tmp_path, found, tmp_path / ".draftwell"),
+    ):
+        done = subprocess.run(
+            [built / "serve.sh"],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stdout == f"{home}\n"
         open_bundle(built)
     assert "`~/.draftwell` where that is this\nfolder" in (built / "README.md").read_text()
@@ -183,7 +252,9 @@ def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
     assert not state.startswith("/bundle")
 
 
-def test_a_bundle_for_cuda_says_so(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_bundle_for_cuda_says_so(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(store, spec, files, tmp_path / "release")
     cuda = create_release(store, "tiny", "cuda", made.pins, model_records(spec, files), {})
     promote(store, "tiny", "cuda", 1, verdict(cuda))
@@ -199,7 +270,12 @@ def test_a_bundle_for_cuda_says_so(store: Store, spec: PairSpec, files: PairFile
 
 
 def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = tmp_path / "dist"
     first = build_bundle(champion, spec, files, out=out)
     before = contents(first)
@@ -212,12 +288,19 @@ def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
     assert contents(first) == before
     assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == second, "the newest"
     (second / "README.md").write_text("changed")
-    assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == first, "the newest that is whole"
+    assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == first, (
+        "the newest that is whole"
+    )
     assert build_bundle(champion, spec, files, out=out).name == "1-cpu.3"
 
 
 def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = tmp_path / "dist"
     build_bundle(champion, spec, files, out=out)
     for number in ("9", "10"):
@@ -233,7 +316,9 @@ def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
     assert built.name == "1-cpu.3"
 
 
-def test_an_ungated_release_needs_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_an_ungated_release_needs_a_reason(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(store, spec, files, tmp_path / "release")
     store.set_alias(made.published, "champion")  # by hand, in the UI
     with raises_code("not_deployable", "version 1", "no gate record", "--ungated REASON"):
@@ -247,11 +332,16 @@ def test_an_ungated_release_needs_a_reason(store: Store, spec: PairSpec, files: 
     built = build_bundle(store, spec, files, out=tmp_path / "dist", ungated_reason="a trial")
     assert open_bundle(built).manifest.gated
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == built.name
-    assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "1-cpu.2", "current"]
+    assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == [
+        "1-cpu",
+        "1-cpu.2",
+        "current",
+    ]
 
 
 def test_a_champion_named_by_hand_is_deployed_if_its_gate_stands(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(champion, spec, files, tmp_path / "two", accepted=2)
     champion.set_alias(made.published, "champion")  # by hand, in the UI
     with raises_code("not_deployable", "version 2", "no gate record"):
@@ -264,19 +354,23 @@ def test_a_champion_named_by_hand_is_deployed_if_its_gate_stands(
 
 
 def test_what_was_rolled_back_is_not_deployed_by_naming_it_again(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(champion, spec, files, tmp_path / "two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
     rollback(champion, "tiny", "cpu", "too slow")
     champion.set_alias(made.published, "champion")
     with raises_code("not_deployable", "version 2", "rolled back on 20", "(too slow)"):
         build_bundle(champion, spec, files, out=tmp_path / "dist")
-    built = build_bundle(champion, spec, files, out=tmp_path / "dist", ungated_reason="for an experiment")
+    built = build_bundle(
+        champion, spec, files, out=tmp_path / "dist", ungated_reason="for an experiment"
+    )
     assert open_bundle(built).manifest.ungated_reason == "for an experiment"
 
 
 def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     out = tmp_path / "dist"
     first = build_bundle(champion, spec, files, out=out)
     made = release(champion, spec, files, tmp_path / "two", accepted=2)
@@ -286,7 +380,9 @@ def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
     assert relink(champion, good, tmp_path / "elsewhere") is None
     assert relink(champion, good, out) == first
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
-    with raises_code("current_not_moved", "release.tiny.cpu version 2", "not the champion any more", "`current`"):
+    with raises_code(
+        "current_not_moved", "release.tiny.cpu version 2", "not the champion any more", "`current`"
+    ):
         relink(champion, find_release(champion, "tiny", "cpu", 2), out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     link_current(out / "tiny", out / "tiny" / "2-cpu")
@@ -295,12 +391,16 @@ def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
     assert os.readlink(out / "tiny" / "current") == "2-cpu"
 
 
-def test_the_size_of_a_bundle_is_that_of_its_files(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_the_size_of_a_bundle_is_that_of_its_files(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert bundle_bytes(built) == sum(len(data) for data, _ in contents(built).values())
 
 
-def test_a_failed_build_leaves_the_old_bundle(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_the_old_bundle(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     build_bundle(champion, spec, files, out=tmp_path / "dist")
     made = release(champion, spec, files, tmp_path / "two", accepted=2)
     promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
@@ -312,7 +412,9 @@ def test_a_failed_build_leaves_the_old_bundle(champion: Store, spec: PairSpec, f
     assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "current"]
 
 
-def test_what_a_killed_deployment_left_is_removed(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_what_a_killed_deployment_left_is_removed(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     left = tmp_path / "dist" / "tiny" / ".build.killed"
     (left / "models").mkdir(parents=True)
     (left / "models" / "half.safetensors").write_bytes(b"half")
@@ -321,13 +423,25 @@ def test_what_a_killed_deployment_left_is_removed(champion: Store, spec: PairSpe
 
 
 def test_deployments_of_a_pair_wait_for_each_other(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Otherwise one would remove what the other is building."""
-    free = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    free = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | "
+        "fcntl.LOCK_NB)"
+    )
     home, tried = tmp_path / "dist" / "tiny", []
 
     def wheel() -> Wheel:
-        tried.append(subprocess.run([sys.executable, "-c", free, str(home)], capture_output=True, check=False).returncode)
+        tried.append(
+            subprocess.run(
+                [sys.executable, "-c", free, str(home)], capture_output=True, check=False
+            ).returncode
+        )
         return runtime_wheel()
 
     monkeypatch.setattr(registry.bundles.build, "runtime_wheel", wheel)
@@ -354,22 +468,39 @@ def beside(work: Callable[[], object], seconds: float) -> threading.Thread:
 
 
 def newest_champion(store: Store) -> int:
-    return max((each.tags.get("champion_since", ""), each.version) for each in store.versions("release", "tiny.cpu"))[1]
+    return max(
+        (each.tags.get("champion_since", ""), each.version)
+        for each in store.versions("release", "tiny.cpu")
+    )[1]
 
 
 @pytest.mark.parametrize("alias", ["champion", "2"])
 def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
-        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    second: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    alias: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor does it wait for the build, which may take minutes."""
     out = tmp_path / "dist"
 
     def held_up() -> Wheel:
         _, good = rollback(second, "tiny", "cpu", "too slow")
-        assert not beside(lambda: relink(second, good, out), 60).is_alive(), "it waits for the build"
+        assert not beside(lambda: relink(second, good, out), 60).is_alive(), (
+            "it waits for the build"
+        )
         return runtime_wheel()
 
     monkeypatch.setattr(registry.bundles.build, "runtime_wheel", held_up)
-    with raises_code("current_not_moved", "release.tiny.cpu version 2", "it was rolled back on", "too slow", "`current`"):
+    with raises_code(
+        "current_not_moved",
+        "release.tiny.cpu version 2",
+        "it was rolled back on",
+        "too slow",
+        "`current`",
+    ):
         build_bundle(second, spec, files, alias=alias, out=out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     assert newest_champion(second) == 1
@@ -377,7 +508,8 @@ def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
 
 
 def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs(
-        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def held_up() -> Wheel:
         second.set_alias(second.resolve("release", "tiny.cpu", 1), "champion")
         return runtime_wheel()
@@ -387,18 +519,25 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
         with raises_code("current_not_moved", "not the champion"):
             build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
-    assert build_bundle(second, spec, files, alias="2", out=tmp_path / "dist").name == "2-cpu", "who names a number knows what it is"
+    assert build_bundle(second, spec, files, alias="2", out=tmp_path / "dist").name == "2-cpu", (
+        "who names a number knows what it is"
+    )
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "2-cpu"
 
 
 @pytest.mark.slow
 def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
-        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, workers = tmp_path / "dist", []
 
     def slowly(home: Path, bundle: Path) -> None:
         if bundle.name == "2-cpu":
-            workers.append(beside(lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3))
+            workers.append(
+                beside(
+                    lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3
+                )
+            )
         link_current(home, bundle)
 
     monkeypatch.setattr(registry.bundles.build, "link_current", slowly)
@@ -409,7 +548,8 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
 
 
 def test_other_models_than_the_releases_are_refused(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     other = PairFiles("tiny", model_folder(tmp_path / "other", seed=9), files.draft)
     with raises_code("other_weights", "release.tiny.cpu version 1", "pair tiny"):
         build_bundle(champion, spec, other, out=tmp_path / "dist")
@@ -418,12 +558,20 @@ def test_other_models_than_the_releases_are_refused(
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_a_distilled_draft_travels_in_the_bundle(store: Store, tmp_path: Path, pinned: bool) -> None:
+def test_a_distilled_draft_travels_in_the_bundle(
+    store: Store, tmp_path: Path, pinned: bool
+) -> None:
     target = model_folder(tmp_path / "local" / "target")
     distilled().save(tmp_path / "local" / "draft")
-    spec = PairSpec.model_validate({
-        "name": "tiny", "description": "d", "licence": "l", "target": {"path": str(target)},
-        "draft": {"artifact": str(tmp_path / "local" / "draft")}})
+    spec = PairSpec.model_validate(
+        {
+            "name": "tiny",
+            "description": "d",
+            "licence": "l",
+            "target": {"path": str(target)},
+            "draft": {"artifact": str(tmp_path / "local" / "draft")},
+        }
+    )
     files = fetch(spec)
     publish(store, config(fingerprint(files, "bfloat16")), tmp_path / "config")
     publish(store, distilled(), tmp_path / "draft")

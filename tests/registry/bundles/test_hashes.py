@@ -1,4 +1,5 @@
-"""Requirements with hashes: pip's own report says which files were installed, and pip then takes no other ones."""
+"""Requirements with hashes: pip's own report says which files were installed, and pip then takes no
+other ones."""
 
 from __future__ import annotations
 
@@ -19,60 +20,118 @@ from registry.bundles.requirements import closure, locked, runtime_requirements
 from registry.bundles.text import install_command
 
 
-def tiny_wheel(folder: Path, name: str, version: str = "1.0", needs: str | None = None, body: str = "") -> Path:
+def tiny_wheel(
+    folder: Path, name: str, version: str = "1.0", needs: str | None = None, body: str = ""
+) -> Path:
     """A wheel of one empty module."""
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     needed = f"Requires-Dist: {needs}\n" if needs else ""
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name}.py", body)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        wheel.writestr(
+            f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
     return path
 
 
 def pip(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """pip without any index but a folder."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(cwd), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)})
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--find-links",
+        str(cwd),
+        *map(str, words),
+    ]
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)},
+    )
 
 
 def reported(folder: Path, name: str, packages: dict[str, tuple[str, str]]) -> None:
     """Write a report of pip's form: name → version and sha256."""
-    items = [{"metadata": {"name": package, "version": version}, "download_info": {"archive_info": {"hashes": {"sha256": sha}}}}
-             for package, (version, sha) in packages.items()]
+    items = [
+        {
+            "metadata": {"name": package, "version": version},
+            "download_info": {"archive_info": {"hashes": {"sha256": sha}}},
+        }
+        for package, (version, sha) in packages.items()
+    ]
     (folder / f"{name}.json").write_text(json.dumps({"version": "1", "install": items}))
 
 
 @pytest.mark.slow
-def test_pips_own_report_is_read_and_its_files_alone_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: Path) -> None:
-    """pip installs two wheels and reports; the requirements made of that install the same two, and refuse a changed one."""
+def test_pips_own_report_is_read_and_its_files_alone_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: Path
+) -> None:
+    """pip installs two wheels and reports; the requirements made of that install the same two, and
+    refuse a changed one."""
     links, site = tmp_path / "links", tmp_path / "site"
     links.mkdir()
-    first, second = tiny_wheel(links, "firstpart", needs="secondpart"), tiny_wheel(links, "secondpart")
+    first, second = (
+        tiny_wheel(links, "firstpart", needs="secondpart"),
+        tiny_wheel(links, "secondpart"),
+    )
     done = pip("--target", site, "--report", reports / "1.json", "firstpart", cwd=links)
     assert done.returncode == 0, done.stderr
-    sha = {path.name.partition("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in (first, second)}
+    sha = {
+        path.name.partition("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (first, second)
+    }
     assert recorded_hashes({"firstpart": "1.0", "secondpart": "1.0"}) == sha
     assert recorded_hashes({"firstpart": "1.1"}) == {}, "a record of another version does not count"
 
-    needs = {"draftwell": ["firstpart", "torch"], "firstpart": ["secondpart"], "secondpart": [], "torch": []}
+    needs = {
+        "draftwell": ["firstpart", "torch"],
+        "firstpart": ["secondpart"],
+        "secondpart": [],
+        "torch": [],
+    }
     torch = tiny_wheel(links, "torch", "1.0+cpu")
     reported(reports, "2", {"torch": ("1.0+cpu", hashlib.sha256(torch.read_bytes()).hexdigest())})
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: needs[name])
-    monkeypatch.setattr(importlib.metadata, "distribution",
-                        lambda name: SimpleNamespace(version="1.0+cpu" if name == "torch" else "1.0", requires=needs[name]))
+    monkeypatch.setattr(
+        importlib.metadata,
+        "distribution",
+        lambda name: SimpleNamespace(
+            version="1.0+cpu" if name == "torch" else "1.0", requires=needs[name]
+        ),
+    )
     runtime = tiny_wheel(links, "draftwell_runtime", needs="firstpart")
     lock = locked("cpu", wheel=(runtime.name, runtime.read_bytes()))
     (links / "requirements-cpu.txt").write_text(lock.text)
     assert lock.missing == ()
     assert lock.text.count("--hash=sha256:") == 4
     command = install_command("cpu", runtime.name, lock)
-    assert command == "pip install --require-hashes -r requirements-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu"
+    assert command == (
+        "pip install --require-hashes -r requirements-cpu.txt --extra-index-url "
+        "https://download.pytorch.org/whl/cpu"
+    )
     installs = command.split()[2:5]
     done = pip(*installs, "--target", tmp_path / "again", cwd=links)
     assert done.returncode == 0, done.stderr
-    assert {path.stem for path in (tmp_path / "again").glob("*.py")} == {"firstpart", "secondpart", "draftwell_runtime", "torch"}
+    assert {path.stem for path in (tmp_path / "again").glob("*.py")} == {
+        "firstpart",
+        "secondpart",
+        "draftwell_runtime",
+        "torch",
+    }
     tiny_wheel(links, "secondpart", body="changed = True")
     refused = pip(*installs, "--target", tmp_path / "third", cwd=links)
     assert refused.returncode != 0
@@ -85,25 +144,44 @@ def test_the_last_report_counts_and_broken_ones_are_passed_over(reports: Path) -
     (reports / "3.json").write_text('{"install": [')
     (reports / "4.json").write_text("[]")
     reported(reports, "5", {"odd": ("1", "not a digest")})
-    assert recorded_hashes({"some-thing": "1", "other": "1", "odd": "1"}) == {"some-thing": "c" * 64, "other": "b" * 64}
+    assert recorded_hashes({"some-thing": "1", "other": "1", "odd": "1"}) == {
+        "some-thing": "c" * 64,
+        "other": "b" * 64,
+    }
 
 
-def test_a_package_that_was_installed_from_an_address_has_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: dict[str, Any] = {"new": {"archive_info": {"hashes": {"sha256": "a" * 64}}},
-                             "old": {"archive_info": {"hash": f"sha256={'b' * 64}"}},
-                             "folder": {"dir_info": {"editable": True}}}
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: SimpleNamespace(read_text=lambda file: json.dumps(texts[name])))
+def test_a_package_that_was_installed_from_an_address_has_its_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts: dict[str, Any] = {
+        "new": {"archive_info": {"hashes": {"sha256": "a" * 64}}},
+        "old": {"archive_info": {"hash": f"sha256={'b' * 64}"}},
+        "folder": {"dir_info": {"editable": True}},
+    }
+    monkeypatch.setattr(
+        importlib.metadata,
+        "distribution",
+        lambda name: SimpleNamespace(read_text=lambda file: json.dumps(texts[name])),
+    )
     assert recorded_hashes(dict.fromkeys(texts, "1")) == {"new": "a" * 64, "old": "b" * 64}
 
 
 def test_one_unknown_file_and_there_are_no_hashes_but_a_line_that_names_it(reports: Path) -> None:
     """pip takes hashes of all requirements or of none."""
     versions = closure(runtime_requirements())
-    reported(reports, "1", {name: (version, "a" * 64) for name, version in versions.items() if name != "uvicorn"})
+    reported(
+        reports,
+        "1",
+        {name: (version, "a" * 64) for name, version in versions.items() if name != "uvicorn"},
+    )
     lock = locked("cpu")
     assert "uvicorn" in lock.missing
     assert "--hash" not in lock.text
     assert "# Without hashes: it is not recorded here which files were installed of " in lock.text
-    reported(reports, "2", {"uvicorn": (versions["uvicorn"], "a" * 64), "torch": (versions["torch"], "a" * 64)})
+    reported(
+        reports,
+        "2",
+        {"uvicorn": (versions["uvicorn"], "a" * 64), "torch": (versions["torch"], "a" * 64)},
+    )
     if locked("cpu").torch == versions["torch"]:
         assert locked("cpu").missing == ()

@@ -1,7 +1,9 @@
-"""A bundle is all that a machine needs: installed by its own one command into an empty environment, it serves. Real processes.
+"""A bundle is all that a machine needs: installed by its own one command into an empty environment,
+it serves. Real processes.
 
-Two environments: one with links to just those installed packages that the bundle's requirements name, which shows that the list is
-complete; and one that pip fills from a package index, as a user's would be.
+Two environments: one with links to just those installed packages that the bundle's requirements
+name, which shows that the list is complete; and one that pip fills from a package index, as a
+user's would be.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from tests.support.loop.publishing import config, publish
 from tests.support.server.served_pair import tiny_pair
 
 READY = 10
-"""Seconds from the start of the process until it answers; a tiny model's weights take no time to read."""
+"""Seconds from the start of the process until it answers; a tiny model's weights take no time to
+read."""
 PIPELINE = ("prefect", "mlflow", "datasets", "sklearn", "flows", "components", "registry")
 
 
@@ -49,30 +52,52 @@ def bundle(store: Store, tmp_path: Path) -> Path:
         module.set_attn_implementation("eager")
         module.save_pretrained(tmp_path / "models" / role)
         pair.tokenizer.save_pretrained(tmp_path / "models" / role)
-    spec = PairSpec.model_validate({
-        "name": "tiny", "description": "two tiny models", "licence": "none", "dtype": "float32",
-        "target": {"path": str(tmp_path / "models" / "target")}, "draft": {"path": str(tmp_path / "models" / "draft")}})
+    spec = PairSpec.model_validate(
+        {
+            "name": "tiny",
+            "description": "two tiny models",
+            "licence": "none",
+            "dtype": "float32",
+            "target": {"path": str(tmp_path / "models" / "target")},
+            "draft": {"path": str(tmp_path / "models" / "draft")},
+        }
+    )
     files = fetch(spec)
     made = config(fingerprint(files, "float32"), strategy="vanilla_sd")
     made.parameters = {}
     publish(store, made, tmp_path / "config")
     create_release(store, "tiny", "cpu", {"decoding_config": 1}, model_records(spec, files), {})
-    built = build_bundle(store, spec, files, alias="candidate", out=tmp_path / "dist", ungated_reason="a test", with_weights=True)
+    built = build_bundle(
+        store,
+        spec,
+        files,
+        alias="candidate",
+        out=tmp_path / "dist",
+        ungated_reason="a test",
+        with_weights=True,
+    )
     (tmp_path / "models").rename(tmp_path / "gone")
     return built
 
 
 def fill_by_links(site: Path, bundle: Path) -> None:
-    """Let an environment see those packages of ours that the bundle's requirements name, and its wheel."""
+    """Let an environment see those packages of ours that the bundle's requirements name, and its
+    wheel."""
     lines = (bundle / "requirements-cpu.txt").read_text().splitlines()
     for name in {Requirement(line).name for line in lines if line and not line.startswith("#")}:
         distribution = importlib.metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in distribution.files or []
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(distribution.locate_file(top))))
     wheel = next(bundle.glob("*.whl"))
     command = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    run([sys.executable, "-m", "pip", "--python", str(site.parents[2] / "bin" / "python"), *command])
+    run(
+        [sys.executable, "-m", "pip", "--python", str(site.parents[2] / "bin" / "python"), *command]
+    )
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -82,13 +107,22 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 
 def clean(venv: Path) -> dict[str, str]:
-    """What a service manager would set: the environment's commands first, a home of its own, no network for models."""
-    return {"PATH": f"{venv / 'bin'}:/usr/bin:/bin", "HOME": str(venv / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    """What a service manager would set: the environment's commands first, a home of its own, no
+    network for models."""
+    return {
+        "PATH": f"{venv / 'bin'}:/usr/bin:/bin",
+        "HOME": str(venv / "home"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def check_clean(venv: Path) -> None:
     """Nothing of the pipeline can be imported there, but the runtime can."""
-    code = (f"import importlib.util as u, serving; print([n for n in {PIPELINE} if u.find_spec(n)]); print(serving.__file__)")
+    code = (
+        f"import importlib.util as u, serving; print([n for n in {PIPELINE} if "
+        "u.find_spec(n)]); print(serving.__file__)"
+    )
     done = run([str(venv / "bin" / "python"), "-c", code], cwd=venv, env=clean(venv))
     assert done.stdout.splitlines()[0] == "[]"
     assert str(venv) in done.stdout.splitlines()[1]
@@ -98,8 +132,22 @@ def check_clean(venv: Path) -> None:
 def serving_from(bundle: Path, venv: Path, *options: str) -> Iterator[tuple[str, float]]:
     """`serve.sh`, started elsewhere: the address that it prints, and after how many seconds."""
     begin = time.perf_counter()
-    command = [str(bundle.parent / "current" / "serve.sh"), "--port", "0", "--threads", "1", *options]
-    process = subprocess.Popen(command, cwd=venv, env=clean(venv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        str(bundle.parent / "current" / "serve.sh"),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=venv,
+        env=clean(venv),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -113,8 +161,17 @@ def serving_from(bundle: Path, venv: Path, *options: str) -> Iterator[tuple[str,
 
 
 def ask(address: str) -> dict[str, object]:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
-    request = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{address}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
     with urllib.request.urlopen(request, timeout=60) as response:
         return dict(json.load(response))
 
@@ -134,7 +191,9 @@ def linked(bundle: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_requirements_are_all_that_the_server_needs(bundle: Path, linked: Path) -> None:
     check_clean(linked)
-    assert run([str(linked / "bin" / "draftwell-serve"), "--help"], env=clean(linked)).stdout.count("--bundle")
+    assert run([str(linked / "bin" / "draftwell-serve"), "--help"], env=clean(linked)).stdout.count(
+        "--bundle"
+    )
     before = sorted(path for path in bundle.rglob("*") if not path.name.startswith("."))
     with serving_from(bundle, linked) as (address, _):
         answer = ask(address)
@@ -152,18 +211,31 @@ def test_it_is_ready_in_time(bundle: Path, linked: Path) -> None:
 
 
 def default_bundle(store: Store, folder: Path, machine: str) -> Path:
-    """A bundle of the default pair, with weights, whose hardware profile was measured on a machine class."""
+    """A bundle of the default pair, with weights, whose hardware profile was measured on a machine
+    class."""
     spec = find_pair("default")
     files = fetch(spec)
-    provenance = Provenance(pair=spec.name, fingerprint=fingerprint(files, spec.dtype), device_class=machine)
-    made: list[Artifact] = [HardwareProfile(0.002, {1: 0.01, 8: 0.02, 64: 0.1}, 0.001, provenance),
-                            DecodingConfig("vanilla_sd", {}, {}, provenance)]
+    provenance = Provenance(
+        pair=spec.name, fingerprint=fingerprint(files, spec.dtype), device_class=machine
+    )
+    made: list[Artifact] = [
+        HardwareProfile(0.002, {1: 0.01, 8: 0.02, 64: 0.1}, 0.001, provenance),
+        DecodingConfig("vanilla_sd", {}, {}, provenance),
+    ]
     pins = {}
     for artifact in made:
         artifact.save(folder / artifact.kind)
         pins[artifact.kind] = store.publish(folder / artifact.kind, pair=spec.name).version
     create_release(store, spec.name, "cpu", pins, model_records(spec, files), {})
-    return build_bundle(store, spec, files, alias="candidate", out=folder / "dist", ungated_reason="a test", with_weights=True)
+    return build_bundle(
+        store,
+        spec,
+        files,
+        alias="candidate",
+        out=folder / "dist",
+        ungated_reason="a test",
+        with_weights=True,
+    )
 
 
 def seconds_to_read(bundle: Path) -> float:
@@ -179,14 +251,19 @@ def seconds_to_read(bundle: Path) -> float:
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["profiled here", "profiled elsewhere"])
 def test_the_default_pair_is_ready_in_time(store: Store, tmp_path: Path, elsewhere: bool) -> None:
     """With its weights in the bundle and eight slots, whose batches the server times first."""
-    bundle, venv = default_bundle(store, tmp_path, "abacus" if elsewhere else device_class("cpu")), tmp_path / "venv"
+    bundle, venv = (
+        default_bundle(store, tmp_path, "abacus" if elsewhere else device_class("cpu")),
+        tmp_path / "venv",
+    )
     make_linked(venv, bundle)
     with serving_from(bundle, venv, "--slots", "8"):  # once for Python's and the system's caches
         pass
     reading = seconds_to_read(bundle)
     begin = time.perf_counter()
-    with serving_from(bundle, venv, "--slots", "8") as (address, _), \
-            urllib.request.urlopen(address.removesuffix("/v1") + "/ready", timeout=60) as answer:
+    with (
+        serving_from(bundle, venv, "--slots", "8") as (address, _),
+        urllib.request.urlopen(address.removesuffix("/v1") + "/ready", timeout=60) as answer,
+    ):
         seconds = time.perf_counter() - begin
         assert answer.status == 200
     print(f"ready after {seconds:.1f} s; its weights are read in {reading:.1f} s")
@@ -197,19 +274,45 @@ def test_the_default_pair_is_ready_in_time(store: Store, tmp_path: Path, elsewhe
 def test_a_tampered_bundle_is_one_line_of_the_command(bundle: Path, linked: Path) -> None:
     file = bundle / "models" / "target" / "config.json"
     file.write_text(file.read_text().replace("256", "257", 1))
-    done = subprocess.run([str(bundle / "serve.sh")], env=clean(linked), cwd=linked, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(bundle / "serve.sh")],
+        env=clean(linked),
+        cwd=linked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert re.fullmatch(r"draftwell-serve: \S*models/target/config\.json was changed since it was made .*: deploy again\n", done.stderr)
+    assert re.fullmatch(
+        (
+            r"draftwell-serve: \S*models/target/config\.json was changed since it was made .*: "
+            r"deploy again\n"
+        ),
+        done.stderr,
+    )
 
 
 @pytest.mark.slow
 def test_one_command_installs_it_from_a_package_index(bundle: Path, tmp_path: Path) -> None:
-    """The command of its README, word by word; the extra index only where the usual one has no CPU build of PyTorch."""
+    """The command of its README, word by word; the extra index only where the usual one has no CPU
+    build of PyTorch."""
     venv, wheel = tmp_path / "fresh", next(bundle.glob("*.whl")).name
     run([sys.executable, "-m", "venv", str(venv)])
-    probe = subprocess.run([str(venv / "bin" / "pip"), "download", "--quiet", "--no-deps", "--dest", str(tmp_path / "probe"),
-                            f"h11=={importlib.metadata.version('h11')}"], capture_output=True, text=True, check=False)
+    probe = subprocess.run(
+        [
+            str(venv / "bin" / "pip"),
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(tmp_path / "probe"),
+            f"h11=={importlib.metadata.version('h11')}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if probe.returncode:
         pytest.skip("no package index is in reach")
     command = install_command("cpu", wheel, locked("cpu"))
@@ -217,7 +320,14 @@ def test_one_command_installs_it_from_a_package_index(bundle: Path, tmp_path: Pa
     index = f" --extra-index-url {CPU_INDEX}"
     environment = {**os.environ, "PATH": clean(venv)["PATH"]}
     for words in (command.removesuffix(index), command):
-        done = subprocess.run(["sh", "-c", words], cwd=bundle, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sh", "-c", words],
+            cwd=bundle,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if "No matching distribution found for torch" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr

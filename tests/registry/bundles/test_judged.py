@@ -21,12 +21,19 @@ from tests.support.loop.publishing import release, verdict
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
-def judged(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The bytes that were judged, of the release that is champion now; the runtime was upgraded since."""
+def judged(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, bytes]:
+    """The bytes that were judged, of the release that is champion now; the runtime was upgraded
+    since."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path / "home"))
     made = release(store, spec, files, tmp_path / "release")
     (tmp_path / "judge").mkdir()
@@ -44,44 +51,65 @@ def champion_of(store: Store) -> ReleaseVersion:
     return find_release(store, "tiny", "cpu", "champion")
 
 
-def test_what_was_judged_is_deployed_byte_for_byte(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
-                                                   judged: dict[str, bytes]) -> None:
+def test_what_was_judged_is_deployed_byte_for_byte(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+) -> None:
     deployed = build_bundle(store, spec, files, out=tmp_path / "dist")
     assert contents(deployed) == judged
     assert deviation(deployed, champion_of(store)) is None
     assert (tmp_path / "dist" / "tiny" / "current").resolve() == deployed
-    assert {path.stat().st_mode & 0o777 for path in [deployed, *deployed.rglob("*")] if path.is_dir()} == {0o755}
+    assert {
+        path.stat().st_mode & 0o777 for path in [deployed, *deployed.rglob("*")] if path.is_dir()
+    } == {0o755}
 
 
-def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(store: Store, spec: PairSpec, files: PairFiles,
-                                                                                tmp_path: Path) -> None:
-    """Else a deployment on another machine than the gate's would decode them plainly, or unmeasured."""
+def test_a_bundle_that_is_built_again_serves_sampled_requests_as_the_judged_one(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
+    """Else a deployment on another machine than the gate's would decode them plainly, or
+    unmeasured."""
     made = release(store, spec, files, tmp_path / "release")
     for number, as_greedy in enumerate((True, False)):
         (tmp_path / f"judge{number}").mkdir()
-        bundle = build_to_judge(store, made, spec, files, tmp_path / f"judge{number}", sampled_as_greedy=as_greedy)
+        bundle = build_to_judge(
+            store, made, spec, files, tmp_path / f"judge{number}", sampled_as_greedy=as_greedy
+        )
         manifest = open_bundle(bundle).manifest
-        record = verdict(made).model_copy(update={"bundle_digest": manifest.digest, "sampled_as_greedy": as_greedy})
+        record = verdict(made).model_copy(
+            update={"bundle_digest": manifest.digest, "sampled_as_greedy": as_greedy}
+        )
         promote(store, "tiny", "cpu", made.version, record)
         deployed = build_bundle(store, spec, files, out=tmp_path / f"dist{number}")
         assert open_bundle(deployed).manifest.sampled_as_greedy is as_greedy
         assert deviation(deployed, champion_of(store)) is None
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "serve.sh", "artifacts/decoding_config/config.json"])
-def test_a_changed_byte_is_refused(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes],
-                                   name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "serve.sh", "artifacts/decoding_config/config.json"]
+)
+def test_a_changed_byte_is_refused(
+    store: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    judged: dict[str, bytes],
+    name: str,
+) -> None:
     file = judged_folder(champion_of(store)) / name
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with raises_code("judged_bundle_changed", str(file), "draftwell gate --pair tiny --device cpu --release 1"):
+    with raises_code(
+        "judged_bundle_changed", str(file), "draftwell gate --pair tiny --device cpu --release 1"
+    ):
         build_bundle(store, spec, files, out=tmp_path / "dist")
     assert not (tmp_path / "dist" / "tiny" / "current").exists()
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_bundle_of_another_verdict_is_built_again_and_named(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_bundle_of_another_verdict_is_built_again_and_named(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     champion = champion_of(store)
     other = verdict(champion).model_copy(update={"bundle_digest": "0" * 64})
     promote(store, "tiny", "cpu", champion.version, other)
@@ -93,15 +121,18 @@ def test_a_bundle_of_another_verdict_is_built_again_and_named(store: Store, spec
         assert name in line
 
 
-def test_a_record_of_an_earlier_version_names_no_bundle(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_version_names_no_bundle(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     made = release(store, spec, files, tmp_path / "release")
     promote(store, "tiny", "cpu", made.version, verdict(made))
     built = build_bundle(store, spec, files, out=tmp_path / "dist")
     assert deviation(built, champion_of(store)) is None
 
 
-def test_another_release_that_passes_replaces_the_kept_bundle(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
-                                                              judged: dict[str, bytes]) -> None:
+def test_another_release_that_passes_replaces_the_kept_bundle(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+) -> None:
     first = judged_folder(champion_of(store))
     second = release(store, spec, files, tmp_path / "second")
     (tmp_path / "again").mkdir()
@@ -109,8 +140,9 @@ def test_another_release_that_passes_replaces_the_kept_bundle(store: Store, spec
     assert [path.name for path in first.parent.iterdir()] == [f"{second.version}-cpu"]
 
 
-def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
-                                                                     judged: dict[str, bytes]) -> None:
+def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+) -> None:
     champion = champion_of(store)
     (judged_folder(champion).parent / ".keep.killed").mkdir()
     second = release(store, spec, files, tmp_path / "second")
@@ -123,8 +155,9 @@ def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(store: Stor
     assert open_bundle(judged_folder(champion)).manifest.release_version == champion.version
 
 
-def test_a_rollback_prefers_the_judged_bundle_to_a_newer_one(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
-                                                             judged: dict[str, bytes]) -> None:
+def test_a_rollback_prefers_the_judged_bundle_to_a_newer_one(
+    store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes]
+) -> None:
     out, champion = tmp_path / "dist", champion_of(store)
     first = build_bundle(store, spec, files, out=out)
     second = build_bundle(store, spec, files, out=out, with_weights=True)

@@ -14,9 +14,14 @@ from tests.support.errors import raises_code
 
 def pins(text: str) -> dict[str, str]:
     """name → specifier of a requirements file, on Linux."""
-    found = map(Requirement, (line for line in text.splitlines() if line and not line.startswith("#")))
-    return {canonicalize_name(r.name): str(r.specifier) for r in found
-            if r.marker is None or r.marker.evaluate({"sys_platform": "linux"})}
+    found = map(
+        Requirement, (line for line in text.splitlines() if line and not line.startswith("#"))
+    )
+    return {
+        canonicalize_name(r.name): str(r.specifier)
+        for r in found
+        if r.marker is None or r.marker.evaluate({"sys_platform": "linux"})
+    }
 
 
 def test_every_version_is_exact_and_the_one_that_is_installed() -> None:
@@ -27,8 +32,21 @@ def test_every_version_is_exact_and_the_one_that_is_installed() -> None:
 
 def test_it_holds_what_its_packages_need_and_nothing_of_the_pipeline() -> None:
     found = set(pins(locked("cpu").text))
-    assert {"torch", "transformers", "tokenizers", "huggingface-hub", "fastapi", "starlette", "uvicorn", "h11", "pydantic-core"} <= found
-    assert not {"prefect", "mlflow", "sqlalchemy", "datasets", "scikit-learn", "pytest", "draftwell"} & found
+    assert {
+        "torch",
+        "transformers",
+        "tokenizers",
+        "huggingface-hub",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "h11",
+        "pydantic-core",
+    } <= found
+    assert (
+        not {"prefect", "mlflow", "sqlalchemy", "datasets", "scikit-learn", "pytest", "draftwell"}
+        & found
+    )
     for name in found:  # nothing is left for pip to choose
         for line in importlib.metadata.requires(name) or []:
             needed = Requirement(line)
@@ -48,7 +66,9 @@ def test_two_times_the_same_text() -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, tuple[str, list[str]]]], None]:
+def installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[dict[str, tuple[str, list[str]]]], None]:
     """Let other packages be installed than there are: name → version and requirements."""
 
     def install(packages: dict[str, tuple[str, list[str]]]) -> None:
@@ -65,33 +85,89 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, tuple[str,
 
 
 def test_extras_markers_and_circles(installed: Callable[..., None]) -> None:
-    installed({"a": ("1", ["B_b[fast]>=2", 'never; python_version < "3"', 'other; extra == "more"']),
-               "b-b": ("2.1", ['speed; extra == "fast"', "a", 'unasked; extra == "slow"']), "speed": ("3", [])})
+    installed(
+        {
+            "a": ("1", ["B_b[fast]>=2", 'never; python_version < "3"', 'other; extra == "more"']),
+            "b-b": ("2.1", ['speed; extra == "fast"', "a", 'unasked; extra == "slow"']),
+            "speed": ("3", []),
+        }
+    )
     assert closure(["a"]) == {"a": "1", "b-b": "2.1", "speed": "3"}
 
 
 def test_an_extra_that_is_asked_for_later_counts_too(installed: Callable[..., None]) -> None:
-    installed({"a": ("1", ["c", "b"]), "b": ("1", ["c[x]"]), "c": ("1", ['d; extra == "x"']), "d": ("1", [])})
+    installed(
+        {
+            "a": ("1", ["c", "b"]),
+            "b": ("1", ["c[x]"]),
+            "c": ("1", ['d; extra == "x"']),
+            "d": ("1", []),
+        }
+    )
     assert closure(["a"]) == {"a": "1", "b": "1", "c": "1", "d": "1"}
 
 
-def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(installed: Callable[..., None]) -> None:
-    installed({"draftwell": ("0.1.0", ["torch>=2.11", 'prefect; extra == "pipeline"', 'fastapi; extra == "server"']),
-               "torch": ("2.11.0+cu130", ["nvidia-cublas==13.1", "triton==3.6", "filelock"]), "nvidia-cublas": ("13.1", []),
-               "triton": ("3.6", []), "filelock": ("3", []), "fastapi": ("0.150.0", [])})
-    assert pins(locked("cpu").text) == {"torch": "==2.11.0+cpu", "filelock": "==3", "fastapi": "==0.150.0"}
-    assert pins(locked("cuda").text) == {"torch": "==2.11.0+cu130", "filelock": "==3", "fastapi": "==0.150.0", "nvidia-cublas": "==13.1",
-                                    "triton": "==3.6"}
+def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(
+    installed: Callable[..., None],
+) -> None:
+    installed(
+        {
+            "draftwell": (
+                "0.1.0",
+                ["torch>=2.11", 'prefect; extra == "pipeline"', 'fastapi; extra == "server"'],
+            ),
+            "torch": ("2.11.0+cu130", ["nvidia-cublas==13.1", "triton==3.6", "filelock"]),
+            "nvidia-cublas": ("13.1", []),
+            "triton": ("3.6", []),
+            "filelock": ("3", []),
+            "fastapi": ("0.150.0", []),
+        }
+    )
+    assert pins(locked("cpu").text) == {
+        "torch": "==2.11.0+cpu",
+        "filelock": "==3",
+        "fastapi": "==0.150.0",
+    }
+    assert pins(locked("cuda").text) == {
+        "torch": "==2.11.0+cu130",
+        "filelock": "==3",
+        "fastapi": "==0.150.0",
+        "nvidia-cublas": "==13.1",
+        "triton": "==3.6",
+    }
 
 
-@pytest.mark.parametrize(("installed_torch", "measured", "pinned", "index", "remark"), [
-    ("2.13.0+cu130", "2.11.0+cu128", "2.13.0+cu130", "https://download.pytorch.org/whl/cu130", None),  # the gate measured with what is here
-    ("2.13.0+cpu", "2.11.0+cu128", "2.11.0+cu128", "https://download.pytorch.org/whl/cu128", "is the one that the release was tuned with"),
-    ("2.13.0+cpu", "2.13.0+cpu", "2.13.0", None, "is not known"),
-    ("2.13.0+cpu", "2.13.x (nightly)", "2.13.0", None, "is not known"),
-    ("2.13.0+cpu", None, "2.13.0", None, "is not known")])
-def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[..., None], installed_torch: str, measured: str | None,
-                                                         pinned: str, index: str | None, remark: str | None) -> None:
+@pytest.mark.parametrize(
+    ("installed_torch", "measured", "pinned", "index", "remark"),
+    [
+        # the gate measured with what is here
+        (
+            "2.13.0+cu130",
+            "2.11.0+cu128",
+            "2.13.0+cu130",
+            "https://download.pytorch.org/whl/cu130",
+            None,
+        ),
+        (
+            "2.13.0+cpu",
+            "2.11.0+cu128",
+            "2.11.0+cu128",
+            "https://download.pytorch.org/whl/cu128",
+            "is the one that the release was tuned with",
+        ),
+        ("2.13.0+cpu", "2.13.0+cpu", "2.13.0", None, "is not known"),
+        ("2.13.0+cpu", "2.13.x (nightly)", "2.13.0", None, "is not known"),
+        ("2.13.0+cpu", None, "2.13.0", None, "is not known"),
+    ],
+)
+def test_cuda_takes_the_build_of_torch_that_was_measured(
+    installed: Callable[..., None],
+    installed_torch: str,
+    measured: str | None,
+    pinned: str,
+    index: str | None,
+    remark: str | None,
+) -> None:
     installed({"draftwell": ("0.1.0", ["torch"]), "torch": (installed_torch, [])})
     lock = locked("cuda", measured={"torch": measured} if measured else {})
     assert (pins(lock.text)["torch"], lock.torch, lock.index) == (f"=={pinned}", pinned, index)
@@ -100,7 +176,9 @@ def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[...
     assert (lock.note or "") in lock.text
 
 
-def test_a_torch_that_the_runtime_does_not_take_is_not_pinned(installed: Callable[..., None]) -> None:
+def test_a_torch_that_the_runtime_does_not_take_is_not_pinned(
+    installed: Callable[..., None],
+) -> None:
     installed({"draftwell": ("0.1.0", ["torch>=2.11"]), "torch": ("2.13.0+cpu", [])})
     lock = locked("cuda", measured={"torch": "2.9.1+cu128"})
     assert lock.torch == "2.13.0"
@@ -109,7 +187,13 @@ def test_a_torch_that_the_runtime_does_not_take_is_not_pinned(installed: Callabl
 
 
 def test_pypis_own_build_of_torch_is_taken_from_there(installed: Callable[..., None]) -> None:
-    installed({"draftwell": ("0.1.0", ["torch"]), "torch": ("2.13.0", ["nvidia-cublas"]), "nvidia-cublas": ("13", [])})
+    installed(
+        {
+            "draftwell": ("0.1.0", ["torch"]),
+            "torch": ("2.13.0", ["nvidia-cublas"]),
+            "nvidia-cublas": ("13", []),
+        }
+    )
     lock = locked("cuda")
     assert (lock.torch, lock.index, lock.note) == ("2.13.0", None, None)
 

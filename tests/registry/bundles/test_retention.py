@@ -23,7 +23,10 @@ def names(home: Path) -> set[str]:
     return {path.name for path in home.iterdir() if not path.name.startswith(".")}
 
 
-@pytest.mark.parametrize(("keep", "removed"), [(1, ["2-cpu", "2-cpu.2", "9-cpu"]), (2, ["2-cpu", "2-cpu.2"]), (3, ["2-cpu"]), (4, [])])
+@pytest.mark.parametrize(
+    ("keep", "removed"),
+    [(1, ["2-cpu", "2-cpu.2", "9-cpu"]), (2, ["2-cpu", "2-cpu.2"]), (3, ["2-cpu"]), (4, [])],
+)
 def test_the_oldest_go_and_what_is_served_stays(home: Path, keep: int, removed: list[str]) -> None:
     before = names(home)
     assert [path.name for path in prune(home, keep)] == removed

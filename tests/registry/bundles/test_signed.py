@@ -1,4 +1,5 @@
-"""A bundle's bill of materials, held by CycloneDX's own schema, and its signature, by a stand-in for cosign that works like it."""
+"""A bundle's bill of materials, held by CycloneDX's own schema, and its signature, by a stand-in
+for cosign that works like it."""
 
 from __future__ import annotations
 
@@ -66,10 +67,14 @@ def no_cosign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.bundles.signing.shutil.which", lambda name: None)
 
 
-def test_the_bill_of_materials_is_valid_and_complete(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_the_bill_of_materials_is_valid_and_complete(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     text = (built / SBOM).read_text()
-    validation = pytest.importorskip("cyclonedx.validation.json", reason="cyclonedx-python-lib is not installed")
+    validation = pytest.importorskip(
+        "cyclonedx.validation.json", reason="cyclonedx-python-lib is not installed"
+    )
     from cyclonedx.schema import SchemaVersion
 
     assert validation.JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
@@ -79,18 +84,34 @@ def test_the_bill_of_materials_is_valid_and_complete(champion: Store, spec: Pair
     assert found["metadata"]["component"]["name"] == "tiny-cpu"
     parts = {part["bom-ref"]: part for part in found["components"]}
     assert len(parts) == len(found["components"])
-    assert parts.keys() == {*locked("cpu").versions, "draftwell-runtime", "model:target", "model:draft",
-                            *(f"artifact:{kind}" for kind in manifest.versions)}
+    assert parts.keys() == {
+        *locked("cpu").versions,
+        "draftwell-runtime",
+        "model:target",
+        "model:draft",
+        *(f"artifact:{kind}" for kind in manifest.versions),
+    }
     assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
     assert parts["numpy"]["version"] == importlib.metadata.version("numpy")
     assert {each["name"]: each["value"] for each in parts["model:draft"]["properties"]} == {
-        "draftwell:source": "local", "draftwell:weights_sha256": manifest.models["draft"].weights_sha256}
-    assert {one for each in found["dependencies"] for one in (each["ref"], *each["dependsOn"])} == {"bundle", *parts}
+        "draftwell:source": "local",
+        "draftwell:weights_sha256": manifest.models["draft"].weights_sha256,
+    }
+    assert {one for each in found["dependencies"] for one in (each["ref"], *each["dependsOn"])} == {
+        "bundle",
+        *parts,
+    }
     assert str(tmp_path) not in text
 
 
 def test_without_cosign_a_line_says_that_nothing_is_signed(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, no_cosign: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    no_cosign: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert signature_remark(built) == "the bundle is not signed: cosign is not on PATH"
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", "some.key")
@@ -100,7 +121,13 @@ def test_without_cosign_a_line_says_that_nothing_is_signed(
 
 
 def test_a_bundle_is_signed_and_its_signature_checked(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    key: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     unsigned = build_bundle(champion, spec, files, out=tmp_path / "unsigned")
     assert "DRAFTWELL_COSIGN_KEY" in str(signature_remark(unsigned))
     with raises_code("unsigned_bundle", SIGNATURE):
@@ -111,13 +138,17 @@ def test_a_bundle_is_signed_and_its_signature_checked(
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert signature_remark(built) is None
     check_signature(open_bundle(built).path, str(key))
-    assert build_bundle(champion, spec, files, out=tmp_path / "dist") == built, "the same bundle is not made twice"
+    assert build_bundle(champion, spec, files, out=tmp_path / "dist") == built, (
+        "the same bundle is not made twice"
+    )
     (tmp_path / "other").write_text("foreign\n")
     with raises_code("wrong_signature", "failed to verify signature"):
         check_signature(built, str(tmp_path / "other"))
 
 
-def test_a_signature_of_an_old_key_and_a_damaged_one_are_replaced(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_of_an_old_key_and_a_damaged_one_are_replaced(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = tmp_path / "1-cpu"
     bundle.mkdir()
     (bundle / "manifest.json").write_text("{}")
@@ -129,7 +160,9 @@ def test_a_signature_of_an_old_key_and_a_damaged_one_are_replaced(tmp_path: Path
 
 
 @pytest.mark.parametrize("flags", ["--annotations 'a", "a\\"])
-def test_flags_with_an_open_quote_are_named(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+def test_flags_with_an_open_quote_are_named(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
     monkeypatch.setenv("DRAFTWELL_COSIGN_FLAGS", flags)
     with raises_code("bad_value", "DRAFTWELL_COSIGN_FLAGS"):
@@ -140,14 +173,26 @@ def test_flags_with_an_open_quote_are_named(tmp_path: Path, key: Path, monkeypat
 
 
 def test_what_cannot_be_signed_is_not_deployed(
-        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Store,
+    spec: PairSpec,
+    files: PairFiles,
+    tmp_path: Path,
+    key: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(tmp_path / "nowhere"))
     with raises_code("not_signed", "no such file", "COSIGN_PASSWORD"):
         build_bundle(champion, spec, files, out=tmp_path / "dist")
-    assert sorted(path.name for path in (tmp_path / "dist" / "tiny").iterdir() if not path.name.startswith(".")) == ["1-cpu"]
+    assert sorted(
+        path.name
+        for path in (tmp_path / "dist" / "tiny").iterdir()
+        if not path.name.startswith(".")
+    ) == ["1-cpu"]
 
 
-def test_a_deployment_says_which_hashes_are_missing(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+def test_a_deployment_says_which_hashes_are_missing(
+    champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path
+) -> None:
     assert recorded_hashes({"torch": "0"}) == {}
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     line = str(hashes_remark(built))

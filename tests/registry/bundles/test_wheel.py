@@ -1,4 +1,5 @@
-"""The wheel in a bundle: the same sources give the same bytes, and it holds the runtime and the server, nothing else."""
+"""The wheel in a bundle: the same sources give the same bytes, and it holds the runtime and the
+server, nothing else."""
 
 import json
 import os
@@ -41,9 +42,12 @@ def unpacked(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built_elsewhere(place: Path, zone: str, umask: str, date: int) -> tuple[str, bytes]:
-    """The wheel of a copy of the sources: other folder, dates, rights, time zone and locale, with what Python leaves behind."""
+    """The wheel of a copy of the sources: other folder, dates, rights, time zone and locale, with
+    what Python leaves behind."""
     place.mkdir()
-    package = Path(shutil.copytree(PACKAGE, place / "serving", ignore=shutil.ignore_patterns("__pycache__")))
+    package = Path(
+        shutil.copytree(PACKAGE, place / "serving", ignore=shutil.ignore_patterns("__pycache__"))
+    )
     shutil.copyfile(PACKAGE.parent / "LICENSE", place / "LICENSE")
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "types.cpython-311.pyc").write_bytes(zone.encode())
@@ -52,23 +56,40 @@ def built_elsewhere(place: Path, zone: str, umask: str, date: int) -> tuple[str,
         os.utime(file, (date, date))
         file.chmod(0o700 if umask == "077" else 0o755)
     environment = {**os.environ, "TZ": zone, "LC_ALL": "C", "TMPDIR": str(place)}
-    done = subprocess.run([sys.executable, "-c", BUILD, umask, str(package), str(place / "out.whl")], env=environment, capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, umask, str(package), str(place / "out.whl")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip(), (place / "out.whl").read_bytes()
 
 
-def test_the_same_sources_give_the_same_bytes_anywhere_and_at_any_time(wheel: Wheel, tmp_path: Path) -> None:
-    assert built_elsewhere(tmp_path / "one", "Pacific/Kiritimati", "077", 1_000_000_000) == (wheel.name, wheel.data)
-    assert built_elsewhere(tmp_path / "two", "America/New_York", "002", 1_700_000_000) == (wheel.name, wheel.data)
+def test_the_same_sources_give_the_same_bytes_anywhere_and_at_any_time(
+    wheel: Wheel, tmp_path: Path
+) -> None:
+    assert built_elsewhere(tmp_path / "one", "Pacific/Kiritimati", "077", 1_000_000_000) == (
+        wheel.name,
+        wheel.data,
+    )
+    assert built_elsewhere(tmp_path / "two", "America/New_York", "002", 1_700_000_000) == (
+        wheel.name,
+        wheel.data,
+    )
 
 
 def test_other_sources_have_another_version(wheel: Wheel, tmp_path: Path) -> None:
     """pip leaves a package alone whose version is installed already."""
     from registry.bundles.wheel import build_wheel
 
-    package = Path(shutil.copytree(PACKAGE, tmp_path / "serving", ignore=shutil.ignore_patterns("__pycache__")))
+    package = Path(
+        shutil.copytree(PACKAGE, tmp_path / "serving", ignore=shutil.ignore_patterns("__pycache__"))
+    )
     shutil.copyfile(PACKAGE.parent / "LICENSE", tmp_path / "LICENSE")
-    (package / "runtime" / "types.py").write_text((PACKAGE / "runtime" / "types.py").read_text() + "\n# one more line\n")
+    (package / "runtime" / "types.py").write_text(
+        (PACKAGE / "runtime" / "types.py").read_text() + "\n# one more line\n"
+    )
     other = build_wheel(package)
     assert other.version != wheel.version
     assert other.name != wheel.name
@@ -76,9 +97,14 @@ def test_other_sources_have_another_version(wheel: Wheel, tmp_path: Path) -> Non
 
 
 def test_it_holds_every_file_of_serving_and_nothing_of_the_rest(unpacked: Path) -> None:
-    expected = {f"serving/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*")
-                if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")}
-    found = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    expected = {
+        f"serving/{path.relative_to(PACKAGE).as_posix()}"
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    }
+    found = {
+        path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()
+    }
     assert {name for name in found if ".dist-info/" not in name} == expected
     assert "serving/runtime/strategies/PAPERS.md" in expected
     assert any(name.endswith("/licenses/LICENSE") for name in found)
@@ -87,7 +113,11 @@ def test_it_holds_every_file_of_serving_and_nothing_of_the_rest(unpacked: Path) 
 def test_it_needs_what_runtime_and_server_need(unpacked: Path) -> None:
     info = next(unpacked.glob("*.dist-info"))
     lines = (info / "METADATA").read_text().splitlines()
-    needed = {Requirement(line.removeprefix("Requires-Dist: ")).name for line in lines if line.startswith("Requires-Dist")}
+    needed = {
+        Requirement(line.removeprefix("Requires-Dist: ")).name
+        for line in lines
+        if line.startswith("Requires-Dist")
+    }
     assert {"torch", "transformers", "safetensors", "pydantic", "fastapi", "uvicorn"} <= needed
     assert not {"prefect", "mlflow", "datasets", "pytest", "scikit-learn"} & needed
     assert not any("extra ==" in line for line in lines)
@@ -97,11 +127,34 @@ def test_it_needs_what_runtime_and_server_need(unpacked: Path) -> None:
 def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
     file = tmp_path / wheel.name
     file.write_bytes(wheel.data)
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site"),
-                    str(file)], check=True, capture_output=True)
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import json, serving, importlib.metadata as m;"
-            "print(json.dumps([serving.__file__, m.version('draftwell-runtime')]))")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")], cwd=tmp_path, capture_output=True, text=True, check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(tmp_path / "site"),
+            str(file),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import json, serving, "
+        "importlib.metadata as m;"
+        "print(json.dumps([serving.__file__, m.version('draftwell-runtime')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "site")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     where, version = json.loads(done.stdout)
     assert Path(where).is_relative_to(tmp_path / "site")
     assert version == wheel.version

@@ -38,9 +38,15 @@ def test_the_default_comes_first_and_the_papers_pairs_are_there() -> None:
     assert find_pair("default").name == "smollm2-135m"
     assert len(names) == len(set(names)) >= 15
     papers = " ".join(spec.paper or "" for spec in list_pairs())
-    assert all(paper in papers for paper in ("SPIDE", "SPRINTER", "CSD", "PyramidSD", "DuoDecoding"))
-    assert [spec.name for spec in list_pairs() if spec.qualifier] == ["smollm2-135m", "llama3-1b-3b-8b", "smollm2-135m-1.7b",
-                                                                   "smollm2-135m-near-copy-pyramid"]
+    assert all(
+        paper in papers for paper in ("SPIDE", "SPRINTER", "CSD", "PyramidSD", "DuoDecoding")
+    )
+    assert [spec.name for spec in list_pairs() if spec.qualifier] == [
+        "smollm2-135m",
+        "llama3-1b-3b-8b",
+        "smollm2-135m-1.7b",
+        "smollm2-135m-near-copy-pyramid",
+    ]
 
 
 def test_an_unknown_pair_offers_close_names() -> None:
@@ -50,7 +56,9 @@ def test_an_unknown_pair_offers_close_names() -> None:
         find_pair("§§§")
 
 
-def test_a_pair_of_ones_own_by_path_and_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_of_ones_own_by_path_and_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "home" / "pairs" / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(MINE)
@@ -62,17 +70,25 @@ def test_a_pair_of_ones_own_by_path_and_in_the_users_folder(tmp_path: Path, monk
         find_pair("mine")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (("draft:", "drafts:"), "unknown key drafts"),
-    (("models/small}", "models/small, hub: a/b}"), r"draft: give exactly one of hub, path, package, artifact, near_copy \(found hub"),
-    (("{path: models/small}", "{}"), r"draft: give exactly one of .* \(found none\)"),
-    (("models/small}", "models/small, revision: main}"), "draft: revision belongs to hub only"),
-    (("name: mine", "name: My Pair"), "name: String should match"),
-    (("licence: mine\n", ""), "licence: Field required"),
-    (("licence: mine", "licence: mine\ndtype: int4"), "dtype: Input should be"),
-    (("licence: mine", "licence: [mine"), "line 4 is not valid YAML"),
-])
-def test_a_wrong_pair_file_is_one_line(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("draft:", "drafts:"), "unknown key drafts"),
+        (
+            ("models/small}", "models/small, hub: a/b}"),
+            r"draft: give exactly one of hub, path, package, artifact, near_copy \(found hub",
+        ),
+        (("{path: models/small}", "{}"), r"draft: give exactly one of .* \(found none\)"),
+        (("models/small}", "models/small, revision: main}"), "draft: revision belongs to hub only"),
+        (("name: mine", "name: My Pair"), "name: String should match"),
+        (("licence: mine\n", ""), "licence: Field required"),
+        (("licence: mine", "licence: mine\ndtype: int4"), "dtype: Input should be"),
+        (("licence: mine", "licence: [mine"), "line 4 is not valid YAML"),
+    ],
+)
+def test_a_wrong_pair_file_is_one_line(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(MINE.replace(*change))
     with pytest.raises(DraftwellError, match=message) as caught:
@@ -94,9 +110,17 @@ def test_a_spec_does_not_change() -> None:
         find_pair("default").name = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("more", "name"), [("", "bfloat16"), ("weights: int8\n", "bfloat16-int8"),
-                                            ("dtype: float32\nweights: int4\n", "float32-int4")])
-def test_weights_of_fewer_bytes_are_the_pairs_and_written_again(tmp_path: Path, more: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ("", "bfloat16"),
+        ("weights: int8\n", "bfloat16-int8"),
+        ("dtype: float32\nweights: int4\n", "float32-int4"),
+    ],
+)
+def test_weights_of_fewer_bytes_are_the_pairs_and_written_again(
+    tmp_path: Path, more: str, name: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(MINE + more)
     spec = find_pair(str(file))

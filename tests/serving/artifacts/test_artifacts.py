@@ -26,11 +26,22 @@ def samples() -> list:
         AcceptanceTable([5] * 20, [3] * 20, ORIGIN),
         CorrectionMemory({(9, 1): 4, (2, 3): 1}, ORIGIN),
         HardwareProfile(0.005, {1: 0.02, 8: 0.03}, 0.001, ORIGIN),
-        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN, SampledChoice(0.7, "svip", {"max_draft": 8})),
+        DecodingConfig(
+            "vanilla_sd",
+            {"num_speculative_tokens": 3},
+            {"trials": []},
+            ORIGIN,
+            SampledChoice(0.7, "svip", {"max_draft": 8}),
+        ),
         Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, ORIGIN),
         random_head(6),
-        DistilledDraft({"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)}, {"model_type": "llama"},
-                       torch.tensor([1, 2]), "d" * 64, ORIGIN),
+        DistilledDraft(
+            {"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)},
+            {"model_type": "llama"},
+            torch.tensor([1, 2]),
+            "d" * 64,
+            ORIGIN,
+        ),
     ]
 
 
@@ -40,7 +51,9 @@ def test_round_trip_and_refusals(artifact, tmp_path):
     digest = artifact.save(folder)
     again = type(artifact).load(folder, fingerprint=ORIGIN.fingerprint)
     assert artifact.digest == again.digest == digest
-    assert again.save(tmp_path / "again") == digest == digest_of(folder), "saving what was loaded changes nothing"
+    assert again.save(tmp_path / "again") == digest == digest_of(folder), (
+        "saving what was loaded changes nothing"
+    )
     with raises_code("another_pair", "pair table", ORIGIN.fingerprint[:12], "1" * 12):
         type(artifact).load(folder, fingerprint="1" * 64)
     other = AcceptanceTable if artifact.kind != "acceptance_table" else CorrectionMemory
@@ -67,7 +80,12 @@ def test_tampering_is_named(artifact, tmp_path):
     (folder / "artifact.json").write_text(json.dumps(manifest | {"schema_version": 99}))
     with raises_code("newer_schema", artifact.kind, "99"):
         type(artifact).load(folder)
-    for wrong in ({"files": {}}, {"files": []}, {"schema_version": "1"}, {"provenance": {"pair": "x"}}):
+    for wrong in (
+        {"files": {}},
+        {"files": []},
+        {"schema_version": "1"},
+        {"provenance": {"pair": "x"}},
+    ):
         (folder / "artifact.json").write_text(json.dumps(manifest | wrong))
         with pytest.raises(ArtifactError):
             type(artifact).load(folder)
@@ -94,7 +112,9 @@ def test_a_failed_save_leaves_the_old_artifact(tmp_path, monkeypatch):
     old = AcceptanceTable([5] * 20, [3] * 20, ORIGIN)
     digest = old.save(tmp_path / "t")
     new = AcceptanceTable([6] * 20, [3] * 20, ORIGIN)
-    monkeypatch.setattr(new, "write_files", lambda folder: (folder / "half").write_text("x") and 1 / 0)
+    monkeypatch.setattr(
+        new, "write_files", lambda folder: (folder / "half").write_text("x") and 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         new.save(tmp_path / "t")
     assert digest_of(tmp_path / "t") == digest
@@ -107,20 +127,35 @@ def test_an_acceptance_head_predicts_the_same_after_a_round_trip(tmp_path):
     again = AcceptanceHead.load(tmp_path / "h")
     states = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     predicted = [head.acceptance(state) for state in states]
-    assert [again.acceptance(state) for state in states] == pytest.approx(predicted, abs=1e-5)  # mapped weights lie elsewhere in memory
+    # mapped weights lie elsewhere in memory
+    assert [again.acceptance(state) for state in states] == pytest.approx(predicted, abs=1e-5)
     assert 0 <= min(predicted) < 0.4 < 0.6 < max(predicted) <= 1
     x = (states - head.mean) / head.scale
-    (matrix, vector), = head.blocks
+    ((matrix, vector),) = head.blocks
     x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, matrix, vector))
-    assert torch.allclose(torch.tensor(predicted), torch.sigmoid(x @ head.weight + head.bias), atol=1e-6)
+    assert torch.allclose(
+        torch.tensor(predicted), torch.sigmoid(x @ head.weight + head.bias), atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("change", [
-    {"mean": torch.zeros(5)}, {"scale": torch.zeros(6)}, {"bias": float("nan")}, {"weight": torch.full((6,), float("inf"))},
-    {"blocks": [(torch.zeros(6, 5), torch.zeros(6))]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": torch.zeros(5)},
+        {"scale": torch.zeros(6)},
+        {"bias": float("nan")},
+        {"weight": torch.full((6,), float("inf"))},
+        {"blocks": [(torch.zeros(6, 5), torch.zeros(6))]},
+    ],
+)
 def test_an_acceptance_head_that_cannot_predict_is_refused(change):
-    whole = {"mean": torch.zeros(6), "scale": torch.ones(6), "blocks": [(torch.zeros(6, 6), torch.zeros(6))], "weight": torch.ones(6),
-             "bias": 0.0}
+    whole = {
+        "mean": torch.zeros(6),
+        "scale": torch.ones(6),
+        "blocks": [(torch.zeros(6, 6), torch.zeros(6))],
+        "weight": torch.ones(6),
+        "bias": 0.0,
+    }
     AcceptanceHead(**whole, provenance=ORIGIN)
     with raises_code("bad_artifact", "acceptance head"):
         AcceptanceHead(**whole | change, provenance=ORIGIN)
@@ -130,7 +165,9 @@ def test_int8_is_within_half_a_step_per_output_channel():
     weight = torch.randn(16, 64) * torch.logspace(-3, 1, 16)[:, None]
     values, scale = quantise(weight)
     assert values.dtype == torch.int8
-    assert bool(((values.float() * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-7).all())
+    assert bool(
+        ((values.float() * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-7).all()
+    )
 
 
 def test_onnx_and_torch_score_alike(tmp_path):
@@ -143,7 +180,9 @@ def test_onnx_and_torch_score_alike(tmp_path):
     from serving.artifacts.verifier import scalar_features
 
     features = torch.cat([before, scalar_features(raw, 4)])[None].numpy().astype(np.float32)
-    assert verifier.score(before, None, raw, 4) == pytest.approx(float(session.run(None, {"features": features})[0][0]), abs=1e-6)
+    assert verifier.score(before, None, raw, 4) == pytest.approx(
+        float(session.run(None, {"features": features})[0][0]), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])
@@ -157,10 +196,14 @@ def test_an_acceptance_heads_onnx_file_is_the_head(blocks, tmp_path):
         return scale * torch.randn(*shape, generator=generator)
 
     layers = [(normal(24, 24, scale=0.2), normal(24)) for _ in range(blocks)]
-    head = AcceptanceHead(normal(24, scale=30.0), normal(24).abs() * 9 + 0.01, layers, normal(24), -0.7, ORIGIN)
+    head = AcceptanceHead(
+        normal(24, scale=30.0), normal(24).abs() * 9 + 0.01, layers, normal(24), -0.7, ORIGIN
+    )
     head.save(tmp_path / "h")
     loaded = AcceptanceHead.load(tmp_path / "h")
-    session = onnxruntime.InferenceSession(tmp_path / "h" / "acceptance_head.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "h" / "acceptance_head.onnx", providers=["CPUExecutionProvider"]
+    )
     states = head.mean + head.scale * normal(500, 24, scale=2.0)
     (from_onnx,) = session.run(None, {"hidden_state": states.numpy()})
     assert from_onnx.shape == (500,)
@@ -179,8 +222,13 @@ def test_profile_interpolates_between_measured_sizes():
 
 def test_a_config_without_a_sampled_choice_is_one_that_older_versions_read(tmp_path):
     DecodingConfig("vanilla_sd", {}, {}, ORIGIN).save(tmp_path / "greedy")
-    DecodingConfig("vanilla_sd", {}, {}, ORIGIN, SampledChoice(1.0, "svip", {})).save(tmp_path / "both")
-    schemas = [json.loads((tmp_path / name / "artifact.json").read_text())["schema_version"] for name in ("greedy", "both")]
+    DecodingConfig("vanilla_sd", {}, {}, ORIGIN, SampledChoice(1.0, "svip", {})).save(
+        tmp_path / "both"
+    )
+    schemas = [
+        json.loads((tmp_path / name / "artifact.json").read_text())["schema_version"]
+        for name in ("greedy", "both")
+    ]
     assert schemas == [1, 2]
     assert DecodingConfig.load(tmp_path / "greedy").sampled is None
     assert DecodingConfig.load(tmp_path / "both").sampled == SampledChoice(1.0, "svip", {})
@@ -188,51 +236,100 @@ def test_a_config_without_a_sampled_choice_is_one_that_older_versions_read(tmp_p
 
 def made_at(kind, temperature):
     """An artifact whose provenance names a temperature, or none."""
-    made = ORIGIN.model_copy(update={"parameters": {} if temperature is None else {"temperature": temperature}})
-    return {"table": AcceptanceTable([5] * 20, [3] * 20, made), "memory": CorrectionMemory({}, made),
-            "verifier": Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, made)}[kind]
+    made = ORIGIN.model_copy(
+        update={"parameters": {} if temperature is None else {"temperature": temperature}}
+    )
+    return {
+        "table": AcceptanceTable([5] * 20, [3] * 20, made),
+        "memory": CorrectionMemory({}, made),
+        "verifier": Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, made),
+    }[kind]
 
 
-@pytest.mark.parametrize(("kind", "made", "used", "fits"), [
-    ("table", 0.0, 0.0, True), ("table", 0.0, 0.7, False), ("table", None, 0.7, False), ("table", 0.7, 1.0, True),
-    ("table", 0.7, 0.0, False), ("verifier", 0.0, 0.7, False), ("verifier", None, 0.7, True), ("memory", 0.6, 0.0, True)])
+@pytest.mark.parametrize(
+    ("kind", "made", "used", "fits"),
+    [
+        ("table", 0.0, 0.0, True),
+        ("table", 0.0, 0.7, False),
+        ("table", None, 0.7, False),
+        ("table", 0.7, 1.0, True),
+        ("table", 0.7, 0.0, False),
+        ("verifier", 0.0, 0.7, False),
+        ("verifier", None, 0.7, True),
+        ("memory", 0.6, 0.0, True),
+    ],
+)
 def test_an_artifact_of_the_other_temperature_class_is_named(kind, made, used, fits):
-    """A table without a record is greedy: nothing else was ever counted. A memory is sampled at .6 for both classes."""
+    """A table without a record is greedy: nothing else was ever counted. A memory is sampled at .6
+    for both classes."""
     artifact = made_at(kind, made)
     found = other_temperature([made_at("memory", 0.6), artifact], used)
     assert (found is None) == fits
     assert found is None or artifact.kind in found
 
 
-def test_a_table_with_counts_of_sampled_texts_comes_back_and_one_without_is_written_as_before(tmp_path):
-    made = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}, "trace_digest": "7" * 64, "training_prompts": ["a"]})
+def test_a_table_with_counts_of_sampled_texts_comes_back_and_one_without_is_written_as_before(
+    tmp_path,
+):
+    made = ORIGIN.model_copy(
+        update={
+            "parameters": {"temperature": 0.7},
+            "trace_digest": "7" * 64,
+            "training_prompts": ["a"],
+        }
+    )
     sampled = AcceptanceTable([9] * 20, [4] * 20, made)
     AcceptanceTable([5] * 20, [3] * 20, ORIGIN).save(tmp_path / "greedy")
     AcceptanceTable([5] * 20, [3] * 20, ORIGIN, sampled).save(tmp_path / "both")
     assert json.loads((tmp_path / "greedy" / "artifact.json").read_text())["schema_version"] == 1
-    assert set(json.loads((tmp_path / "greedy" / "table.json").read_text())) == {"edges", "total", "accepted"}
+    assert set(json.loads((tmp_path / "greedy" / "table.json").read_text())) == {
+        "edges",
+        "total",
+        "accepted",
+    }
     assert json.loads((tmp_path / "both" / "artifact.json").read_text())["schema_version"] == 2
     assert AcceptanceTable.load(tmp_path / "greedy").sampled is None
     back = AcceptanceTable.load(tmp_path / "both").copy()
-    assert (back.total, back.at(0.0), back.at(1.0).total, back.at(1.0).accepted) == ([5] * 20, back, [9] * 20, [4] * 20)
-    assert (back.at(0.7).provenance.parameters, back.at(0.7).provenance.trace_digest) == ({"temperature": 0.7}, "7" * 64)
+    assert (back.total, back.at(0.0), back.at(1.0).total, back.at(1.0).accepted) == (
+        [5] * 20,
+        back,
+        [9] * 20,
+        [4] * 20,
+    )
+    assert (back.at(0.7).provenance.parameters, back.at(0.7).provenance.trace_digest) == (
+        {"temperature": 0.7},
+        "7" * 64,
+    )
     assert back.at(0.7).provenance.training_prompts == ["a"]
     back.at(1.0).update(0.5, kept=True)
     assert sum(back.total) == 100, "each counts its own requests"
 
 
 def test_a_table_with_a_prior_weight_of_its_own_is_not_for_older_versions(tmp_path):
-    """They would read it with a weight of 10, and end drafts elsewhere; a weight of 10 is written as they write it."""
+    """They would read it with a weight of 10, and end drafts elsewhere; a weight of 10 is written
+    as they write it."""
+
     def schema(name, *weights):
-        greedy, sampled = (AcceptanceTable([5] * 20, [3] * 20, made_at("table", at).provenance, prior_weight=weight)
-                           for at, weight in zip((0.0, 0.7), weights, strict=True))
-        AcceptanceTable(greedy.total, greedy.accepted, greedy.provenance, sampled, prior_weight=weights[0]).save(tmp_path / name)
+        greedy, sampled = (
+            AcceptanceTable(
+                [5] * 20, [3] * 20, made_at("table", at).provenance, prior_weight=weight
+            )
+            for at, weight in zip((0.0, 0.7), weights, strict=True)
+        )
+        AcceptanceTable(
+            greedy.total, greedy.accepted, greedy.provenance, sampled, prior_weight=weights[0]
+        ).save(tmp_path / name)
         back = AcceptanceTable.load(tmp_path / name).copy()
         assert (back.prior_weight, back.at(1.0).prior_weight) == weights
         assert back.alpha(0.5) == pytest.approx((3 + weights[0] * 0.55) / (5 + weights[0]))
         return json.loads((tmp_path / name / "artifact.json").read_text())["schema_version"]
 
-    assert [schema("none", 10, 10), schema("sampled", 10, 316), schema("greedy", 316, 10), schema("both", 100, 316)] == [2, 3, 3, 3]
+    assert [
+        schema("none", 10, 10),
+        schema("sampled", 10, 316),
+        schema("greedy", 316, 10),
+        schema("both", 100, 316),
+    ] == [2, 3, 3, 3]
     AcceptanceTable([5] * 20, [3] * 20, ORIGIN, prior_weight=56).save(tmp_path / "alone")
     assert AcceptanceTable.load(tmp_path / "alone").prior_weight == 56
 
@@ -245,5 +342,7 @@ def test_a_prior_weight_that_is_no_count_is_refused(weight):
 
 @pytest.mark.parametrize(("used", "fits"), [(0.0, True), (0.7, True), (1.0, True)])
 def test_a_table_with_counts_of_both_fits_both(used, fits):
-    table = AcceptanceTable([5] * 20, [3] * 20, made_at("table", 0.0).provenance, made_at("table", 0.7))
+    table = AcceptanceTable(
+        [5] * 20, [3] * 20, made_at("table", 0.0).provenance, made_at("table", 0.7)
+    )
     assert (other_temperature([table], used) is None) == fits

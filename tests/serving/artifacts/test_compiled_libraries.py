@@ -22,7 +22,9 @@ def kept(folder: Path, key: str) -> Path:
     return file
 
 
-def test_what_a_pair_uses_is_noted_once_and_found_by_its_fingerprint(home: Path, tmp_path: Path) -> None:
+def test_what_a_pair_uses_is_noted_once_and_found_by_its_fingerprint(
+    home: Path, tmp_path: Path
+) -> None:
     one, two, bundled = kept(home, "1"), kept(home, "2"), kept(tmp_path / "bundle", "3")
     note_used("print", [two, one, two, bundled])
     assert used_by("print") == [one, two], "a bundle's own libraries are no part of this machine's"
@@ -31,7 +33,9 @@ def test_what_a_pair_uses_is_noted_once_and_found_by_its_fingerprint(home: Path,
     note_used("print", [])
     assert (home / "print.json").stat().st_mtime_ns == written
     note_used("print", [three := kept(home, "4")])
-    assert used_by("print") == [one, two, three], "a command that loads one of the models leaves the others noted"
+    assert used_by("print") == [one, two, three], (
+        "a command that loads one of the models leaves the others noted"
+    )
     one.unlink()
     assert used_by("print") == [two, three]
 
@@ -44,7 +48,9 @@ def test_an_unreadable_note_is_no_note(home: Path, text: str) -> None:
     assert used_by("print") == []
 
 
-def test_a_home_that_may_only_be_read_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_may_only_be_read_is_no_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("read-only")
 

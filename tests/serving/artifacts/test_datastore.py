@@ -1,4 +1,5 @@
-"""A datastore finds what a scan of all texts finds, never crosses from one text into the next, and survives the disk."""
+"""A datastore finds what a scan of all texts finds, never crosses from one text into the next, and
+survives the disk."""
 
 from __future__ import annotations
 
@@ -11,27 +12,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.artifacts.base import Provenance
-from serving.artifacts.datastore import END, LONGEST, MAX_TOKENS, WINDOW, Continuations, Datastore, sorted_places
+from serving.artifacts.datastore import (
+    END,
+    LONGEST,
+    MAX_TOKENS,
+    WINDOW,
+    Continuations,
+    Datastore,
+    sorted_places,
+)
 from tests.support.errors import raises_code
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=24), max_size=6)
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="7" * 64)
 
 
-def scan(texts: list[list[int]], context: list[int], limit: int, longest: int, shortest: int) -> tuple[int, list[list[int]]]:
+def scan(
+    texts: list[list[int]], context: list[int], limit: int, longest: int, shortest: int
+) -> tuple[int, list[list[int]]]:
     """Length of the longest match and the sorted continuations, by looking at every place."""
     for length in range(min(longest, len(context)), shortest - 1, -1):
-        found = [text[at + length : at + length + limit] for text in texts for at in range(len(text) - length)
-                 if text[at : at + length] == context[len(context) - length :]]
+        found = [
+            text[at + length : at + length + limit]
+            for text in texts
+            for at in range(len(text) - length)
+            if text[at : at + length] == context[len(context) - length :]
+        ]
         if found:
             return length, sorted(found)
     return 0, []
 
 
 @settings(max_examples=300)
-@given(TEXTS, st.lists(st.integers(0, 2), max_size=24), st.integers(1, 6), st.integers(1, 3), st.integers(3, LONGEST))
-def test_it_finds_what_a_scan_finds(texts: list[list[int]], context: list[int], limit: int, shortest: int, longest: int) -> None:
-    found = Datastore.from_texts(texts).continuations(context, limit, longest=longest, shortest=shortest, most=1000)
+@given(
+    TEXTS,
+    st.lists(st.integers(0, 2), max_size=24),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(3, LONGEST),
+)
+def test_it_finds_what_a_scan_finds(
+    texts: list[list[int]], context: list[int], limit: int, shortest: int, longest: int
+) -> None:
+    found = Datastore.from_texts(texts).continuations(
+        context, limit, longest=longest, shortest=shortest, most=1000
+    )
     assert (found.length, sorted(found.tokens)) == scan(texts, context, limit, longest, shortest)
 
 
@@ -40,7 +65,10 @@ def test_it_finds_what_a_scan_finds(texts: list[list[int]], context: list[int], 
 def test_places_are_sorted_by_the_tokens_from_there_on(texts: list[list[int]]) -> None:
     stream = np.array([token for text in texts if text for token in [*text, END]], dtype=np.int64)
     places = sorted_places(stream).tolist()
-    assert places == sorted((i for i in range(len(stream)) if stream[i] != END), key=lambda i: (stream[i : i + WINDOW].tolist(), i))
+    assert places == sorted(
+        (i for i in range(len(stream)) if stream[i] != END),
+        key=lambda i: (stream[i : i + WINDOW].tolist(), i),
+    )
 
 
 def test_long_repetitions_are_sorted_as_far_as_matches_reach() -> None:
@@ -52,8 +80,13 @@ def test_long_repetitions_are_sorted_as_far_as_matches_reach() -> None:
 def test_mutant_that_reads_on_into_the_next_text_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, context = [[1, 2, 3], [4, 5]], [1, 2]
     assert Datastore.from_texts(texts).continuations(context, 4).tokens == [[3]]
-    monkeypatch.setattr(Datastore, "_follow", lambda self, place, limit: [
-        token for token in self.stream[place:].tolist() if token != END][:limit])
+    monkeypatch.setattr(
+        Datastore,
+        "_follow",
+        lambda self, place, limit: [
+            token for token in self.stream[place:].tolist() if token != END
+        ][:limit],
+    )
     assert Datastore.from_texts(texts).continuations(context, 4).tokens != [[3]]
 
 
@@ -82,7 +115,9 @@ def test_it_is_the_same_after_the_disk(tmp_path: Path) -> None:
     digest = store.save(tmp_path / "store")
     loaded = Datastore.load(tmp_path / "store", fingerprint="f" * 64)
     assert (loaded.digest, loaded.provenance) == (digest, ORIGIN)
-    assert all(loaded.continuations(text[:9], 4) == store.continuations(text[:9], 4) for text in texts)
+    assert all(
+        loaded.continuations(text[:9], 4) == store.continuations(text[:9], 4) for text in texts
+    )
     with raises_code("another_pair"):
         Datastore.load(tmp_path / "store", fingerprint="e" * 64)
 

@@ -1,4 +1,5 @@
-"""The cost model of forward passes: both look-ups agree with each other and with the profile, and noise is not believed."""
+"""The cost model of forward passes: both look-ups agree with each other and with the profile, and
+noise is not believed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ MEASURED = st.dictionaries(st.integers(1, 40), st.floats(1e-4, 1.0), min_size=1,
 
 
 @given(MEASURED)
-def test_the_table_equals_the_single_look_up_between_the_measured_sizes(seconds: dict[int, float]) -> None:
+def test_the_table_equals_the_single_look_up_between_the_measured_sizes(
+    seconds: dict[int, float],
+) -> None:
     table = seconds_table(seconds, 50)
     assert len(table) == 51
     for size in range(min(seconds), max(seconds) + 1):
@@ -35,12 +38,20 @@ def test_a_profile_reads_its_verifications_from_the_same_model() -> None:
     origin = Provenance(pair="tiny", fingerprint="f" * 64)
     times = {1: 10.0, 4: 13.0, 8: 21.0}
     profile = HardwareProfile(2.0, times, 0.0, origin)
-    assert [profile.verify_seconds(tokens) for tokens in (1, 2, 6, 8, 10)] == [10.0, 11.0, 17.0, 21.0, 25.0]
+    assert [profile.verify_seconds(tokens) for tokens in (1, 2, 6, 8, 10)] == [
+        10.0,
+        11.0,
+        17.0,
+        21.0,
+        25.0,
+    ]
     assert seconds_table({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
 
 
 @given(MEASURED)
-def test_ascending_times_are_the_largest_below_the_measured_ones_that_do_not_fall(seconds: dict[int, float]) -> None:
+def test_ascending_times_are_the_largest_below_the_measured_ones_that_do_not_fall(
+    seconds: dict[int, float],
+) -> None:
     rising = ascending(seconds)
     assert list(rising) == sorted(seconds)
     assert list(rising.values()) == sorted(rising.values())
@@ -49,9 +60,13 @@ def test_ascending_times_are_the_largest_below_the_measured_ones_that_do_not_fal
 
 
 @given(MEASURED, MEASURED)
-def test_extended_times_keep_what_was_measured_and_grow_as_the_reference(seconds: dict[int, float], reference: dict[int, float]) -> None:
+def test_extended_times_keep_what_was_measured_and_grow_as_the_reference(
+    seconds: dict[int, float], reference: dict[int, float]
+) -> None:
     largest, found = max(seconds), extended(seconds, reference)
     assert {size: taken for size, taken in found.items() if size <= largest} == seconds
     for size in reference:
         if size > largest:
-            assert found[size] * seconds_at(reference, largest) == pytest.approx(seconds[largest] * reference[size])
+            assert found[size] * seconds_at(reference, largest) == pytest.approx(
+                seconds[largest] * reference[size]
+            )

@@ -1,4 +1,5 @@
-"""The table of artifact kinds agrees with the classes, with the strategies, and with what is written to disk."""
+"""The table of artifact kinds agrees with the classes, with the strategies, and with what is
+written to disk."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_the_files_on_disk_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 def test_what_strategies_read_is_in_the_table() -> None:
-    assert {name for strategy in STRATEGIES.values() for name in strategy.reads()} == set(READ_BY_STRATEGIES)
+    assert {name for strategy in STRATEGIES.values() for name in strategy.reads()} == set(
+        READ_BY_STRATEGIES
+    )
 
 
 def test_monitoring_takes_every_watched_kind() -> None:
@@ -45,5 +48,8 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
 
 
 def test_the_table_imports_no_torch() -> None:
-    code = "import sys, serving.artifacts.kinds; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, serving.artifacts.kinds; sys.exit('torch' in sys.modules or 'numpy' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

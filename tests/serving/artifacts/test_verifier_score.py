@@ -1,4 +1,5 @@
-"""A verifier's score from the draft's rows: what the whole distribution would give, without making it."""
+"""A verifier's score from the draft's rows: what the whole distribution would give, without making
+it."""
 
 from __future__ import annotations
 
@@ -21,41 +22,78 @@ from tests.support.models.resources import ORIGIN
 
 VOCAB, HIDDEN = 500, 6
 HEAD = torch.arange(0, VOCAB, 3)
-REQUESTS = [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"banned_token_ids": frozenset({0, 3, 6})},
-            {"temperature": 1.0, "banned_token_ids": frozenset({9})}, {"logit_bias": {12: 9.0}, "presence_penalty": 0.5}]
-FEATURES = [("before",), ("after",), ("scalars",), ("before", "scalars"), ("before", "after"), ("before", "after", "scalars")]
+REQUESTS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"banned_token_ids": frozenset({0, 3, 6})},
+    {"temperature": 1.0, "banned_token_ids": frozenset({9})},
+    {"logit_bias": {12: 9.0}, "presence_penalty": 0.5},
+]
+FEATURES = [
+    ("before",),
+    ("after",),
+    ("scalars",),
+    ("before", "scalars"),
+    ("before", "after"),
+    ("before", "after", "scalars"),
+]
 
 
 def outputs(seed: int, columns: int, support: Tensor | None) -> tuple[Output, Output]:
     """A row and the one behind it, from flat to sharp."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, columns, generator=generator) * (0.1 + 2 * (seed % 4)) + 5
-    hidden = torch.randn(2, HIDDEN, generator=generator).to(torch.bfloat16 if seed % 2 else torch.float32)
-    row, after = (Output(logits[i : i + 1], hidden[i : i + 1], support, VOCAB if support is not None else 0) for i in (0, 1))
+    hidden = torch.randn(2, HIDDEN, generator=generator).to(
+        torch.bfloat16 if seed % 2 else torch.float32
+    )
+    row, after = (
+        Output(logits[i : i + 1], hidden[i : i + 1], support, VOCAB if support is not None else 0)
+        for i in (0, 1)
+    )
     return row, after
 
 
 def verifier(features: tuple[str, ...], seed: int) -> Verifier:
     width = HIDDEN * sum(name != "scalars" for name in features) + 4 * ("scalars" in features)
-    return Verifier(torch.randn(width, generator=torch.Generator().manual_seed(seed)), 0.3, features, 0.5, 1.2, ORIGIN)
+    return Verifier(
+        torch.randn(width, generator=torch.Generator().manual_seed(seed)),
+        0.3,
+        features,
+        0.5,
+        1.2,
+        ORIGIN,
+    )
 
 
 @pytest.mark.parametrize("support", [None, HEAD], ids=["vocabulary", "reduced head"])
 @pytest.mark.parametrize("settings", REQUESTS, ids=str)
 def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tensor | None) -> None:
-    """Whichever token was drafted: the likeliest, one far down, or one that the head cannot say (a replayed text may hold it)."""
+    """Whichever token was drafted: the likeliest, one far down, or one that the head cannot say (a
+    replayed text may hold it)."""
     sampling = Sampling(**settings)
     seen = set()
     for seed in range(8):
         first, second = outputs(seed, VOCAB if support is None else len(HEAD), support)
         row, after = first.rows(sampling), second.rows(sampling)
         ranked = row.raw(0).argsort(descending=True).tolist()
-        for token in {row.sample(0, RandomStream(seed, 1)), ranked[0], ranked[1], ranked[40], 7, 12}:
+        for token in {
+            row.sample(0, RandomStream(seed, 1)),
+            ranked[0],
+            ranked[1],
+            ranked[40],
+            7,
+            12,
+        }:
             for number, features in enumerate(FEATURES):
                 judge = verifier(features, number)
                 old = judge.score(row.hidden(0), after.hidden(0), row.raw(0), token)
                 fresh = first.rows(sampling)
-                assert judge.score_drafted(fresh, after, token) == pytest.approx(old, abs=1e-6), (seed, token, features)
+                assert judge.score_drafted(fresh, after, token) == pytest.approx(old, abs=1e-6), (
+                    seed,
+                    token,
+                    features,
+                )
                 seen.add(round(old, 1))
     assert len(seen) > 8
 
@@ -74,7 +112,11 @@ def test_figures_of_a_token_are_those_of_its_row() -> None:
 
 def test_one_of_several_rows_is_scored_as_alone() -> None:
     """Rows of a chain of draft steps are views into one output."""
-    rows = LogitRows(torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)), Sampling(), torch.randn(3, HIDDEN))
+    rows = LogitRows(
+        torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)),
+        Sampling(),
+        torch.randn(3, HIDDEN),
+    )
     judge = verifier(("before", "scalars"), 1)
     for at in range(3):
         view = RowView(rows, at)
@@ -84,23 +126,42 @@ def test_one_of_several_rows_is_scored_as_alone() -> None:
 
 
 def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
-    output = Output(torch.randn(1, len(HEAD), generator=torch.Generator().manual_seed(0)), torch.zeros(1, HIDDEN), HEAD, vocab_size=-1)
+    output = Output(
+        torch.randn(1, len(HEAD), generator=torch.Generator().manual_seed(0)),
+        torch.zeros(1, HIDDEN),
+        HEAD,
+        vocab_size=-1,
+    )
     for sampling in (Sampling(), Sampling(temperature=0.8)):
         row = output.rows(sampling)
-        assert 0 < verifier(("before", "scalars"), 0).score_drafted(row, None, row.sample(0, RandomStream(1, 1))) < 1
+        assert (
+            0
+            < verifier(("before", "scalars"), 0).score_drafted(
+                row, None, row.sample(0, RandomStream(1, 1))
+            )
+            < 1
+        )
     with pytest.raises(RuntimeError):
         output.rows(Sampling()).raw(0)
 
 
 def test_weights_that_fit_nothing_are_refused() -> None:
-    for size, features in ((3, ("scalars",)), (5, ("scalars",)), (4, ("before", "scalars")), (5, ("before", "after")), (0, ("before",))):
+    for size, features in (
+        (3, ("scalars",)),
+        (5, ("scalars",)),
+        (4, ("before", "scalars")),
+        (5, ("before", "after")),
+        (0, ("before",)),
+    ):
         with raises_code("weights_do_not_fit", str(size), *features):
             Verifier(torch.ones(size), 0.0, features, 0.5, 1.2, ORIGIN)
     with raises_code("unknown_features", "scalars", "before"):
         Verifier(torch.ones(6), 0.0, ("scalars", "before"), 0.5, 1.2, ORIGIN)
     row, _ = outputs(0, VOCAB, None)
     with raises_code("state_size_differs", "7 numbers", str(HIDDEN)):
-        Verifier(torch.ones(7), 0.0, ("before",), 0.5, 1.2, ORIGIN).score_drafted(row.rows(Sampling()), None, 0)
+        Verifier(torch.ones(7), 0.0, ("before",), 0.5, 1.2, ORIGIN).score_drafted(
+            row.rows(Sampling()), None, 0
+        )
 
 
 def test_a_replay_has_no_ranks() -> None:

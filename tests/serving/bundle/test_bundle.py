@@ -1,4 +1,5 @@
-"""Opening a bundle: all of it is checked before anything is read, and what is wrong is named in one line."""
+"""Opening a bundle: all of it is checked before anything is read, and what is wrong is named in one
+line."""
 
 import hashlib
 import json
@@ -16,8 +17,24 @@ from safetensors.numpy import save_file
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.pair_files import SIDECAR, PairFiles, combine_digests, fingerprint, models_root, tokenizer_digest, weights_digest
-from serving.bundle.bundle import SCHEMA, Bundle, BundleError, FileRecord, Manifest, ModelRecord, open_bundle
+from serving.artifacts.pair_files import (
+    SIDECAR,
+    PairFiles,
+    combine_digests,
+    fingerprint,
+    models_root,
+    tokenizer_digest,
+    weights_digest,
+)
+from serving.bundle.bundle import (
+    SCHEMA,
+    Bundle,
+    BundleError,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    open_bundle,
+)
 from serving.errors import DraftwellError
 from serving.files import sha256_file
 from tests.support.errors import raises_code
@@ -35,10 +52,17 @@ def seal(folder: Path, **changes) -> None:
     """Write the manifest of a bundle folder anew, so that only what a test plants is wrong."""
     data = json.loads((folder / "manifest.json").read_text()) | changes
     if "files" not in changes:
-        data["files"] = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
-                         for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "manifest.json"}
+        data["files"] = {
+            p.relative_to(folder).as_posix(): FileRecord(
+                sha256=sha256_file(p), size=p.stat().st_size
+            )
+            for p in sorted(folder.rglob("*"))
+            if p.is_file() and p.name != "manifest.json"
+        }
     manifest = Manifest.model_validate(data)
-    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+    (folder / "manifest.json").write_text(
+        manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +76,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     provenance = Provenance(pair="tiny", fingerprint=mark)
     AcceptanceTable([5] * 20, [3] * 20, provenance).save(bundle / "artifacts" / "acceptance_table")
     DecodingConfig("spide", {}, {}, provenance).save(bundle / "artifacts" / "decoding_config")
-    models = {"target": ModelRecord(source="local", weights_sha256=weights_digest(target), folder="big"),
-              "draft": ModelRecord(source="bundled", weights_sha256=sha256_file(draft / "model.safetensors"),
-                                   folder="models/draft")}
-    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, models=models,
-                        release_digest="r", gated=True, versions={"acceptance_table": 1, "decoding_config": 1},
-                        runs={}, files={})
+    models = {
+        "target": ModelRecord(source="local", weights_sha256=weights_digest(target), folder="big"),
+        "draft": ModelRecord(
+            source="bundled",
+            weights_sha256=sha256_file(draft / "model.safetensors"),
+            folder="models/draft",
+        ),
+    }
+    manifest = Manifest(
+        pair="tiny",
+        device="cpu",
+        dtype="float32",
+        fingerprint=mark,
+        release_version=1,
+        models=models,
+        release_digest="r",
+        gated=True,
+        versions={"acceptance_table": 1, "decoding_config": 1},
+        runs={},
+        files={},
+    )
     (bundle / "manifest.json").write_text(manifest.to_json())
     seal(bundle)
     return root
@@ -85,12 +124,20 @@ def test_a_whole_bundle_opens(root: Path, bundle: Path) -> None:
     artifacts = opened.artifacts()
     assert isinstance(artifacts["acceptance_table"], AcceptanceTable)
     assert isinstance(artifacts["decoding_config"], DecodingConfig)
-    assert opened.files(root / "models") == PairFiles("tiny", root / "models" / "big", bundle / "models" / "draft")
+    assert opened.files(root / "models") == PairFiles(
+        "tiny", root / "models" / "big", bundle / "models" / "draft"
+    )
 
 
-FILES = ["artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json",
-         "artifacts/decoding_config/artifact.json", "artifacts/decoding_config/config.json",
-         "models/draft/config.json", "models/draft/model.safetensors", "models/draft/tokenizer.json"]
+FILES = [
+    "artifacts/acceptance_table/artifact.json",
+    "artifacts/acceptance_table/table.json",
+    "artifacts/decoding_config/artifact.json",
+    "artifacts/decoding_config/config.json",
+    "models/draft/config.json",
+    "models/draft/model.safetensors",
+    "models/draft/tokenizer.json",
+]
 
 
 def test_the_list_below_is_complete(bundle: Path) -> None:
@@ -130,13 +177,26 @@ def test_what_is_no_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_refused_by_name(bundle: Path) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
-    (bundle / "manifest.json").write_text(json.dumps({**data, "schema_version": SCHEMA + 1, "new_field": 1}))
-    refused(bundle, "newer_bundle", "manifest.json", f"schema {SCHEMA + 1}", f"up to {SCHEMA}", "upgrade draftwell")
+    (bundle / "manifest.json").write_text(
+        json.dumps({**data, "schema_version": SCHEMA + 1, "new_field": 1})
+    )
+    refused(
+        bundle,
+        "newer_bundle",
+        "manifest.json",
+        f"schema {SCHEMA + 1}",
+        f"up to {SCHEMA}",
+        "upgrade draftwell",
+    )
 
 
 def test_a_bundle_of_schema_1_is_still_read(bundle: Path) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
-    old = {key: value for key, value in data.items() if key not in ("digest", "runtime", "origins", "sampled_as_greedy")}
+    old = {
+        key: value
+        for key, value in data.items()
+        if key not in ("digest", "runtime", "origins", "sampled_as_greedy")
+    }
     old["schema_version"] = 1
     old["digest"] = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     (bundle / "manifest.json").write_text(json.dumps(old))
@@ -158,7 +218,9 @@ def test_a_bundle_for_an_unknown_device_is_refused(bundle: Path) -> None:
     refused(bundle, "damaged_manifest", "manifest.json", "device: ")
 
 
-def test_a_bundle_for_cuda_is_refused_where_there_is_none(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_for_cuda_is_refused_where_there_is_none(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before any artifact is read: none of this bundle's would be good for a server."""
     import torch
 
@@ -173,13 +235,16 @@ def test_a_bundle_for_cuda_is_refused_where_there_is_none(bundle: Path, monkeypa
 
 def test_a_folder_that_holds_another_kind_is_refused(bundle: Path) -> None:
     shutil.rmtree(bundle / "artifacts" / "acceptance_table")
-    shutil.copytree(bundle / "artifacts" / "decoding_config", bundle / "artifacts" / "acceptance_table")
+    shutil.copytree(
+        bundle / "artifacts" / "decoding_config", bundle / "artifacts" / "acceptance_table"
+    )
     seal(bundle)
     refused(bundle, "wrong_artifact", "a decoding_config", "a acceptance_table")
 
 
 def test_links_are_not_followed(bundle: Path) -> None:
-    """Even where the bytes behind them are those of the manifest: they may be others a moment later."""
+    """Even where the bytes behind them are those of the manifest: they may be others a moment
+    later."""
     file = bundle / "artifacts" / "acceptance_table" / "table.json"
     outside = bundle.parent / "table.json"
     file.rename(outside)
@@ -202,7 +267,8 @@ def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
     (bundle / "artifacts" / "extra.py").write_text("")
     refused(bundle, "unlisted_file", "extra.py")
     (bundle / "artifacts" / "extra.py").unlink()
-    (bundle / "models" / "draft" / SIDECAR).write_text("{}")  # digests that the runtime keeps are no data
+    # digests that the runtime keeps are no data
+    (bundle / "models" / "draft" / SIDECAR).write_text("{}")
     open_bundle(bundle)
     os.symlink("/etc", bundle / "artifacts" / "link")
     refused(bundle, "link_in_bundle", "link is")
@@ -211,7 +277,9 @@ def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
     refused(bundle, "unlisted_file", SIDECAR)
 
 
-def test_digests_that_a_kill_left_half_written_harm_no_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_that_a_kill_left_half_written_harm_no_bundle(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor do those that another server is writing."""
     draft = bundle / "models" / "draft"
     with monkeypatch.context() as killed:
@@ -255,15 +323,31 @@ def test_an_artifact_that_the_runtime_does_not_know_is_refused(bundle: Path) -> 
     refused(bundle, "missing_file", "verifier")
 
 
-@pytest.mark.parametrize(("spoil", "message"), [
-    (lambda big: shutil.rmtree(big), r"the target of pair tiny \(local\) is not at .*big: fetch it there"),
-    (lambda big: save_file({"weight": np.zeros(3)}, big / "model.safetensors"), "has weights .*, the bundle needs"),
-    (lambda big: (big / "model.safetensors").unlink(), "holds no safetensors weights: fetch the model again"),
-    (lambda big: (big / "tokenizer.json").write_text("{ }"), "was made for fingerprint .* the models here give"),
-    (lambda big: (big / "tokenizer.json").unlink(), "holds no tokenizer"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda big: shutil.rmtree(big),
+            r"the target of pair tiny \(local\) is not at .*big: fetch it there",
+        ),
+        (
+            lambda big: save_file({"weight": np.zeros(3)}, big / "model.safetensors"),
+            "has weights .*, the bundle needs",
+        ),
+        (
+            lambda big: (big / "model.safetensors").unlink(),
+            "holds no safetensors weights: fetch the model again",
+        ),
+        (
+            lambda big: (big / "tokenizer.json").write_text("{ }"),
+            "was made for fingerprint .* the models here give",
+        ),
+        (lambda big: (big / "tokenizer.json").unlink(), "holds no tokenizer"),
+    ],
+)
 def test_other_weights_or_tokenizers_are_refused(
-        root: Path, bundle: Path, spoil: Callable[[Path], object], message: str) -> None:
+    root: Path, bundle: Path, spoil: Callable[[Path], object], message: str
+) -> None:
     spoil(root / "models" / "big")
     with pytest.raises(DraftwellError, match=message) as caught:
         open_bundle(bundle).files(root / "models")
@@ -276,8 +360,14 @@ def test_digests_of_weights_are_kept_and_made_anew_when_a_file_changes(tmp_path:
     assert weights_digest(folder) == sha256_file(file)
     kept = json.loads((folder / SIDECAR).read_text())
     stat = file.stat()
-    assert kept["model.safetensors"] == {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256_file(file)}
-    (folder / SIDECAR).write_text((folder / SIDECAR).read_text().replace(sha256_file(file), "0" * 64))
+    assert kept["model.safetensors"] == {
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "sha256": sha256_file(file),
+    }
+    (folder / SIDECAR).write_text(
+        (folder / SIDECAR).read_text().replace(sha256_file(file), "0" * 64)
+    )
     assert weights_digest(folder) == "0" * 64  # it was not read again
     os.utime(file, ns=(1, 1))
     assert weights_digest(folder) == sha256_file(file)
@@ -287,7 +377,9 @@ def test_digests_of_weights_are_kept_and_made_anew_when_a_file_changes(tmp_path:
     assert weights_digest(folder) == sha256_file(file)
 
 
-def test_a_folder_that_cannot_be_written_to_is_only_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_is_only_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = model_folder(tmp_path / "model", 1)
 
     def read_only(*_: object) -> None:
@@ -300,7 +392,12 @@ def test_a_folder_that_cannot_be_written_to_is_only_slower(tmp_path: Path, monke
 
 def test_every_part_of_a_pair_enters_its_fingerprint(tmp_path: Path) -> None:
     one, two, three = (model_folder(tmp_path / str(n), n) for n in (1, 2, 3))
-    files = [PairFiles("a", one, two), PairFiles("a", two, one), PairFiles("a", one), PairFiles("a", one, two, three)]
+    files = [
+        PairFiles("a", one, two),
+        PairFiles("a", two, one),
+        PairFiles("a", one),
+        PairFiles("a", one, two, three),
+    ]
     formats = ("float32", "bfloat16", "bfloat16-int8", "bfloat16-int4", "float32-int8")
     marks = {fingerprint(f, dtype) for f in files for dtype in formats}
     assert len(marks) == 20
@@ -315,12 +412,15 @@ def test_shards_and_other_tokenizers_have_digests(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", 1)
     save_file({"more": np.ones(2)}, folder / "more.safetensors")
     assert weights_digest(folder) == combine_digests(
-        {name: sha256_file(folder / name) for name in ("model.safetensors", "more.safetensors")})
+        {name: sha256_file(folder / name) for name in ("model.safetensors", "more.safetensors")}
+    )
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert tokenizer_digest(folder) == sha256_file(folder / "tokenizer.model")
 
 
-def test_the_models_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_models_folder_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "m"))
     assert models_root() == tmp_path / "m"
     monkeypatch.delenv("DRAFTWELL_MODELS")
@@ -331,7 +431,9 @@ def test_the_models_folder_follows_the_environment(monkeypatch: pytest.MonkeyPat
     assert models_root() == tmp_path / ".draftwell" / "models"
 
 
-def test_a_bundle_opens_where_mlflow_prefect_and_the_registry_cannot_be_imported(bundle: Path) -> None:
+def test_a_bundle_opens_where_mlflow_prefect_and_the_registry_cannot_be_imported(
+    bundle: Path,
+) -> None:
     code = """
 import sys
 for name in ("mlflow", "prefect", "registry", "components", "flows"):
@@ -341,5 +443,7 @@ from serving.bundle.bundle import open_bundle
 assert "torch" not in sys.modules
 print(sorted(open_bundle(Path(sys.argv[1])).artifacts()))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['acceptance_table', 'decoding_config']"

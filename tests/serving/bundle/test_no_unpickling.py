@@ -1,4 +1,5 @@
-"""Nothing that a server reads is unpickled: with pickles forbidden it opens a bundle and answers, and a model that is one is refused."""
+"""Nothing that a server reads is unpickled: with pickles forbidden it opens a bundle and answers,
+and a model that is one is refused."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ def no_pickles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_server_opens_its_bundle_and_answers(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+def test_a_server_opens_its_bundle_and_answers(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    bundle = make_bundle(
+        tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu")
+    )
     in_a_child("answer_one_request", bundle)
 
 
@@ -44,7 +49,9 @@ def pickled(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_a_pickle_is_refused_in_one_line(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_a_model_that_is_a_pickle_is_refused_in_one_line(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     """Of either role; one process for both, because starting it takes most of the time."""
     for role in ("target", "draft"):
         place = tmp_path / role
@@ -57,8 +64,11 @@ def test_a_model_that_is_a_pickle_is_refused_in_one_line(tmp_path: Path, tiny_mo
 
 def test_the_guard_above_notices_a_pickle(tmp_path: Path, no_pickles: list[str]) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.bin")
-    for read in (lambda: torch.load(tmp_path / "model.bin"), lambda: pickle.loads(pickle.dumps(1)),
-                 lambda: pickle.Unpickler(io.BytesIO())):
+    for read in (
+        lambda: torch.load(tmp_path / "model.bin"),
+        lambda: pickle.loads(pickle.dumps(1)),
+        lambda: pickle.Unpickler(io.BytesIO()),
+    ):
         with pytest.raises(Unpickled):
             read()
     assert no_pickles == ["torch.load", "pickle.loads", "pickle.Unpickler"]

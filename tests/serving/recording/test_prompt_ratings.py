@@ -1,4 +1,5 @@
-"""Where final tokens come from, and what the target thinks of them: the same whatever the strategy, also inside a draft."""
+"""Where final tokens come from, and what the target thinks of them: the same whatever the strategy,
+also inside a draft."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def pair(noise: float = 1.0) -> dict:
 def decode(name: str, models: dict | None = None, **sampling: Any) -> tuple[Job, list[Emitted]]:
     """A finished request and what it handed out round by round."""
     engine = Engine(models or pair())
-    job = engine.submit(PROMPT, Sampling(**{"max_tokens": 40} | sampling), build_strategy(name, EAGER.get(name), table_resources(VOCAB)))
+    job = engine.submit(
+        PROMPT,
+        Sampling(**{"max_tokens": 40} | sampling),
+        build_strategy(name, EAGER.get(name), table_resources(VOCAB)),
+    )
     handed: list[Emitted] = []
     while not job.finished:
         engine.step()
@@ -42,11 +47,14 @@ def decode(name: str, models: dict | None = None, **sampling: Any) -> tuple[Job,
 
 
 def expected_ratings(job: Job, models: dict, count: int) -> list[tuple[float, list[int]]]:
-    """Log-prob and likeliest tokens of each output token, from the target's own logits behind the text before it."""
+    """Log-prob and likeliest tokens of each output token, from the target's own logits behind the
+    text before it."""
     result = []
     for place in range(job.session.text.prompt_length, len(job.session.text.ids)):
         logprobs = models["target"].next_logits(job.session.text.ids[:place]).log_softmax(-1)
-        result.append((float(logprobs[job.session.text.ids[place]]), logprobs.topk(count).indices.tolist()))
+        result.append(
+            (float(logprobs[job.session.text.ids[place]]), logprobs.topk(count).indices.tolist())
+        )
     return result
 
 
@@ -60,15 +68,21 @@ def test_every_token_is_rated_by_the_target(name: str, temperature: float) -> No
         assert token.rating is not None
         assert token.rating.logprob == pytest.approx(logprob, abs=1e-5)
         assert [t for t, _ in token.rating.top] == top
-        assert dict(token.rating.top).get(token.id, token.rating.logprob) == token.rating.logprob, "one number, wherever it stands"
+        assert dict(token.rating.top).get(token.id, token.rating.logprob) == token.rating.logprob, (
+            "one number, wherever it stands"
+        )
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_ratings_change_neither_text_nor_counters(name: str) -> None:
-    (plain, _), (rated, _) = (decode(name, temperature=1.0, seed=2, logprobs=asked) for asked in (None, 0))
+    (plain, _), (rated, _) = (
+        decode(name, temperature=1.0, seed=2, logprobs=asked) for asked in (None, 0)
+    )
     assert rated.output == plain.output
     counters = ("drafted", "judged", "accepted", "rescued", "sampled", "rounds", "accepted_at")
-    assert [getattr(rated.session.stats, c) for c in counters] == [getattr(plain.session.stats, c) for c in counters]
+    assert [getattr(rated.session.stats, c) for c in counters] == [
+        getattr(plain.session.stats, c) for c in counters
+    ]
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
@@ -78,13 +92,18 @@ def test_origins_agree_with_the_counters(name: str) -> None:
     assert sum(seen.values()) == len(job.output)
     assert seen["accepted"] + seen["rescued"] == stats.accepted
     assert seen["rescued"] == stats.rescued
-    assert seen["recovered"] == stats.judged - stats.accepted or stats.judged_at[0] == 0 or name == "duo_decoding"
+    assert (
+        seen["recovered"] == stats.judged - stats.accepted
+        or stats.judged_at[0] == 0
+        or name == "duo_decoding"
+    )
     if name == "autoregressive":
         assert set(seen) == {"target"}
 
 
 def test_each_origin_is_told() -> None:
-    """A lossless strategy has all but rescued; csd with an open gate rescues; sprinter's trusted tokens were never judged exactly."""
+    """A lossless strategy has all but rescued; csd with an open gate rescues; sprinter's trusted
+    tokens were never judged exactly."""
     _, exact = decode("vanilla_sd", temperature=1.0)
     assert {token.origin for token in exact} == {"accepted", "recovered", "target"}
     assert exact[0].origin == "target", "the prompt's forward gives the first token"
@@ -107,7 +126,8 @@ def test_a_recovered_token_stands_where_the_draft_was_rejected() -> None:
 
 
 def test_trusted_tokens_wait_for_their_rating() -> None:
-    """SPRINTER shows tokens before the target has read them; with log-probs they come with the target's next forward."""
+    """SPRINTER shows tokens before the target has read them; with log-probs they come with the
+    target's next forward."""
     engine = Engine(pair())
     job = engine.submit(
         PROMPT,
@@ -134,28 +154,45 @@ def test_nothing_is_rated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-@pytest.mark.parametrize("change", [
-    {"presence_penalty": 1.5}, {"frequency_penalty": 0.7}, {"logit_bias": {2: 3.0, 5: -100.0}},
-    {"presence_penalty": -0.5, "frequency_penalty": 0.9, "logit_bias": {0: 2.0}},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 0.7},
+        {"logit_bias": {2: 3.0, 5: -100.0}},
+        {"presence_penalty": -0.5, "frequency_penalty": 0.9, "logit_bias": {0: 2.0}},
+    ],
+)
 def test_penalties_and_biases_inside_a_draft(name: str, change: dict[str, Any]) -> None:
-    """Greedy speculative output equals plain decoding's, which is what the formula says token by token."""
+    """Greedy speculative output equals plain decoding's, which is what the formula says token by
+    token."""
     models = pair(noise=0.5)
     job, _ = decode(name, models, max_tokens=60, **change)
     assert job.output == by_hand(models, 60, **change)
-    if name not in ("prompt_lookup", "rest", "lookahead", "medusa"):  # whose chains are guesses here
+    # whose chains are guesses here
+    if name not in ("prompt_lookup", "rest", "lookahead", "medusa"):
         assert job.session.stats.accepted > 5, "drafts must be accepted for this to test anything"
 
 
-def by_hand(models: dict, length: int, presence_penalty: float = 0.0, frequency_penalty: float = 0.0,
-            logit_bias: dict[int, float] | None = None) -> list[int]:
-    """OpenAI's formula: z(t) + bias(t) − presence·[c(t) > 0] − frequency·c(t), with counts of the output alone."""
+def by_hand(
+    models: dict,
+    length: int,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: dict[int, float] | None = None,
+) -> list[int]:
+    """OpenAI's formula: z(t) + bias(t) − presence·[c(t) > 0] − frequency·c(t), with counts of the
+    output alone."""
     output: list[int] = []
     for _ in range(length):
         logits = models["target"].next_logits([*PROMPT, *output]).clone()
         for token in range(VOCAB):
             count = output.count(token)
-            logits[token] += (logit_bias or {}).get(token, 0.0) - presence_penalty * (count > 0) - frequency_penalty * count
+            logits[token] += (
+                (logit_bias or {}).get(token, 0.0)
+                - presence_penalty * (count > 0)
+                - frequency_penalty * count
+            )
         output.append(int(logits.argmax()))
     return output
 
@@ -165,7 +202,9 @@ def test_ratings_are_of_the_model_not_of_penalties() -> None:
     models = pair()
     job, handed = decode("vanilla_sd", models, logit_bias={3: 100.0}, logprobs=1, max_tokens=8)
     assert job.output == [3] * 8
-    assert [t.rating.logprob for t in handed if t.rating] == pytest.approx([e[0] for e in expected_ratings(job, models, 1)], abs=1e-5)
+    assert [t.rating.logprob for t in handed if t.rating] == pytest.approx(
+        [e[0] for e in expected_ratings(job, models, 1)], abs=1e-5
+    )
     assert min(t.rating.logprob for t in handed if t.rating) < -0.5
 
 
@@ -187,7 +226,9 @@ class Widest:
 def test_a_prompt_is_rated_in_one_pass(length: int) -> None:
     target = Widest(pair()["target"])
     prompt = torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    job = Engine({"target": target}).generate(prompt, Sampling(max_tokens=3, logprobs=2), RatedPrompt())
+    job = Engine({"target": target}).generate(
+        prompt, Sampling(max_tokens=3, logprobs=2), RatedPrompt()
+    )
     ratings = job.session.prompt_ratings
     assert len(ratings) == length
     assert ratings[0] is None
@@ -195,7 +236,9 @@ def test_a_prompt_is_rated_in_one_pass(length: int) -> None:
         logprobs = target.model.next_logits(prompt[:place]).log_softmax(-1)
         assert ratings[place] is not None
         assert ratings[place].logprob == pytest.approx(float(logprobs[prompt[place]]), abs=1e-5)  # type: ignore[union-attr]
-    plain = Engine(pair()).generate(prompt, Sampling(max_tokens=3), build_strategy("autoregressive"))
+    plain = Engine(pair()).generate(
+        prompt, Sampling(max_tokens=3), build_strategy("autoregressive")
+    )
     assert job.output == plain.output
     assert job.session.stats.target_tokens == length + 2, "no token is read twice"
     assert target.kept <= PART, "rows of a long prompt would fill the memory"
@@ -208,8 +251,15 @@ def test_what_an_output_may_be_does_not_rate_its_prompt(length: int) -> None:
     prompt = torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     asked = {"max_tokens": 3, "logprobs": 0, "stop_token_ids": frozenset({5})}
     free = Engine({"target": target}).generate(prompt, Sampling(**asked), RatedPrompt()).session
-    for change in ({"grammar": FiniteGrammar([{3: 0}], VOCAB)}, {"min_tokens": 3, "temperature": 1.0}):
-        held = Engine({"target": target}).generate(prompt, Sampling(**asked | change), RatedPrompt()).session
+    for change in (
+        {"grammar": FiniteGrammar([{3: 0}], VOCAB)},
+        {"min_tokens": 3, "temperature": 1.0},
+    ):
+        held = (
+            Engine({"target": target})
+            .generate(prompt, Sampling(**asked | change), RatedPrompt())
+            .session
+        )
         assert held.prompt_ratings == free.prompt_ratings
         assert held.text.output == [3] * 3 if "grammar" in change else 5 not in held.text.output
 

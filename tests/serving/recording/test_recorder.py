@@ -1,4 +1,5 @@
-"""Recording a request: every position, the figures that both models really give, and nothing changed by looking."""
+"""Recording a request: every position, the figures that both models really give, and nothing
+changed by looking."""
 
 from __future__ import annotations
 
@@ -26,17 +27,31 @@ VOCAB, PROMPT = 8, [1, 2]
 DRAFTING = [name for name, cls in STRATEGIES.items() if "draft" in cls.roles]
 DRAFTLESS = [name for name in STRATEGIES if name not in DRAFTING]
 MOST_MISSING = {"sprinter": 22}
-"""Last positions that both models have not read when a text ends: its last bonus tokens, or a run of SPRINTER's that no target saw."""
+"""Last positions that both models have not read when a text ends: its last bonus tokens, or a run
+of SPRINTER's that no target saw."""
 
 
-def run(name: str, *, recorded: bool, temperature: float = 0.0, seed: int = 3, models: dict[Any, Any] | None = None, max_tokens: int = 40,
-        stops: frozenset[int] = frozenset(), shadow: bool = True) -> tuple[Job, PositionRecorder | None]:
+def run(
+    name: str,
+    *,
+    recorded: bool,
+    temperature: float = 0.0,
+    seed: int = 3,
+    models: dict[Any, Any] | None = None,
+    max_tokens: int = 40,
+    stops: frozenset[int] = frozenset(),
+    shadow: bool = True,
+) -> tuple[Job, PositionRecorder | None]:
     strategy = build_strategy(name, NEEDED.get(name, {}), table_resources(VOCAB))
     models = models or table_pair(VOCAB, noise=0.6)
     engine = Engine(models)
-    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed, stop_token_ids=stops)
+    sampling = Sampling(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, stop_token_ids=stops
+    )
     job = engine.submit(PROMPT, sampling, strategy)
-    recorder = PositionRecorder(job.session, lossless=strategy.lossless, hidden=True) if recorded else None
+    recorder = (
+        PositionRecorder(job.session, lossless=strategy.lossless, hidden=True) if recorded else None
+    )
     if recorder and name in DRAFTLESS and shadow:
         read_along(job, models["draft"], recorder)
     engine.run([job])
@@ -48,7 +63,8 @@ def run(name: str, *, recorded: bool, temperature: float = 0.0, seed: int = 3, m
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_position_is_recorded_as_both_models_see_it(name: str, temperature: float) -> None:
-    """Also those that were not drafted, and those drafted behind what was rejected later: the tables say what is right."""
+    """Also those that were not drafted, and those drafted behind what was rejected later: the
+    tables say what is right."""
     models = table_pair(VOCAB, noise=0.6)
     job, recorder = run(name, recorded=True, temperature=temperature)
     assert recorder is not None
@@ -63,7 +79,9 @@ def test_every_position_is_recorded_as_both_models_see_it(name: str, temperature
         assert (position["position"], position["token"]) == (i, output[i])
         assert position["confidence"] == pytest.approx(float(q.max()), abs=1e-6)
         assert position["entropy"] == pytest.approx(float(torch.special.entr(q).sum()), abs=1e-5)
-        assert (position["draft_raw_q"], position["draft_raw_p"]) == pytest.approx((float(q[drafted]), float(p[drafted])), abs=1e-6)
+        assert (position["draft_raw_q"], position["draft_raw_p"]) == pytest.approx(
+            (float(q[drafted]), float(p[drafted])), abs=1e-6
+        )
         assert position["ratio"] == pytest.approx(float(q[drafted] / p[drafted]), rel=1e-4)
         assert position["rank"] == int((q > q[drafted]).sum())
         assert position["hidden_before"] == pytest.approx(q_logits.numpy(), abs=1e-2)
@@ -73,7 +91,9 @@ def test_every_position_is_recorded_as_both_models_see_it(name: str, temperature
             assert (position["draft_q"], position["draft_p"]) == (1.0, float(drafted == chosen))
         else:
             warped = [warp(logits, job.session.sampling) for logits in (q_logits, p_logits)]
-            assert (position["draft_q"], position["draft_p"]) == pytest.approx([float(w[drafted]) for w in warped], abs=1e-6)
+            assert (position["draft_q"], position["draft_p"]) == pytest.approx(
+                [float(w[drafted]) for w in warped], abs=1e-6
+            )
             rejected = (warped[1] - warped[0]).clamp(min=0)
             assert float(rejected[position["correction"]]) > 0 or float(rejected.sum()) == 0
 
@@ -81,15 +101,23 @@ def test_every_position_is_recorded_as_both_models_see_it(name: str, temperature
 @pytest.mark.parametrize(("name", "temperature"), in_turn(STRATEGIES, [0.0, 0.8]))
 def test_a_recorded_request_is_decoded_as_any_other(name: str, temperature: float) -> None:
     for seed in range(3):
-        plain, recorded = (run(name, recorded=recorded, temperature=temperature, seed=seed)[0] for recorded in (False, True))
+        plain, recorded = (
+            run(name, recorded=recorded, temperature=temperature, seed=seed)[0]
+            for recorded in (False, True)
+        )
         assert plain.output == recorded.output
         assert counters(plain.session.stats) == counters(recorded.session.stats)
 
 
-@pytest.mark.parametrize("name", ["vanilla_sd", "spide", "duo_decoding", "pyramid_fuzzy", "sprinter", "prompt_lookup"])
+@pytest.mark.parametrize(
+    "name", ["vanilla_sd", "spide", "duo_decoding", "pyramid_fuzzy", "sprinter", "prompt_lookup"]
+)
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_a_recorder_that_fails_hurts_nobody(name: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the middle of an overlap, whose other side is on its way with rows that only the recorder asked for."""
+def test_a_recorder_that_fails_hurts_nobody(
+    name: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of an overlap, whose other side is on its way with rows that only the
+    recorder asked for."""
     calls = itertools.count()
     saw = recording.rows_of
 
@@ -129,8 +157,11 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("guesses", [10, 16, 32])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(guesses: int, temperature: float) -> None:
-    """The target's rows behind rejected guesses, several for one position, are not kept: they would fill what may wait."""
+def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(
+    guesses: int, temperature: float
+) -> None:
+    """The target's rows behind rejected guesses, several for one position, are not kept: they would
+    fill what may wait."""
     models, strategy = (
         table_pair(30, noise=0.6),
         build_strategy("prompt_lookup", {"prompt_lookup_num_tokens": guesses}, table_resources(30)),
@@ -138,11 +169,17 @@ def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(guesses: 
     forward, calls = models["draft"].forward, itertools.count()
     models["draft"].forward = lambda commands: next(calls) >= 0 and forward(commands)
     engine = Engine(models)
-    job = engine.submit([i % 30 for i in range(60)], Sampling(max_tokens=200, temperature=temperature, seed=1), strategy)
+    job = engine.submit(
+        [i % 30 for i in range(60)],
+        Sampling(max_tokens=200, temperature=temperature, seed=1),
+        strategy,
+    )
     recorder = PositionRecorder(job.session, lossless=True)
     read_along(job, models["draft"], recorder)
     engine.run([job])
-    assert job.session.stats.judged - job.session.stats.accepted > 30, "many are rejected, or the test proves nothing"
+    assert job.session.stats.judged - job.session.stats.accepted > 30, (
+        "many are rejected, or the test proves nothing"
+    )
     assert [position["token"] for position in recorder.finish()] == job.output
     assert next(calls) <= 2 + 200 / MOST_UNREAD
 
@@ -159,7 +196,9 @@ def test_many_rejected_drafts_are_recorded_too() -> None:
 
 @pytest.mark.parametrize("name", DRAFTLESS)
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_shadow_whose_draft_fails_hurts_nobody(name: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadow_whose_draft_fails_hurts_nobody(
+    name: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, _ = run(name, recorded=False, max_tokens=90)
     models = table_pair(VOCAB, noise=0.6)
     forward, calls = models["draft"].forward, itertools.count()
@@ -182,7 +221,8 @@ def test_a_shadow_whose_draft_fails_hurts_nobody(name: str, at: int, monkeypatch
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "pearl"])
 def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
-    """Where a model drafts several tokens in one command, a recorded request draws them one by one: each has a row."""
+    """Where a model drafts several tokens in one command, a recorded request draws them one by one:
+    each has a row."""
 
     def decode(recorded: bool) -> tuple[list[int], list[dict[str, Any]]]:
         engine = Engine({role: StaticLlama(module, slots=1) for role, module in MODULES.items()})  # type: ignore[misc]
@@ -203,7 +243,8 @@ def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
 
 
 def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
-    """Forwards give views of the logits of all requests; a row that is kept for long must not keep all those."""
+    """Forwards give views of the logits of all requests; a row that is kept for long must not keep
+    all those."""
     strategy = build_strategy("autoregressive", {}, table_resources(VOCAB))
     engine = Engine(table_pair(VOCAB, noise=0.6))
     model = engine.models["target"]
@@ -213,16 +254,31 @@ def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
         outputs = []
         for output in forward(rows):
             batch = torch.cat([output.compact, torch.zeros(100, VOCAB)])
-            states = torch.cat([output.hidden, torch.zeros(100, output.hidden.shape[1])]) if output.hidden is not None else None
-            outputs.append(Output(batch[: len(output)], states[: len(output)] if states is not None else None))
+            states = (
+                torch.cat([output.hidden, torch.zeros(100, output.hidden.shape[1])])
+                if output.hidden is not None
+                else None
+            )
+            outputs.append(
+                Output(batch[: len(output)], states[: len(output)] if states is not None else None)
+            )
         return outputs
 
     model.forward = in_batches  # type: ignore[method-assign]
     job = engine.submit(PROMPT, Sampling(max_tokens=20), strategy)
     recorder = PositionRecorder(job.session, lossless=True, hidden=True)
     engine.run([job])
-    kept = [row.output for of_role in recorder._rows.values() for rows in of_role.values() for row in rows]
+    kept = [
+        row.output
+        for of_role in recorder._rows.values()
+        for rows in of_role.values()
+        for row in rows
+    ]
     assert len(kept) > 10
     for output in kept:
         assert output.compact.untyped_storage().nbytes() == VOCAB * 4
-        assert output.hidden is None or output.hidden.untyped_storage().nbytes() == output.hidden.numel() * output.hidden.element_size()
+        assert (
+            output.hidden is None
+            or output.hidden.untyped_storage().nbytes()
+            == output.hidden.numel() * output.hidden.element_size()
+        )

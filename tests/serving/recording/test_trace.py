@@ -31,10 +31,19 @@ def test_digest_ignores_cuts_and_encoding_but_sees_every_value(tmp_path: Path) -
     assert make(tmp_path / "b", [rows[:1], rows[1:5], rows[5:]]).digest() == digest
     other = TraceSet(tmp_path / "c")
     (tmp_path / "c").mkdir()
-    pq.write_table(table(rows), other.shard(0), compression="none", use_dictionary=False, row_group_size=2)
+    pq.write_table(
+        table(rows), other.shard(0), compression="none", use_dictionary=False, row_group_size=2
+    )
     assert other.digest() == digest
-    changed = [{"token": 99}, {"task": "qa2"}, {"prompt_tokens": None}, {"candidates": [0, 0]},
-               {"hidden_before": [0.5, 3.5]}, {"rollout_tokens": [3, 5]}, {"hidden_before": None}]
+    changed = [
+        {"token": 99},
+        {"task": "qa2"},
+        {"prompt_tokens": None},
+        {"candidates": [0, 0]},
+        {"hidden_before": [0.5, 3.5]},
+        {"rollout_tokens": [3, 5]},
+        {"hidden_before": None},
+    ]
     mutants = [[*rows[:3], row(3, **change), *rows[4:]] for change in changed]
     digests = {make(tmp_path / f"d{i}", [mutant]).digest() for i, mutant in enumerate(mutants)}
     assert len(digests | {digest}) == len(changed) + 1
@@ -44,19 +53,35 @@ def test_digest_ignores_cuts_and_encoding_but_sees_every_value(tmp_path: Path) -
 def old_shard(folder: Path, rows: list[dict[str, Any]]) -> TraceSet:
     """A shard as version 1 wrote it."""
     new = ("cut_tokens", "text_q", "text_p", "text_raw_q", "rollout_q")
-    fields = HEADER.model_dump(exclude={"top_k", "top_p", "rollout_kinds", "batch"}) | {"version": 1}
+    fields = HEADER.model_dump(exclude={"top_k", "top_p", "rollout_kinds", "batch"}) | {
+        "version": 1
+    }
     traces = TraceSet(folder)
-    traces.write_shard(0, table(rows).drop_columns(new).replace_schema_metadata({"draftwell.trace": json.dumps(fields)}))
+    traces.write_shard(
+        0,
+        table(rows)
+        .drop_columns(new)
+        .replace_schema_metadata({"draftwell.trace": json.dumps(fields)}),
+    )
     return traces
 
 
 def test_a_trace_of_the_first_schema_is_read_with_nulls_for_what_it_lacks(tmp_path: Path) -> None:
     rows = [row(i) for i in range(4)]
     old, new = old_shard(tmp_path / "old", rows), make(tmp_path / "new", [rows])
-    assert (old.header.version, old.header.rollout_kinds, old.header.top_p, old.header.batch) == (1, KINDS, 1.0, None)
+    assert (old.header.version, old.header.rollout_kinds, old.header.top_p, old.header.batch) == (
+        1,
+        KINDS,
+        1.0,
+        None,
+    )
     assert old.read().to_pylist() == new.read().to_pylist()
-    assert old.read(["token", "text_q"]).to_pylist() == [{"token": i, "text_q": None} for i in range(4)]
-    assert old.digest() != new.digest(), "the digest is over what a trace holds, not over what is made of it"
+    assert old.read(["token", "text_q"]).to_pylist() == [
+        {"token": i, "text_q": None} for i in range(4)
+    ]
+    assert old.digest() != new.digest(), (
+        "the digest is over what a trace holds, not over what is made of it"
+    )
 
 
 def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:
@@ -65,7 +90,9 @@ def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:
     assert first.digest() != second.digest()
 
 
-def test_a_failed_write_leaves_the_old_shard_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_shard_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traces = make(tmp_path, [[row(0)]])
     before = traces.shard(0).read_bytes()
 
@@ -81,21 +108,43 @@ def test_a_failed_write_leaves_the_old_shard_and_no_rest(tmp_path: Path, monkeyp
 
 def test_another_pairs_trace_is_refused_by_name(tmp_path: Path) -> None:
     make(tmp_path, [[row(0)]])
-    with raises_code("another_pair", "shard-00000.parquet", "pair tiny", "f" * 12, "e" * 12, error=TraceError) as error:
+    with raises_code(
+        "another_pair", "shard-00000.parquet", "pair tiny", "f" * 12, "e" * 12, error=TraceError
+    ) as error:
         TraceSet(tmp_path, fingerprint="e" * 64).read()
     assert "\n" not in str(error.value)
     assert TraceSet(tmp_path, fingerprint="f" * 64).read().num_rows == 1
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"rollout": 3}, {"temperature": 0.7}, {"fingerprint": "e" * 64},
-                                     {"stop_token_ids": (2, 3)}, {"batch": 4}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "bfloat16"},
+        {"rollout": 3},
+        {"temperature": 0.7},
+        {"fingerprint": "e" * 64},
+        {"stop_token_ids": (2, 3)},
+        {"batch": 4},
+    ],
+)
 def test_shards_of_different_headers_are_no_trace(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Copied together from two collections; a sidecar's digest of the right ones does not hide it."""
+    """Copied together from two collections; a sidecar's digest of the right ones does not hide
+    it."""
     traces = make(tmp_path, [[row(0)], [row(1)]])
     known = traces.digest()
     traces.write_shard(2, table([row(2)], HEADER.model_copy(update=changes)))
-    for action in (traces.read, traces.digest, lambda: traces.num_rows, lambda: list(traces.batches(["token"]))):
-        with raises_code("mixed_traces", "shard-00002.parquet", f"another {next(iter(changes))} ", "shard-00000.parquet") as error:
+    for action in (
+        traces.read,
+        traces.digest,
+        lambda: traces.num_rows,
+        lambda: list(traces.batches(["token"])),
+    ):
+        with raises_code(
+            "mixed_traces",
+            "shard-00002.parquet",
+            f"another {next(iter(changes))} ",
+            "shard-00000.parquet",
+        ) as error:
             action()
         assert "\n" not in str(error.value)
     traces.shard(2).unlink()
@@ -104,7 +153,9 @@ def test_shards_of_different_headers_are_no_trace(tmp_path: Path, changes: dict[
 
 def test_a_newer_schema_is_refused_even_with_unknown_fields(tmp_path: Path) -> None:
     shard = table([row(0)])
-    newer = HEADER.model_dump_json().replace(f'"version":{TRACE_VERSION}', f'"version":{TRACE_VERSION + 1},"new":1')
+    newer = HEADER.model_dump_json().replace(
+        f'"version":{TRACE_VERSION}', f'"version":{TRACE_VERSION + 1},"new":1'
+    )
     TraceSet(tmp_path).write_shard(0, shard.replace_schema_metadata({"draftwell.trace": newer}))
     with raises_code("newer_schema", f"schema {TRACE_VERSION + 1}", f"up to {TRACE_VERSION}"):
         TraceSet(tmp_path).read()
@@ -128,12 +179,18 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
         TraceSet(tmp_path).read()
 
 
-def test_rows_are_read_once_until_a_shard_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_once_until_a_shard_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sidecar that outlived a change would bind artifacts to rows they never saw."""
     traces = make(tmp_path / "a", [[row(0)], [row(1)]])
     reads: list[str] = []
     real = TraceSet._read
-    monkeypatch.setattr(TraceSet, "_read", lambda self, path, columns: reads.append(path.name) or real(self, path, columns))
+    monkeypatch.setattr(
+        TraceSet,
+        "_read",
+        lambda self, path, columns: reads.append(path.name) or real(self, path, columns),
+    )
     first = traces.digest()
     assert (traces.digest(), len(reads)) == (first, 2)
 
@@ -144,12 +201,24 @@ def test_rows_are_read_once_until_a_shard_changes(tmp_path: Path, monkeypatch: p
     second = traces.digest()
     assert second == make(tmp_path / "b", [[row(0)], [row(1, target_p=0.25)]]).digest() != first
     traces.write_shard(2, table([row(3)]))
-    assert traces.digest() == make(tmp_path / "c", [[row(0), row(1, target_p=0.25), row(3)]]).digest()
+    assert (
+        traces.digest() == make(tmp_path / "c", [[row(0), row(1, target_p=0.25), row(3)]]).digest()
+    )
     traces.shard(2).unlink()
     assert traces.digest() == second
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"digest": 7}', '{"digest": "wrong"}', '{"rule": 1, "shards": [], "digest": "wrong"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"digest": 7}',
+        '{"digest": "wrong"}',
+        '{"rule": 1, "shards": [], "digest": "wrong"}',
+    ],
+)
 def test_a_broken_sidecar_is_not_believed(tmp_path: Path, text: str) -> None:
     traces = make(tmp_path, [[row(0)]])
     digest = traces.digest()
@@ -162,12 +231,15 @@ def test_a_sidecar_of_another_rule_is_not_believed(tmp_path: Path) -> None:
     traces = make(tmp_path, [[row(0)]])
     digest = traces.digest()
     known = json.loads((tmp_path / TraceSet.SIDECAR).read_text())
-    (tmp_path / TraceSet.SIDECAR).write_text(json.dumps({**known, "rule": known["rule"] + 1, "digest": "wrong"}))
+    (tmp_path / TraceSet.SIDECAR).write_text(
+        json.dumps({**known, "rule": known["rule"] + 1, "digest": "wrong"})
+    )
     assert traces.digest() == digest
 
 
 def test_a_known_digest_hides_neither_a_foreign_pair_nor_a_folder_that_cannot_be_written(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digest = make(tmp_path, [[row(0)]]).digest()
     with raises_code("another_pair", "pair tiny"):
         TraceSet(tmp_path, fingerprint="e" * 64).digest()

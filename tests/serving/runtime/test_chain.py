@@ -1,4 +1,5 @@
-"""Greedy drafts of fixed length as one command: the same text, drafts and counters as token by token."""
+"""Greedy drafts of fixed length as one command: the same text, drafts and counters as token by
+token."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ class Counted(StaticLlama):
 def run(kind, prompts, strategy="vanilla_sd", **sampling):
     models = {role: kind(module, slots=len(prompts)) for role, module in MODULES.items()}
     engine = Engine(models)
-    jobs = [engine.submit(prompt, Sampling(max_tokens=24, **sampling), build_strategy(strategy)) for prompt in prompts]
+    jobs = [
+        engine.submit(prompt, Sampling(max_tokens=24, **sampling), build_strategy(strategy))
+        for prompt in prompts
+    ]
     engine.run(jobs)
     return models, [(job.output, counters(job.session.stats)) for job in jobs]
 
@@ -53,8 +57,15 @@ def test_a_stop_token_inside_a_chain_ends_the_draft():
             assert got[0][1][name] == want[0][1][name]
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"banned_token_ids": frozenset({3})}, {"frequency_penalty": 1.0},
-                                      {"logit_bias": {3: 2.0}}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.7},
+        {"banned_token_ids": frozenset({3})},
+        {"frequency_penalty": 1.0},
+        {"logit_bias": {3: 2.0}},
+    ],
+)
 def test_requests_that_alter_or_sample_are_drafted_token_by_token(sampling):
     models, got = run(Counted, [random_tokens(5)], **sampling)
     assert {c.steps for c in models["draft"].commands} == {1}
@@ -63,15 +74,21 @@ def test_requests_that_alter_or_sample_are_drafted_token_by_token(sampling):
 
 def test_drafts_and_targets_of_both_kinds_work_together():
     for kinds in ((LeanLlama, StaticLlama), (StaticLlama, LeanLlama)):
-        engine = Engine({role: kind(MODULES[role]) for role, kind in zip(MODULES, kinds, strict=True)})
-        job = engine.generate(random_tokens(5), Sampling(max_tokens=24), build_strategy("vanilla_sd"))
+        engine = Engine(
+            {role: kind(MODULES[role]) for role, kind in zip(MODULES, kinds, strict=True)}
+        )
+        job = engine.generate(
+            random_tokens(5), Sampling(max_tokens=24), build_strategy("vanilla_sd")
+        )
         assert job.output == run(LeanLlama, [random_tokens(5)])[1][0][0]
 
 
 class Reads(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts what would make the host wait for a device."""
 
-    READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"})
+    READS = frozenset(
+        {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
+    )
 
     def __init__(self):
         super().__init__()

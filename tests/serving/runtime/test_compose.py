@@ -1,4 +1,5 @@
-"""Compositions that no paper has: the snippets of docs/compose.md run, and what is lossless among them is proved."""
+"""Compositions that no paper has: the snippets of docs/compose.md run, and what is lossless among
+them is proved."""
 
 from __future__ import annotations
 
@@ -31,12 +32,19 @@ from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.paths import REPO
 
 PAGE = REPO / "docs" / "compose.md"
-WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
-           {"temperature": 0.7, "top_p": 0.8}]
+WARPERS = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 0.7, "top_p": 0.8},
+]
 
 
 def test_the_snippets_of_the_page_run(capsys):
-    snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    snippets = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert len(snippets) == 3
     names: dict = {}
     for snippet in snippets:
@@ -48,19 +56,28 @@ def test_the_snippets_of_the_page_run(capsys):
 
 # N-gram first, draft model second
 
+
 def cascade() -> Strategy:
-    return compose(lambda session: serial(session, Cascade(NGram(3, 2), DraftModel(FixedLength(2))), Exact()))
+    return compose(
+        lambda session: serial(session, Cascade(NGram(3, 2), DraftModel(FixedLength(2))), Exact())
+    )
 
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 def test_a_cascade_of_drafters_is_lossless(warpers):
-    models, sampling = table_pair(), Sampling(max_tokens=4 if "top_k" in warpers else 3, stop_token_ids=frozenset({2}), **warpers)
+    models, sampling = (
+        table_pair(),
+        Sampling(
+            max_tokens=4 if "top_k" in warpers else 3, stop_token_ids=frozenset({2}), **warpers
+        ),
+    )
     law = joint_law(cascade, models, [0, 1, 0], sampling)
     assert furthest(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 def test_a_cascade_asks_the_draft_model_only_where_nothing_matches():
-    """Rounds that the n-grams serve leave the draft's slot behind; it is fed what it missed when it is asked again."""
+    """Rounds that the n-grams serve leave the draft's slot behind; it is fed what it missed when it
+    is asked again."""
     for seed in range(10):
         models = table_pair(vocab=8, seed=seed, noise=1.0)
         sampling = Sampling(max_tokens=60, temperature=1.0, seed=seed)
@@ -68,31 +85,52 @@ def test_a_cascade_asks_the_draft_model_only_where_nothing_matches():
         assert 0 < stats.draft_calls < stats.drafted
         greedy = Sampling(max_tokens=60)
         assert Engine(models).generate([1, 2], greedy, cascade()).output == (
-            Engine(models).generate([1, 2], greedy, build_strategy("autoregressive")).output)
+            Engine(models).generate([1, 2], greedy, build_strategy("autoregressive")).output
+        )
 
 
 def test_an_empty_cascade_proposes_nothing():
-    job = Engine(table_pair(8)).generate([1], Sampling(max_tokens=9), compose(lambda session: serial(session, Cascade(), Exact())))
+    job = Engine(table_pair(8)).generate(
+        [1], Sampling(max_tokens=9), compose(lambda session: serial(session, Cascade(), Exact()))
+    )
     assert (len(job.output), job.session.stats.drafted) == (9, 0)
 
 
 # SPRINTER's verifier as a stop policy
 
+
 def trusting(features: tuple[str, ...], vocab: int = 3) -> Verifier:
-    """Trusts some tokens: by the state that produced them, and by q(x), above .35 where it sees nothing else."""
-    states = torch.randn(vocab * sum(f != "scalars" for f in features), generator=torch.Generator().manual_seed(1))
+    """Trusts some tokens: by the state that produced them, and by q(x), above .35 where it sees
+    nothing else."""
+    states = torch.randn(
+        vocab * sum(f != "scalars" for f in features), generator=torch.Generator().manual_seed(1)
+    )
     seen = "scalars" in features
-    return Verifier(torch.cat([states, torch.tensor([20.0, 0, 0, 0])]) if seen else states, -7.0 * seen, features, 0.5, 1.2, ORIGIN)
+    return Verifier(
+        torch.cat([states, torch.tensor([20.0, 0, 0, 0])]) if seen else states,
+        -7.0 * seen,
+        features,
+        0.5,
+        1.2,
+        ORIGIN,
+    )
 
 
 def verified(features: tuple[str, ...], drafter=DraftModel, vocab: int = 3) -> Strategy:
-    return compose(lambda session: serial(session, drafter(Untrusted(trusting(features, vocab), cap=3)), Exact()))
+    return compose(
+        lambda session: serial(
+            session, drafter(Untrusted(trusting(features, vocab), cap=3)), Exact()
+        )
+    )
 
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @pytest.mark.parametrize("features", [("before",), ("scalars",), ("before", "scalars")], ids=str)
 def test_a_verifier_that_only_ends_drafts_is_lossless(features, warpers):
-    models, sampling = table_pair(), Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
+    models, sampling = (
+        table_pair(),
+        Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers),
+    )
     law = joint_law(lambda: verified(features), models, [0, 1, 0], sampling)
     assert furthest(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
@@ -102,7 +140,13 @@ def test_a_mutant_that_drops_the_distrusted_token_is_caught():
         def propose(self, session, limit, pending=None):
             draft = yield from super().propose(session, limit, pending)
             last = len(draft) - 1
-            if len(draft) and self.stop.verifier.score(None, None, draft.rows[last].raw(0), draft.tokens[last]) < self.stop.tau:
+            if (
+                len(draft)
+                and self.stop.verifier.score(
+                    None, None, draft.rows[last].raw(0), draft.tokens[last]
+                )
+                < self.stop.tau
+            ):
                 session.draft.rollback(len(session.text.ids) + last)
                 draft = draft[:last]
             return draft
@@ -119,11 +163,17 @@ def test_drafts_end_at_the_first_distrusted_token():
     class Recording(DraftModel):
         def propose(self, session, limit, pending=None):
             draft = yield from super().propose(session, limit, pending)
-            drafts.append([verifier.score(row.hidden(0), None, row.raw(0), token) >= 0.5
-                           for row, token in zip(draft.rows, draft.tokens, strict=True)])
+            drafts.append(
+                [
+                    verifier.score(row.hidden(0), None, row.raw(0), token) >= 0.5
+                    for row, token in zip(draft.rows, draft.tokens, strict=True)
+                ]
+            )
             return draft
 
-    Engine(table_pair(8)).generate([1], Sampling(max_tokens=80, temperature=1.0), verified(verifier.features, Recording, 8))
+    Engine(table_pair(8)).generate(
+        [1], Sampling(max_tokens=80, temperature=1.0), verified(verifier.features, Recording, 8)
+    )
     assert all(all(draft[:-1]) for draft in drafts)
     inside = [draft for draft in drafts[:-1] if draft and len(draft) < 3]
     assert inside
@@ -135,6 +185,7 @@ def test_drafts_end_at_the_first_distrusted_token():
 
 # SPIDE's schedule with CSD's rescue
 
+
 def rescued_spide(min_count: float, tau: float = 0.2, use_memory: bool = True) -> Strategy:
     def steps(session):
         table = AcceptanceTable.empty(ORIGIN)
@@ -143,7 +194,10 @@ def rescued_spide(min_count: float, tau: float = 0.2, use_memory: bool = True) -
             for i in range(verdict.judged):
                 table.update(judged.confidence[i], kept=i < verdict.accepted)
 
-        first, ahead = (DraftModel(stop, with_confidence=True) for stop in (CumulativeAcceptance(table, 0.4, 6), FixedLength(6)))
+        first, ahead = (
+            DraftModel(stop, with_confidence=True)
+            for stop in (CumulativeAcceptance(table, 0.4, 6), FixedLength(6))
+        )
         rule = Rescue(CorrectionMemory.empty(ORIGIN), min_count, tau, use_memory=use_memory)
         yield from intertwined(session, first, ahead, rule, lambda unverified: 3, learn)
 
@@ -154,9 +208,22 @@ def rescued_spide(min_count: float, tau: float = 0.2, use_memory: bool = True) -
 def test_spide_whose_rescue_never_rescues_is_spide(temperature):
     sampling = Sampling(max_tokens=80, temperature=temperature, seed=2)
     spide = build_strategy("spide", {"tau": 0.4, "max_draft": 6}, table_resources(8, ratio=3.0))
-    mine, theirs = (Engine(table_pair(8, noise=1.5)).generate([1], sampling, s) for s in (rescued_spide(math.inf), spide))
+    mine, theirs = (
+        Engine(table_pair(8, noise=1.5)).generate([1], sampling, s)
+        for s in (rescued_spide(math.inf), spide)
+    )
     assert mine.output == theirs.output
-    for name in ("drafted", "judged", "accepted", "rescued", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
+    for name in (
+        "drafted",
+        "judged",
+        "accepted",
+        "rescued",
+        "sampled",
+        "rounds",
+        "target_calls",
+        "draft_calls",
+        "accepted_at",
+    ):
         assert getattr(mine.session.stats, name) == getattr(theirs.session.stats, name)
 
 

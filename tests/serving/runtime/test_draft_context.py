@@ -1,4 +1,5 @@
-"""A draft or qualifier with a shorter context than the text needs: from where it has no room the target decodes alone."""
+"""A draft or qualifier with a shorter context than the text needs: from where it has no room the
+target decodes alone."""
 
 from __future__ import annotations
 
@@ -23,23 +24,40 @@ from tests.support.models.variants import VARIANTS
 DRAFTING = [name for name, strategy in STRATEGIES.items() if len(strategy.roles) > 1]
 
 
-def short(models: dict[str, Any], context: int, roles: tuple[str, ...] = ("draft", "qualifier")) -> dict[str, Any]:
-    """The same pair, some of whose models hold `context` positions; feeding them more is an error."""
-    return {role: TableModel(model.table, max_context=context) if role in roles else model for role, model in models.items()}
+def short(
+    models: dict[str, Any], context: int, roles: tuple[str, ...] = ("draft", "qualifier")
+) -> dict[str, Any]:
+    """The same pair, some of whose models hold `context` positions; feeding them more is an
+    error."""
+    return {
+        role: TableModel(model.table, max_context=context) if role in roles else model
+        for role, model in models.items()
+    }
 
 
-@pytest.mark.parametrize(("name", "parameters", "context"), in_turn(VARIANTS, [2, 3, 4, 5]), ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters", "context"), in_turn(VARIANTS, [2, 3, 4, 5]), ids=str
+)
 def test_the_joint_law_is_the_targets_wherever_the_border_is(name, parameters, context):
     """Before the prompt's end, at it, and within the three tokens after it."""
-    models, sampling = short(table_pair(), context), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2}))
-    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
+    models, sampling = (
+        short(table_pair(), context),
+        Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2})),
+    )
+    law = joint_law(
+        lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+    )
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("name", "role"), [(name, role) for name in DRAFTING for role in STRATEGIES[name].roles if role != "target"])
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [(name, role) for name in DRAFTING for role in STRATEGIES[name].roles if role != "target"],
+)
 def test_a_text_crosses_the_border_in_its_middle(name, role, temperature):
-    """Tokens are drafted before it; all after it are the target's, and no smaller model is asked any more."""
+    """Tokens are drafted before it; all after it are the target's, and no smaller model is asked
+    any more."""
     models = short(table_pair(vocab=8), 30, (role,))
     engine = Engine(models)
     job = engine.submit([1, 2, 3], Sampling(max_tokens=60, temperature=temperature), usual(name))
@@ -53,7 +71,12 @@ def test_a_text_crosses_the_border_in_its_middle(name, role, temperature):
     assert set(session.origins[27:]) == {"target"}
     assert (session.stats.draft_calls, session.stats.qualifier_calls) == calls
     if STRATEGIES[name].lossless and temperature == 0.0:
-        assert job.output == Engine(models).generate([1, 2, 3], Sampling(max_tokens=60), build_strategy("autoregressive")).output
+        assert (
+            job.output
+            == Engine(models)
+            .generate([1, 2, 3], Sampling(max_tokens=60), build_strategy("autoregressive"))
+            .output
+        )
     assert {len(model.slots._free) for model in models.values()} == {8}
 
 
@@ -63,19 +86,29 @@ def usual(name: str) -> Any:
 
 def test_a_prompt_beyond_the_drafts_context_is_decoded_plainly():
     models = short(table_pair(vocab=8), 5)
-    job = Engine(models).generate([1, 2, 3, 4, 5, 6, 7], Sampling(max_tokens=9), build_strategy("vanilla_sd"))
-    assert (len(job.output), job.session.stats.draft_calls, job.session.stats.target_calls) == (9, 0, 8)
+    job = Engine(models).generate(
+        [1, 2, 3, 4, 5, 6, 7], Sampling(max_tokens=9), build_strategy("vanilla_sd")
+    )
+    assert (len(job.output), job.session.stats.draft_calls, job.session.stats.target_calls) == (
+        9,
+        0,
+        8,
+    )
 
 
 def test_the_targets_context_is_still_a_limit():
     with raises_code("context_too_long", "target's context of 20", error=ContextTooLong):
-        Engine(short(table_pair(vocab=8), 20, ("target",))).submit([1] * 10, Sampling(max_tokens=11), build_strategy("vanilla_sd"))
+        Engine(short(table_pair(vocab=8), 20, ("target",))).submit(
+            [1] * 10, Sampling(max_tokens=11), build_strategy("vanilla_sd")
+        )
 
 
 def test_cores_are_joined_where_an_overlapping_strategy_has_no_room_left():
     models = short(table_pair(vocab=8), 12)
     engine = Engine(models)
-    job = engine.submit([1, 2, 3], Sampling(max_tokens=40), build_strategy("pearl", {"num_speculative_tokens": 2}))
+    job = engine.submit(
+        [1, 2, 3], Sampling(max_tokens=40), build_strategy("pearl", {"num_speculative_tokens": 2})
+    )
     split = []
     while not job.finished:
         engine.step()
@@ -90,10 +123,23 @@ def test_a_real_draft_is_never_fed_beyond_the_positions_it_was_trained_for():
     draft = near(target, 0.05)
     draft.config.max_position_embeddings = 12
     prompt = torch.tensor([[3, 8, 5, 7]])
-    asked: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    asked: dict[str, Any] = {
+        "max_new_tokens": 30,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     plain = target.generate(prompt, **asked)
     longest = []
     forward = draft.model.forward
-    draft.model.forward = lambda *a, **k: (longest.append(int(k["position_ids"].max())), forward(*a, **k))[1]
-    assert torch.equal(target.generate(prompt, **asked, custom_generate=draftwell_generate("vanilla_sd", assistant_model=draft)), plain)
+    draft.model.forward = lambda *a, **k: (
+        longest.append(int(k["position_ids"].max())),
+        forward(*a, **k),
+    )[1]
+    assert torch.equal(
+        target.generate(
+            prompt, **asked, custom_generate=draftwell_generate("vanilla_sd", assistant_model=draft)
+        ),
+        plain,
+    )
     assert 0 < max(longest) < 12

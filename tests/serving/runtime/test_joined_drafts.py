@@ -1,4 +1,5 @@
-"""Proposals of different kinds joined into one draft: every token is judged by the distribution that it was drawn from."""
+"""Proposals of different kinds joined into one draft: every token is judged by the distribution
+that it was drawn from."""
 
 from __future__ import annotations
 
@@ -30,15 +31,18 @@ def row(*probs: float) -> LogitRows:
 A, B = row(0.6, 0.4), row(0.1, 0.9)
 
 
-@pytest.mark.parametrize(("first", "second", "rows"), [
-    (Draft([0]), Draft([1], [A]), [None, A]),
-    (Draft([1], [A]), Draft([0, 0]), [A, None, None]),
-    (Draft([1], [A]), Draft([0], [B]), [A, B]),
-    (Draft([1]), Draft([0]), []),
-    (Draft(), Draft([0], [B]), [B]),
-    (Draft([0], [B]), Draft(), [B]),
-    (Draft([0]) + Draft([1], [A]), Draft([1]), [None, A, None]),
-])
+@pytest.mark.parametrize(
+    ("first", "second", "rows"),
+    [
+        (Draft([0]), Draft([1], [A]), [None, A]),
+        (Draft([1], [A]), Draft([0, 0]), [A, None, None]),
+        (Draft([1], [A]), Draft([0], [B]), [A, B]),
+        (Draft([1]), Draft([0]), []),
+        (Draft(), Draft([0], [B]), [B]),
+        (Draft([0], [B]), Draft(), [B]),
+        (Draft([0]) + Draft([1], [A]), Draft([1]), [None, A, None]),
+    ],
+)
 def test_every_token_keeps_its_row(first, second, rows):
     joined = first + second
     assert joined.tokens == first.tokens + second.tokens
@@ -48,7 +52,10 @@ def test_every_token_keeps_its_row(first, second, rows):
 
 
 def test_rules_ask_for_the_row_of_their_token():
-    target, draft = LogitRows(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), Sampling(temperature=1.0)), Draft([0]) + Draft([1], [B])
+    target, draft = (
+        LogitRows(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), Sampling(temperature=1.0)),
+        Draft([0]) + Draft([1], [B]),
+    )
     assert raw_of(draft, 0, target.raw(0)).tolist() == [1.0, 0.0]
     torch.testing.assert_close(raw_of(draft, 1, target.raw(1)), torch.tensor([0.1, 0.9]))
     assert could_be_rejected(draft, 0, target)
@@ -71,32 +78,53 @@ def cascade() -> Cascade:
 
 def spide_like() -> Strategy:
     ahead = DraftModel(FixedLength(2))
-    return compose(lambda session: intertwined(session, cascade(), ahead, Exact(), lambda k: 2, lambda draft, verdict: None), overlaps=True)
+    return compose(
+        lambda session: intertwined(
+            session, cascade(), ahead, Exact(), lambda k: 2, lambda draft, verdict: None
+        ),
+        overlaps=True,
+    )
 
 
 def pearl_like() -> Strategy:
     return compose(lambda session: parallel(session, cascade(), Exact(), 2), overlaps=True)
 
 
-@pytest.mark.parametrize("warpers", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "warpers",
+    [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}, {"temperature": 0.0}],
+    ids=str,
+)
 @pytest.mark.parametrize("build", [spide_like, pearl_like])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_schedules_that_join_n_grams_and_model_drafts_are_lossless(build, warpers, seed):
-    """An n-gram's token is judged by its one-hot distribution, not by that of the model's token after it."""
-    models, sampling = table_pair(seed=seed), Sampling(max_tokens=4, stop_token_ids=frozenset({2}), **warpers)
+    """An n-gram's token is judged by its one-hot distribution, not by that of the model's token
+    after it."""
+    models, sampling = (
+        table_pair(seed=seed),
+        Sampling(max_tokens=4, stop_token_ids=frozenset({2}), **warpers),
+    )
     law = joint_law(build, models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 def test_the_enumeration_sees_the_naive_join(monkeypatch):
-    """Lists put behind each other, and repeated to the draft's length: no error, but wrong distributions."""
+    """Lists put behind each other, and repeated to the draft's length: no error, but wrong
+    distributions."""
 
     def naive(self: Draft, other: Draft) -> Draft:
         rows = self.rows + other.rows
         length = len(self) + len(other)
-        return Draft(self.tokens + other.tokens, (rows * length)[:length] if rows else [], self.confidence + other.confidence)
+        return Draft(
+            self.tokens + other.tokens,
+            (rows * length)[:length] if rows else [],
+            self.confidence + other.confidence,
+        )
 
     monkeypatch.setattr(Draft, "__add__", naive)
-    models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0, stop_token_ids=frozenset({2}))
+    models, sampling = (
+        table_pair(),
+        Sampling(max_tokens=4, temperature=1.0, stop_token_ids=frozenset({2})),
+    )
     law = joint_law(spide_like, models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3

@@ -1,4 +1,5 @@
-"""A model that is brought into a layout of its own holds at most one layer twice, and computes what it did."""
+"""A model that is brought into a layout of its own holds at most one layer twice, and computes what
+it did."""
 
 from __future__ import annotations
 
@@ -22,22 +23,30 @@ LAYERS = 4
 def held(module: Any) -> list[bool]:
     """For each layer whether the module still holds its projections."""
     # not by going through the layers, which may be what gives them up
-    return [layer.self_attn.q_proj.weight.numel() > 0 for layer in module.model.layers._modules.values()]
+    return [
+        layer.self_attn.q_proj.weight.numel() > 0 for layer in module.model.layers._modules.values()
+    ]
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_are_released_one_by_one(monkeypatch: pytest.MonkeyPatch, static: bool, dtype: torch.dtype) -> None:
+def test_layers_are_released_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, static: bool, dtype: torch.dtype
+) -> None:
     seen: list[list[bool]] = []
     module, make = llama(dtype, num_hidden_layers=LAYERS), lean_llama.Layer
-    monkeypatch.setattr(lean_llama, "Layer", lambda *arguments: (seen.append(held(module)), make(*arguments))[1])
+    monkeypatch.setattr(
+        lean_llama, "Layer", lambda *arguments: (seen.append(held(module)), make(*arguments))[1]
+    )
     want = over_slots(llama(dtype, num_hidden_layers=LAYERS), static=static)
     seen.clear()
     model = over_slots(module, static=static, release=True)
     assert seen == [[False] * done + [True] * (LAYERS - done) for done in range(LAYERS)]
     assert held(module) == [False] * LAYERS
     assert type(module.model.layers) is torch.nn.ModuleList
-    outputs = [m.forward([Forward("target", m.open(), random_tokens(20), 20)])[0] for m in (model, want)]
+    outputs = [
+        m.forward([Forward("target", m.open(), random_tokens(20), 20)])[0] for m in (model, want)
+    ]
     assert torch.equal(outputs[0].logits, outputs[1].logits)
 
 
@@ -51,13 +60,20 @@ def test_a_module_that_is_to_run_keeps_its_layers() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_pair_releases_what_its_modules_need_not_run(tiny_models: dict[Role, Path], keep: bool) -> None:
-    pair = load_pair(PairFiles("tiny", tiny_models["target"], tiny_models["draft"]), LoadSettings(dtype="float32", keep_modules=keep))
+def test_a_pair_releases_what_its_modules_need_not_run(
+    tiny_models: dict[Role, Path], keep: bool
+) -> None:
+    pair = load_pair(
+        PairFiles("tiny", tiny_models["target"], tiny_models["draft"]),
+        LoadSettings(dtype="float32", keep_modules=keep),
+    )
     for role in ("target", "draft"):
         assert held(pair.modules[role]) == [keep] * len(held(pair.modules[role]))  # type: ignore[index]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux alone lists a process's mapped files")
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="Linux alone lists a process's mapped files"
+)
 def test_nothing_of_a_released_module_keeps_its_file_in_memory(tmp_path: Path) -> None:
     """One embedding or norm that is still a part of the mapped file would keep all of its pages."""
     llama().save_pretrained(tmp_path / "mapped")
@@ -73,7 +89,8 @@ def test_nothing_of_a_released_module_keeps_its_file_in_memory(tmp_path: Path) -
 
 
 def test_lent_embeddings_are_copied_once(tmp_path: Path) -> None:
-    """A target in float32 reads its head where it was when the target was loaded: a copy for the draft would be a second one."""
+    """A target in float32 reads its head where it was when the target was loaded: a copy for the
+    draft would be a second one."""
     llama().save_pretrained(tmp_path / "lends")
     target, draft = load_module(tmp_path / "lends", torch.float32, "cpu"), llama()
     mapped = target.model.embed_tokens.weight.data_ptr()
@@ -93,7 +110,12 @@ def test_a_small_models_context_is_what_it_was_trained_for() -> None:
     assert [context_within(module, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
 
 
-def test_a_pair_may_have_a_target_with_a_longer_context_than_its_draft(tiny_models: dict[Role, Path]) -> None:
-    pair = load_pair(PairFiles("tiny", tiny_models["target"], tiny_models["draft"]), LoadSettings(dtype="float32", max_context=1000))
+def test_a_pair_may_have_a_target_with_a_longer_context_than_its_draft(
+    tiny_models: dict[Role, Path],
+) -> None:
+    pair = load_pair(
+        PairFiles("tiny", tiny_models["target"], tiny_models["draft"]),
+        LoadSettings(dtype="float32", max_context=1000),
+    )
     limit = pair.modules["draft"].config.max_position_embeddings
     assert pair.models["draft"].max_context == limit < pair.models["target"].max_context == 1000

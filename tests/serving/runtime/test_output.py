@@ -1,4 +1,5 @@
-"""What a forward pass returns: float32 rows, and one search for the likeliest tokens of all requests that it ran for."""
+"""What a forward pass returns: float32 rows, and one search for the likeliest tokens of all
+requests that it ran for."""
 
 from __future__ import annotations
 
@@ -28,17 +29,26 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each search for likeliest tokens."""
     found: list[int] = []
     search = sampling_module.likeliest
-    monkeypatch.setattr(sampling_module, "likeliest", lambda logits, support=None: (found.append(len(logits)), search(logits, support))[1])
+    monkeypatch.setattr(
+        sampling_module,
+        "likeliest",
+        lambda logits, support=None: (found.append(len(logits)), search(logits, support))[1],
+    )
     return found
 
 
-def batch(columns: int = 7, support: torch.Tensor | None = None, cut: int | None = None) -> tuple[torch.Tensor, list[Output]]:
-    """Rows of three requests as one tensor, as a model's head gives them, and the outputs that are views of it."""
+def batch(
+    columns: int = 7, support: torch.Tensor | None = None, cut: int | None = None
+) -> tuple[torch.Tensor, list[Output]]:
+    """Rows of three requests as one tensor, as a model's head gives them, and the outputs that are
+    views of it."""
     whole = torch.randn(sum(KEEPS), columns, generator=torch.Generator().manual_seed(1))[:, :cut]
     return whole, [Output(part, part, support, 20) for part in whole.split(KEEPS)]
 
 
-@pytest.mark.parametrize("support", [None, torch.tensor([2, 3, 5, 7, 11, 13, 17])], ids=["whole", "reduced"])
+@pytest.mark.parametrize(
+    "support", [None, torch.tensor([2, 3, 5, 7, 11, 13, 17])], ids=["whole", "reduced"]
+)
 @pytest.mark.parametrize("cut", [None, 5])
 def test_requests_of_one_pass_share_a_search_and_get_their_own_rows(searches, support, cut):
     whole, outputs = batch(support=support, cut=cut)
@@ -61,9 +71,13 @@ def test_a_request_that_alters_its_logits_searches_its_own(searches):
     others = whole[1].clone()
     others[best] = -math.inf
     for altered in ({"banned_token_ids": frozenset({best})}, {"logit_bias": {best: -99.0}}):
-        assert Output(outputs[1].compact, None).rows(Sampling(**altered)).top[0] == int(others.argmax())
+        assert Output(outputs[1].compact, None).rows(Sampling(**altered)).top[0] == int(
+            others.argmax()
+        )
         assert outputs[1].rows(Sampling(**altered)).top[0] == int(others.argmax())
-    assert outputs[1].rows(Sampling(presence_penalty=99.0), [best, 6, 6]).top[0] == int(others.argmax())
+    assert outputs[1].rows(Sampling(presence_penalty=99.0), [best, 6, 6]).top[0] == int(
+        others.argmax()
+    )
 
 
 def test_a_row_that_is_not_finite_is_the_fault_of_its_own_request(searches):
@@ -77,13 +91,18 @@ def test_a_row_that_is_not_finite_is_the_fault_of_its_own_request(searches):
     assert searches == [6]
 
 
-@pytest.mark.parametrize("outputs", [
-    lambda: [Output(torch.eye(4)[i : i + 1]) for i in range(3)],  # tensors of their own
-    lambda: [Output(part) for part in reversed(torch.eye(4).split(1))],  # rows of one, in another order
-    lambda: [Output(part) for part in torch.eye(4)[::2].split(1)],  # with rows between them
-    lambda: [Output(part) for part in torch.eye(4).t().split(1)],
-    lambda: [Output(torch.eye(4)[:1])],
-], ids=["apart", "reversed", "gaps", "transposed", "one"])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        lambda: [Output(torch.eye(4)[i : i + 1]) for i in range(3)],  # tensors of their own
+        # rows of one, in another order
+        lambda: [Output(part) for part in reversed(torch.eye(4).split(1))],
+        lambda: [Output(part) for part in torch.eye(4)[::2].split(1)],  # with rows between them
+        lambda: [Output(part) for part in torch.eye(4).t().split(1)],
+        lambda: [Output(torch.eye(4)[:1])],
+    ],
+    ids=["apart", "reversed", "gaps", "transposed", "one"],
+)
 def test_rows_that_are_not_consecutive_are_found_right(outputs):
     wanted = [output.compact.argmax(-1).tolist() for output in outputs()]
     assert [output.rows(Sampling()).top for output in share_top(outputs())] == wanted
@@ -94,10 +113,19 @@ def test_eight_requests_at_once_cost_one_search_a_forward_pass(searches):
     passes = []
     for model in pair.models.values():
         forward = model.forward
-        model.forward = lambda rows, forward=forward: (passes.append(sum(row.keep for row in rows)), forward(rows))[1]
+        model.forward = lambda rows, forward=forward: (
+            passes.append(sum(row.keep for row in rows)),
+            forward(rows),
+        )[1]
     engine = Engine(pair.models)
-    jobs: list[Any] = [engine.submit([3 + i, 4], Sampling(max_tokens=12, temperature=i % 2, seed=i), build_strategy("vanilla_sd"))
-                       for i in range(8)]
+    jobs: list[Any] = [
+        engine.submit(
+            [3 + i, 4],
+            Sampling(max_tokens=12, temperature=i % 2, seed=i),
+            build_strategy("vanilla_sd"),
+        )
+        for i in range(8)
+    ]
     engine.run(jobs)
     assert searches == passes
 
@@ -108,7 +136,11 @@ def test_eight_requests_at_once_cost_one_search_a_forward_pass(searches):
 def test_the_largest_with_its_place_is_the_first_largest(columns, data):
     """Ties, NaN, ±∞, rows of a wider tensor, and widths that vectors do not fill."""
     values = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0, 3.0, math.inf, math.nan])
-    rows = data.draw(st.lists(st.lists(values, min_size=columns + 2, max_size=columns + 2), min_size=1, max_size=3))
+    rows = data.draw(
+        st.lists(
+            st.lists(values, min_size=columns + 2, max_size=columns + 2), min_size=1, max_size=3
+        )
+    )
     logits = torch.tensor(rows)[:, :columns]
     (largest, place), want = largest_with_place(logits), logits.max(-1)
     assert torch.equal(place, want.indices)

@@ -19,14 +19,21 @@ from serving.runtime.sampling import LogitRows, adjusted, residual, warp
 from tests.support.errors import raises_code
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
-DISTINCT = st.lists(st.integers(-800, 800), min_size=2, max_size=12, unique=True).map(lambda values: torch.tensor(values) / 100)
+DISTINCT = st.lists(st.integers(-800, 800), min_size=2, max_size=12, unique=True).map(
+    lambda values: torch.tensor(values) / 100
+)
 """Logits without ties: which of two equal tokens top-k and top-p keep is nobody's promise."""
 
 
 @settings(max_examples=60, deadline=None)
 @given(DISTINCT, st.floats(0.1, 2.0), st.integers(0, 5), st.floats(0.05, 1.0))
 def test_warped_probabilities_agree_with_transformers(logits, temperature, top_k, top_p):
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+    from transformers import (
+        LogitsProcessorList,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
 
     theirs = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
@@ -36,7 +43,8 @@ def test_warped_probabilities_agree_with_transformers(logits, temperature, top_k
     mine = warp(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
     expected = theirs(None, logits[None].clone())[0].softmax(-1)
     kept = (logits.sort(descending=True).values / temperature)[: top_k or None]
-    assume(top_p == 1.0 or not ((kept.softmax(-1).cumsum(-1) - top_p).abs() < 1e-5).any())  # rounding decides there whether a token is kept
+    # rounding decides there whether a token is kept
+    assume(top_p == 1.0 or not ((kept.softmax(-1).cumsum(-1) - top_p).abs() < 1e-5).any())
     assert float(mine.sum()) == pytest.approx(1.0, abs=1e-5)
     torch.testing.assert_close(mine, expected, atol=1e-5, rtol=0)
 
@@ -45,27 +53,49 @@ def test_temperature_zero_is_one_hot_but_confidence_is_not():
     rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling())
     warm = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0))
     assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
-    assert rows.confidence(0) == warm.confidence(0) == pytest.approx(float(torch.tensor([1.0, 2.0, 0.0]).softmax(-1).max()))
+    assert (
+        rows.confidence(0)
+        == warm.confidence(0)
+        == pytest.approx(float(torch.tensor([1.0, 2.0, 0.0]).softmax(-1).max()))
+    )
     assert rows.entropy(0) == warm.entropy(0) > 0
 
 
 def test_bans_hold_for_both_distributions():
-    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0, banned_token_ids=frozenset({1})))
+    rows = LogitRows(
+        torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0, banned_token_ids=frozenset({1}))
+    )
     assert rows.top == [0]
     assert float(rows.probs(0)[1]) == float(rows.raw(0)[1]) == 0.0
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6), min_size=1, max_size=4),
-       st.lists(st.integers(0, 5), max_size=8), st.floats(-2, 2), st.floats(-2, 2), st.dictionaries(st.integers(0, 5), st.floats(-9, 9)))
-def test_penalties_and_biases_equal_a_loop_over_the_tokens_before_each_row(logits, written, presence, frequency, bias):
-    sampling = Sampling(temperature=1.0, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)
+@given(
+    st.lists(st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6), min_size=1, max_size=4),
+    st.lists(st.integers(0, 5), max_size=8),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+    st.dictionaries(st.integers(0, 5), st.floats(-9, 9)),
+)
+def test_penalties_and_biases_equal_a_loop_over_the_tokens_before_each_row(
+    logits, written, presence, frequency, bias
+):
+    sampling = Sampling(
+        temperature=1.0, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
+    )
     rows = LogitRows(torch.tensor(logits), sampling, written=written)
     for i, row in enumerate(logits):
         before = written[: max(0, len(written) - (len(logits) - 1 - i))]
-        want = torch.tensor([z + bias.get(t, 0.0) - frequency * before.count(t) - presence * (t in before) for t, z in enumerate(row)])
+        want = torch.tensor(
+            [
+                z + bias.get(t, 0.0) - frequency * before.count(t) - presence * (t in before)
+                for t, z in enumerate(row)
+            ]
+        )
         assert torch.allclose(rows.probs(i), want.softmax(-1), atol=1e-6)
-        assert torch.allclose(rows.raw(i), torch.tensor(row).softmax(-1)), "C, H and thresholds see neither"
+        assert torch.allclose(rows.raw(i), torch.tensor(row).softmax(-1)), (
+            "C, H and thresholds see neither"
+        )
         assert rows.raw_logit(i, 2) == row[2]
 
 
@@ -109,7 +139,10 @@ def test_a_bias_is_kept_as_pairs_however_it_was_given():
 
 
 def test_bias_does_not_bring_back_a_banned_token():
-    rows = LogitRows(torch.zeros(1, 3), Sampling(temperature=1.0, banned_token_ids=frozenset({1}), logit_bias={1: 100.0}))
+    rows = LogitRows(
+        torch.zeros(1, 3),
+        Sampling(temperature=1.0, banned_token_ids=frozenset({1}), logit_bias={1: 100.0}),
+    )
     assert float(rows.probs(0)[1]) == 0.0
 
 
@@ -119,13 +152,26 @@ def test_entropy_of_a_reduced_head_is_finite():
 
 
 HEAD = torch.tensor([1, 4, 5, 8])
-WARPERS = [{}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}, {"temperature": 0.9, "top_p": 0.6}, {"temperature": 1.0, "top_k": 7},
-           {"temperature": 1.0, "banned_token_ids": frozenset({4, 7})}, {"presence_penalty": 1.5, "logit_bias": {5: 2.0, 2: 9.0}}]
+WARPERS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 0.9, "top_p": 0.6},
+    {"temperature": 1.0, "top_k": 7},
+    {"temperature": 1.0, "banned_token_ids": frozenset({4, 7})},
+    {"presence_penalty": 1.5, "logit_bias": {5: 2.0, 2: 9.0}},
+]
 
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @settings(max_examples=25)
-@given(st.lists(st.lists(st.sampled_from([-9.0, -1.0, 0.0, 0.5, 2.0, 2.5]), min_size=4, max_size=4), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-9.0, -1.0, 0.0, 0.5, 2.0, 2.5]), min_size=4, max_size=4),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, logits):
     """Ties among the largest logits too: the first token wins in both."""
     sampling, written = Sampling(**warpers), [5, 1]
@@ -140,13 +186,20 @@ def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, lo
         assert compact.entropy(row) == pytest.approx(full.entropy(row), abs=1e-6)
         assert torch.allclose(compact.probs(row), full.probs(row), atol=1e-6)
         assert torch.allclose(compact.raw(row), full.raw(row), atol=1e-6)
-        assert [compact.raw_logit(row, token) for token in range(10)] == [full.raw_logit(row, token) for token in range(10)]
-        assert [compact.raw_prob(row, token) for token in range(10)] == pytest.approx([float(q) for q in full.raw(row)], abs=1e-6)
-        assert [compact.sample(row, RandomStream(i, 1)) for i in range(9)] == [full.sample(row, RandomStream(i, 1)) for i in range(9)]
+        assert [compact.raw_logit(row, token) for token in range(10)] == [
+            full.raw_logit(row, token) for token in range(10)
+        ]
+        assert [compact.raw_prob(row, token) for token in range(10)] == pytest.approx(
+            [float(q) for q in full.raw(row)], abs=1e-6
+        )
+        assert [compact.sample(row, RandomStream(i, 1)) for i in range(9)] == [
+            full.sample(row, RandomStream(i, 1)) for i in range(9)
+        ]
 
 
 def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
-    """Confidence, entropy, the token and its probability come from the head's own columns; the vocabulary is not there to be read."""
+    """Confidence, entropy, the token and its probability come from the head's own columns; the
+    vocabulary is not there to be read."""
     output = Output(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
         rows = output.rows(sampling)
@@ -157,16 +210,25 @@ def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
         output.rows(Sampling()).raw(0)
 
 
-LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r: r.raw(0), "raw_logit": lambda r: r.raw_logit(0, 0),
-         "confidence": lambda r: r.confidence(0), "entropy": lambda r: r.entropy(0), "hidden": lambda r: r.hidden(0),
-         "sample": lambda r: r.sample(0, RandomStream(0, 1))}
+LOOKS = {
+    "top": lambda r: r.top,
+    "probs": lambda r: r.probs(0),
+    "raw": lambda r: r.raw(0),
+    "raw_logit": lambda r: r.raw_logit(0, 0),
+    "confidence": lambda r: r.confidence(0),
+    "entropy": lambda r: r.entropy(0),
+    "hidden": lambda r: r.hidden(0),
+    "sample": lambda r: r.sample(0, RandomStream(0, 1)),
+}
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("support", [None, torch.tensor([0, 3])], ids=["whole", "reduced"])
-def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(look, bad, temperature, support):
+def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(
+    look, bad, temperature, support
+):
     logits = torch.tensor([[1.0, 2.0], [1.0, bad], [1.0, 2.0]])
     with raises_code("not_finite", "logits", error=NotFinite) as caught:
         look(Output(logits, torch.zeros(3, 4), support, 5).rows(Sampling(temperature=temperature)))
@@ -181,7 +243,9 @@ def test_a_row_without_any_finite_logit_is_named():
 def test_residual_without_mass_falls_back_to_the_target():
     p = torch.tensor([0.5, 0.5])
     assert torch.equal(residual(p, p), p)
-    assert torch.allclose(residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8])), torch.tensor([1.0, 0.0]))
+    assert torch.allclose(
+        residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8])), torch.tensor([1.0, 0.0])
+    )
 
 
 def test_extreme_temperatures_do_not_overflow():
@@ -215,8 +279,18 @@ def test_streams_are_independent_of_each_other_and_of_order():
     assert [c.sample.draw(probs) for _ in range(5)] != first
 
 
-WRONG = [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": math.nan}, {"top_p": 0}, {"top_p": 1.1},
-         {"top_k": -1}, {"presence_penalty": math.nan}, {"frequency_penalty": math.inf}, {"logit_bias": {1: math.inf}}]
+WRONG = [
+    {"max_tokens": 0},
+    {"temperature": -1},
+    {"temperature": math.inf},
+    {"temperature": math.nan},
+    {"top_p": 0},
+    {"top_p": 1.1},
+    {"top_k": -1},
+    {"presence_penalty": math.nan},
+    {"frequency_penalty": math.inf},
+    {"logit_bias": {1: math.inf}},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -226,7 +300,8 @@ def test_wrong_sampling_is_refused(wrong):
 
 
 def test_no_temperature_is_too_small_for_a_distribution():
-    """The least positive float is 0 in float32, where 0/0 would leave NaN, and a draw from it a token beyond the vocabulary."""
+    """The least positive float is 0 in float32, where 0/0 would leave NaN, and a draw from it a
+    token beyond the vocabulary."""
     logits = torch.tensor([1.0, 3.0, 2.0, -5.0])
     for temperature in (5e-324, 1e-320, 1e-45, 1e-38, 1e-20):
         assert warp(logits, Sampling(temperature=temperature)).tolist() == [0.0, 1.0, 0.0, 0.0]

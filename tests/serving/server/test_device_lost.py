@@ -1,4 +1,5 @@
-"""A device that has failed for good: clients are told, health turns to 503, and the process ends so that it is started again."""
+"""A device that has failed for good: clients are told, health turns to 503, and the process ends so
+that it is started again."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_the_client_gets_a_503_and_health_turns_to_503() -> None:
         assert (state.status_code, state.json()["status"]) == (503, "failed")
         scheduler._thread.join(10)
         assert http.get("/ready").status_code == 503
-        assert http.post("/v1/completions", json=BODY).status_code == 503, "what comes before the process has ended"
+        assert http.post("/v1/completions", json=BODY).status_code == 503, (
+            "what comes before the process has ended"
+        )
 
 
 def test_requests_that_wait_are_answered_too() -> None:
@@ -57,8 +60,14 @@ def test_requests_that_wait_are_answered_too() -> None:
         hold = threading.Event()
         forward = served.pair.models["target"].forward
         served.pair.models["target"].forward = lambda rows: (hold.wait(30), forward(rows))[1]  # type: ignore[method-assign]
-        asking = [threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=BODY, timeout=30).status_code))
-                  for _ in range(4)]
+        asking = [
+            threading.Thread(
+                target=lambda: answers.append(
+                    httpx.post(f"{url}/v1/completions", json=BODY, timeout=30).status_code
+                )
+            )
+            for _ in range(4)
+        ]
         for thread in asking:
             thread.start()
         wait_until(lambda: scheduler.running + scheduler.waiting == 4, "all have arrived")
@@ -72,7 +81,10 @@ def test_requests_that_wait_are_answered_too() -> None:
 def test_the_server_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     served = served_pair("vanilla_sd")
     web = create_app(served, drain_seconds=0)
-    it = DrainingServer(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), web.state.deployments)
+    it = DrainingServer(
+        uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5),
+        web.state.deployments,
+    )
     serving = threading.Thread(target=it.run, daemon=True)
     serving.start()
     wait_until(lambda: it.started, "the server starts")
@@ -87,10 +99,26 @@ def test_the_server_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     assert "has failed" in caplog.text
 
 
-def test_the_process_ends_with_a_code_of_its_own(tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process: the server's loop is replaced by one that finds the device lost, and by one that was asked to end."""
+def test_the_process_ends_with_a_code_of_its_own(
+    tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: the server's loop is replaced by one that finds the device lost, and by one
+    that was asked to end."""
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
-    monkeypatch.setattr("sys.argv", ["draftwell-serve", "--bundle", str(bundle), "--port", "0", "--slots", "1", "--threads", "1"])
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "draftwell-serve",
+            "--bundle",
+            str(bundle),
+            "--port",
+            "0",
+            "--slots",
+            "1",
+            "--threads",
+            "1",
+        ],
+    )
     for lost, code in ((True, DEVICE_FAILED), (False, 0)):
 
         class Ended(DrainingServer):

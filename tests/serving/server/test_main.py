@@ -42,33 +42,52 @@ from tests.support.server.served_pair import served_pair, serving, tiny_pair
 from tests.support.server.server_process import ENTRY, server_process, wait_until
 
 
-def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+def test_the_strategy_is_the_one_that_was_tuned(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    bundle = make_bundle(
+        tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu")
+    )
     served = load_bundle(bundle, slots=2, max_context=64)
     assert (served.name, served.strategy.name, served.strategy.config.tau) == ("tiny", "spide", 0.6)
     assert (served.pair.dtype, served.slots, served.max_context) == ("float32", 2, 64)
     table = served.strategy.artifact(AcceptanceTable)
     assert table.total == [50] * 20, "state starts from the artifact, untouched by the warm-up"
-    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    served.pair.engine().generate(
+        served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy
+    )
     assert sum(table.total) > 50 * 20, "and learns from what is served"
 
 
-@pytest.mark.parametrize(("options", "governed"), [({}, True), ({"threads": 2}, False), ({"deterministic": True}, False)])
-def test_threads_adapt_unless_a_number_was_named_or_answers_must_repeat(tmp_path: Path, tiny_models: dict[Role, Path],
-                                                                        options: dict[str, Any], governed: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "governed"), [({}, True), ({"threads": 2}, False), ({"deterministic": True}, False)]
+)
+def test_threads_adapt_unless_a_number_was_named_or_answers_must_repeat(
+    tmp_path: Path, tiny_models: dict[Role, Path], options: dict[str, Any], governed: bool
+) -> None:
     before = torch.get_num_threads()
     try:
-        served = load_bundle(make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")), max_context=64,
-                             **options)
+        served = load_bundle(
+            make_bundle(
+                tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")
+            ),
+            max_context=64,
+            **options,
+        )
         assert (served.governor is not None) == governed
         assert Deployments(served).current.scheduler.engine.governor is served.governor
         torch.set_num_threads(1)  # as a governor may have them when the next bundle is loaded
-        assert load_bundle(tmp_path / "bundle", served, max_context=64, **options).governor is served.governor
+        assert (
+            load_bundle(tmp_path / "bundle", served, max_context=64, **options).governor
+            is served.governor
+        )
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_a_server_offers_the_strategies_that_it_was_told_to(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", machine=device_class("cpu"))
     served = load_bundle(bundle, slots=1, max_context=64, strategies=" vanilla_sd, prompt_lookup,")
     with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
@@ -76,7 +95,12 @@ def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, tiny
         assert sorted(offer) == ["autoregressive", "prompt_lookup", "spide", "vanilla_sd"]
         codes = {}
         for name in ("vanilla_sd", "lossy_sd", "spide", "autoregressive"):
-            body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "speculation": {"strategy": name}}
+            body = {
+                "model": "tiny",
+                "prompt": "hello",
+                "max_tokens": 2,
+                "speculation": {"strategy": name},
+            }
             codes[name] = http.post("/v1/completions", json=body).status_code
         assert codes == {"vanilla_sd": 200, "lossy_sd": 400, "spide": 200, "autoregressive": 200}
 
@@ -108,18 +132,25 @@ try:
 except DraftwellError:
     print(seen[0] is not threading.main_thread(), seen[0].is_alive(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     print(gc.isenabled())
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
     """Else its team of threads would make every forward of the scheduler's thread twice as long."""
-    done = subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), "0"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path), "0"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == ["loading", "True False True", "True"]
 
 
 def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
@@ -154,7 +185,9 @@ run(ServerSettings(bundle=Path(sys.argv[1]), port=0, slots=1, max_context=64))
 
 
 @pytest.mark.slow
-def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_a_server_ends_though_it_loads_another_bundle(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
     with server_process([sys.executable, "-c", SWITCHING, str(bundle)]) as (process, url):
         assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
@@ -171,31 +204,47 @@ def test_strategies_that_are_none_are_refused(value: str, name: str) -> None:
         _ = ServerSettings(bundle=Path("x"), strategies=value).offered
 
 
-def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_deterministic_serving_leaves_the_state_alone(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     served = load_bundle(make_bundle(tmp_path / "bundle", tiny_models, "spide"), deterministic=True)
-    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    served.pair.engine().generate(
+        served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy
+    )
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
 
 
-def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, tiny_models: dict[Role, Path],
-                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(
+    tmp_path: Path, tiny_models: dict[Role, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pair that runs row by row goes on doing so behind a switch."""
     monkeypatch.setattr("serving.server.model.loading.batches", lambda pair: False)
-    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu"))
+    bundle = make_bundle(
+        tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")
+    )
     first = load_bundle(bundle, slots=2, max_context=64)
     second = load_bundle(bundle, slots=2, max_context=64, serving_now=first)
     assert second.pair is first.pair
     assert first.costs is not None
     assert second.costs is not None
-    assert second.costs.source == first.costs.source == "measured at start, and the hardware profile"
+    assert (
+        second.costs.source == first.costs.source == "measured at start, and the hardware profile"
+    )
     assert first.costs.batched is False
     assert second.costs.batched is False
 
 
-def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pair, timed = tiny_pair(2), BatchCosts({1: 1.0}, {1: 2.0, 8: 4.0})
-    known, later = BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
-    monkeypatch.setattr("serving.server.model.loading.measure", lambda models, slots, *, batched: timed)
+    known, later = (
+        BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5),
+        BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25),
+    )
+    monkeypatch.setattr(
+        "serving.server.model.loading.measure", lambda models, slots, *, batched: timed
+    )
 
     def serving(pair: Any, costs: BatchCosts) -> ServedModel:
         return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
@@ -204,14 +253,20 @@ def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_r
     first = costs_of(pair, 2, known, None)
     assert first is not None
     assert (first.target, first.per_token) == ({1: 2.0, 8: 4.0, 16: 6.0}, 0.5)
-    assert costs_of(pair, 1, None, None) is None, "one request at a time: nothing is limited, so nothing is timed"
+    assert costs_of(pair, 1, None, None) is None, (
+        "one request at a time: nothing is limited, so nothing is timed"
+    )
     assert costs_of(pair, 2, None, serving(pair, first)) is first
     shared = costs_of(pair, 2, later, serving(pair, first))
     assert shared is not None
-    assert (shared.target, shared.per_token) == (first.target, 0.25), "another profile of the same models counts at once"
+    assert (shared.target, shared.per_token) == (first.target, 0.25), (
+        "another profile of the same models counts at once"
+    )
     elsewhere = costs_of(pair, 2, known, serving(tiny_pair(2), first))
     assert elsewhere is not None
-    assert (elsewhere.target, elsewhere.source) == (known.target, known.source), "what is timed beside a server that decodes is worth less"
+    assert (elsewhere.target, elsewhere.source) == (known.target, known.source), (
+        "what is timed beside a server that decodes is worth less"
+    )
     assert costs_of(pair, 2, None, serving(tiny_pair(2), first)) is timed
 
 
@@ -226,30 +281,52 @@ def another_end(target: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [other_template, another_end])
-def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(tmp_path: Path, tiny_models: dict[Role, Path],
-                                                                               change: Callable[[Path], None]) -> None:
+def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(
+    tmp_path: Path, tiny_models: dict[Role, Path], change: Callable[[Path], None]
+) -> None:
     """Chat template and stop tokens are no part of the fingerprint."""
-    first = load_bundle(make_bundle(tmp_path / "first", tiny_models, "vanilla_sd"), slots=2, max_context=64)
+    first = load_bundle(
+        make_bundle(tmp_path / "first", tiny_models, "vanilla_sd"), slots=2, max_context=64
+    )
     changed = {role: tmp_path / "changed" / role for role in tiny_models}
     for role, folder in changed.items():
         shutil.copytree(tiny_models[role], folder)
     change(changed["target"])
-    second = load_bundle(make_bundle(tmp_path / "second", changed, "vanilla_sd"), slots=2, max_context=64, serving_now=first)
+    second = load_bundle(
+        make_bundle(tmp_path / "second", changed, "vanilla_sd"),
+        slots=2,
+        max_context=64,
+        serving_now=first,
+    )
     assert second.pair.fingerprint == first.pair.fingerprint, "the weights are the same"
     alone = load_bundle(tmp_path / "second", slots=2, max_context=64)
     asked = [{"role": "user", "content": "hi"}]
-    assert (second.encode_chat(asked), second.stop_tokens) == (alone.encode_chat(asked), alone.stop_tokens)
-    assert (first.encode_chat(asked), first.stop_tokens) != (alone.encode_chat(asked), alone.stop_tokens)
+    assert (second.encode_chat(asked), second.stop_tokens) == (
+        alone.encode_chat(asked),
+        alone.stop_tokens,
+    )
+    assert (first.encode_chat(asked), first.stop_tokens) != (
+        alone.encode_chat(asked),
+        alone.stop_tokens,
+    )
 
 
-def test_a_head_of_other_layers_gets_models_of_its_own(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    """A target keeps the states of one head's layers: a head that was trained again over others is switched in with new models."""
+def test_a_head_of_other_layers_gets_models_of_its_own(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    """A target keeps the states of one head's layers: a head that was trained again over others is
+    switched in with new models."""
     module = LlamaForCausalLM.from_pretrained(tiny_models["target"])
 
     def bundle(name: str, layers: tuple[int, ...], seed: int) -> Path:
         def head(provenance: Provenance) -> list[Artifact]:
             made = random_eagle3(module, 40, seed)[1]
-            return [Eagle3Head(made.state, made.config, made.head_tokens, layers, made.donor, provenance)]
+            return [
+                Eagle3Head(
+                    made.state, made.config, made.head_tokens, layers, made.donor, provenance
+                )
+            ]
+
         return make_bundle(tmp_path / name, tiny_models, "eagle3", more=head)
 
     first = load_bundle(bundle("first", (0, 1, 1), 3), slots=2, max_context=64)
@@ -258,41 +335,64 @@ def test_a_head_of_other_layers_gets_models_of_its_own(tmp_path: Path, tiny_mode
     other = load_bundle(bundle("other", (0, 0, 1), 5), slots=2, max_context=64, serving_now=again)
     assert other.pair is not again.pair
     for served in (again, other):
-        done = served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=6), served.strategy)
+        done = served.pair.engine().generate(
+            served.encode("hello"), served.pair.sampling(max_tokens=6), served.strategy
+        )
         assert done.session.stats.drafted
     plain = make_bundle(tmp_path / "plain", tiny_models, "autoregressive")
-    assert load_bundle(plain, slots=2, max_context=64, serving_now=other).pair is other.pair, "without a head any target will do"
+    assert load_bundle(plain, slots=2, max_context=64, serving_now=other).pair is other.pair, (
+        "without a head any target will do"
+    )
 
 
-def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_asked_for(tmp_path: Path,
-                                                                                      tiny_models: dict[Role, Path]) -> None:
+def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_asked_for(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     def store(provenance: Provenance) -> list[Artifact]:
         return [Datastore.from_texts([[1, 2, 3, 4, 5]], provenance)]
 
     bundle = make_bundle(tmp_path / "suffix", tiny_models, "suffix", more=store)
     cases: list[tuple[dict[str, Any], bool]] = [
-        ({}, True), ({"state": "tenant"}, False), ({"state": "tenant", "shared_datastore": True}, True),
-        ({"state": "tenant", "deterministic": True}, True)]
+        ({}, True),
+        ({"state": "tenant"}, False),
+        ({"state": "tenant", "shared_datastore": True}, True),
+        ({"state": "tenant", "deterministic": True}, True),
+    ]
     for options, used in cases:
         served = load_bundle(bundle, slots=1, max_context=64, **options)
         for tenant in (None, "a"):
             strategy = served.strategies.get("suffix", tenant)
             assert (strategy.optional_artifact(Datastore) is not None) is used, options
-        assert ("rest" in served.strategies.names()) is used, "what needs a datastore is not offered without one"
+        assert ("rest" in served.strategies.names()) is used, (
+            "what needs a datastore is not offered without one"
+        )
     needs = make_bundle(tmp_path / "rest", tiny_models, "rest", more=store)
     with raises_code("datastore_of_all_tenants", "--shared-datastore"):
         load_bundle(needs, state="tenant")
-    assert load_bundle(needs, slots=1, max_context=64, state="tenant", shared_datastore=True).strategy.name == "rest"
+    assert (
+        load_bundle(
+            needs, slots=1, max_context=64, state="tenant", shared_datastore=True
+        ).strategy.name
+        == "rest"
+    )
 
 
-def test_a_server_keeps_its_device_when_the_link_points_to_a_bundle_for_another(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    """On a host with both, a deployment for the CPU moves the link that the server on CUDA follows."""
+def test_a_server_keeps_its_device_when_the_link_points_to_a_bundle_for_another(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    """On a host with both, a deployment for the CPU moves the link that the server on CUDA
+    follows."""
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
     first = load_bundle(bundle, slots=2, max_context=64)
     first.pair.device = "cuda"  # as far as the switch can see
     deployments = Deployments(first)  # not started: nothing is to be asked
-    assert not deployments.switch(lambda old: load_bundle(bundle, slots=2, max_context=64, serving_now=old))
-    assert "made for cpu, and this server computes on cuda" in deployments.health()["last_switch_error"]
+    assert not deployments.switch(
+        lambda old: load_bundle(bundle, slots=2, max_context=64, serving_now=old)
+    )
+    assert (
+        "made for cpu, and this server computes on cuda"
+        in deployments.health()["last_switch_error"]
+    )
     assert deployments.current.served is first
 
 
@@ -302,13 +402,23 @@ def refused(bundle: Path, code: str, *names: str, **options: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_bundle_without_a_choice_is_not_served_some_other_way(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    refused(make_bundle(tmp_path / "bundle", tiny_models, None), "no_decoding_config", str(tmp_path / "bundle"))
+def test_a_bundle_without_a_choice_is_not_served_some_other_way(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    refused(
+        make_bundle(tmp_path / "bundle", tiny_models, None),
+        "no_decoding_config",
+        str(tmp_path / "bundle"),
+    )
 
 
-def test_a_missing_artifact_is_found_before_the_first_request(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_a_missing_artifact_is_found_before_the_first_request(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", leave_out="acceptance_table")
-    with pytest.raises(DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell calibrate.*[^\n]$"):
+    with pytest.raises(
+        DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell calibrate.*[^\n]$"
+    ):
         load_bundle(bundle)
 
 
@@ -317,8 +427,9 @@ def test_another_dtype_is_refused(tmp_path: Path, tiny_models: dict[Role, Path])
     refused(bundle, "wrong_dtype", "float32", "bfloat16", "--dtype", dtype="bfloat16")
 
 
-def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path, tiny_models: dict[Role, Path],
-                                                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_a_profile_of_another_machine_is_refused_where_it_matters(
+    tmp_path: Path, tiny_models: dict[Role, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine="abacus")
     refused(bundle, "profile_of_another_machine", "abacus", "cpu-", "draftwell calibrate")
     plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine="abacus")
@@ -326,8 +437,9 @@ def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path
     assert "tuned on abacus" in caplog.text
 
 
-def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(tmp_path: Path, tiny_models: dict[Role, Path],
-                                                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(
+    tmp_path: Path, tiny_models: dict[Role, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     """The machine is the same, so the names of machines alone would let it pass."""
     compiled = device_class("cpu") + "+compiled-target"
     bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine=compiled)
@@ -339,7 +451,9 @@ def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(tmp_path: Path
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -354,21 +468,35 @@ def test_help_has_an_example_and_loads_nothing_heavy() -> None:
     result = run("--help")
     assert result.returncode == 0
     assert "Example: draftwell-serve --bundle" in result.stdout
-    loaded = subprocess.run([sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"], capture_output=True,
-                            text=True, timeout=60, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split()
     assert not {"torch", "transformers", "fastapi", "uvicorn", "numpy"} & set(loaded)
 
 
-@pytest.mark.parametrize(("options", "word"), [
-    ([], "--bundle"), (["--bundle", "x", "--port", "99999"], "--port"), (["--bundle", "x", "--slots", "0"], "--slots"),
-    (["--wat"], "--wat"),
-])
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ([], "--bundle"),
+        (["--bundle", "x", "--port", "99999"], "--port"),
+        (["--bundle", "x", "--slots", "0"], "--slots"),
+        (["--wat"], "--wat"),
+    ],
+)
 def test_a_wrong_option_is_one_line(options: list[str], word: str) -> None:
     one_line(run(*options), word, "--help")
 
 
 def test_a_missing_bundle_is_one_line(tmp_path: Path) -> None:
-    one_line(run("--bundle", str(tmp_path / "none"), "--port", "0"), str(tmp_path / "none"), "draftwell deploy")
+    one_line(
+        run("--bundle", str(tmp_path / "none"), "--port", "0"),
+        str(tmp_path / "none"),
+        "draftwell deploy",
+    )
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
@@ -378,10 +506,14 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 
 def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error() -> None:
-    """Waiting, decoding and half told requests; none is left without an answer, and the server does not wait for them to end."""
+    """Waiting, decoding and half told requests; none is left without an answer, and the server does
+    not wait for them to end."""
     web = create_app(served_pair("autoregressive", slots=2), drain_seconds=0)
     deployments: Deployments = web.state.deployments
-    scheduler, body = deployments.current.scheduler, {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0}
+    scheduler, body = (
+        deployments.current.scheduler,
+        {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0},
+    )
     step = scheduler.engine.step
 
     def slowly() -> None:
@@ -389,7 +521,11 @@ def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error
         step()
 
     scheduler.engine.step = slowly  # type: ignore[method-assign]
-    it = DrainingServer(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), deployments, 0.3)
+    it = DrainingServer(
+        uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5),
+        deployments,
+        0.3,
+    )
     serving = threading.Thread(target=it.run, daemon=True)
     serving.start()
     wait_until(lambda: it.started, "the server starts")
@@ -401,29 +537,51 @@ def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error
         with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as stream:
             lines.extend(line for line in stream.iter_lines() if line)
 
-    asking = [threading.Thread(target=tell), *(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=30)))
-                                               for _ in range(3))]
+    asking = [
+        threading.Thread(target=tell),
+        *(
+            threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=30)))
+            for _ in range(3)
+        ),
+    ]
     for thread in asking:
         before = deployments.users
         thread.start()
         wait_until(lambda before=before: deployments.users > before, "the request arrives")
-    wait_until(lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True), "two requests run and two wait")
+    wait_until(
+        lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True),
+        "two requests run and two wait",
+    )
     asked_at = time.monotonic()
     it.handle_exit(signal.SIGTERM, None)
     for thread in (*asking, serving):
         thread.join(20)
-    assert not any(thread.is_alive() for thread in (*asking, serving)), "the rest would have taken 40 s"
+    assert not any(thread.is_alive() for thread in (*asking, serving)), (
+        "the rest would have taken 40 s"
+    )
     assert time.monotonic() - asked_at > 0.3
-    assert [(answer.status_code, answer.json()["error"]["type"]) for answer in answers] == [(503, "server_error")] * 3
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    assert [(answer.status_code, answer.json()["error"]["type"]) for answer in answers] == [
+        (503, "server_error")
+    ] * 3
+    assert (
+        json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+        == "the server is shutting down"
+    )
     assert not scheduler.alive, "nothing decodes while state and feedback are written"
 
 
-def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
     command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--slots", "1", "--threads", "1"]
     with server_process(command, stderr=subprocess.PIPE) as (process, url):
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 3,
+            "temperature": 0,
+        }
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert response.status_code == 200, response.text
         answer = response.json()

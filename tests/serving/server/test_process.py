@@ -1,4 +1,5 @@
-"""A real server process: it drains on SIGTERM, and follows the link `current` and SIGHUP, with no request lost."""
+"""A real server process: it drains on SIGTERM, and follows the link `current` and SIGHUP, with no
+request lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ SHORT = LONG | {"max_tokens": 2}
 def process(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A running server and a client of it."""
     command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1", *options]
-    with server_process(command, stderr=subprocess.PIPE) as (server, url), httpx.Client(base_url=url, timeout=120) as client:
+    with (
+        server_process(command, stderr=subprocess.PIPE) as (server, url),
+        httpx.Client(base_url=url, timeout=120) as client,
+    ):
         yield server, client
 
 
@@ -38,11 +42,18 @@ def lead(link: Path, to: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_is_here_refuses_the_rest_and_exits_with_0(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_sigterm_finishes_what_is_here_refuses_the_rest_and_exits_with_0(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "autoregressive")
     answers: list[httpx.Response] = []
     with process(bundle, "--slots", "1") as (server, client):
-        threads = [threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=LONG))) for _ in range(12)]
+        threads = [
+            threading.Thread(
+                target=lambda: answers.append(client.post("/v1/completions", json=LONG))
+            )
+            for _ in range(12)
+        ]
         for thread in threads:
             thread.start()
         wait_until(lambda: client.get("/health").json()["waiting"] >= 10, "ten requests wait")
@@ -53,23 +64,45 @@ def test_sigterm_finishes_what_is_here_refuses_the_rest_and_exits_with_0(tmp_pat
         assert refused.status_code == 503
         assert refused.json()["error"]["type"] == "server_error"
         state = client.get("/health")
-        assert (state.status_code, state.json()["status"]) == (200, "draining"), "it is alive: nobody should kill it"
+        assert (state.status_code, state.json()["status"]) == (200, "draining"), (
+            "it is alive: nobody should kill it"
+        )
         for thread in threads:
             thread.join(120)
         _, errors = server.communicate(timeout=60)
     assert [answer.status_code for answer in answers] == [200] * 12
-    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {answers[0].json()["usage"]["completion_tokens"]}
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {
+        answers[0].json()["usage"]["completion_tokens"]
+    }
     assert server.returncode == 0, errors
     assert "Traceback" not in errors
 
 
 @pytest.mark.slow
-def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
+    bundle = make_bundle(
+        tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu")
+    )
     answers: list[httpx.Response] = []
-    with process(bundle, "--slots", "1", "--drain-seconds", "0", "--state-dir", str(tmp_path / "state"),
-                 "--state-seconds", "3600") as (server, client):
-        threads = [threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=LONG))) for _ in range(12)]
+    with process(
+        bundle,
+        "--slots",
+        "1",
+        "--drain-seconds",
+        "0",
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--state-seconds",
+        "3600",
+    ) as (server, client):
+        threads = [
+            threading.Thread(
+                target=lambda: answers.append(client.post("/v1/completions", json=LONG))
+            )
+            for _ in range(12)
+        ]
         for thread in threads:
             thread.start()
         wait_until(lambda: client.get("/health").json()["waiting"] >= 10, "ten requests wait")
@@ -77,7 +110,9 @@ def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(tmp_
         for thread in threads:
             thread.join(120)
         _, errors = server.communicate(timeout=15)
-    assert [answer.status_code for answer in answers].count(503) >= 8, "of those that waited; others may have been answered"
+    assert [answer.status_code for answer in answers].count(503) >= 8, (
+        "of those that waited; others may have been answered"
+    )
     assert {answer.status_code for answer in answers} <= {200, 503}
     assert all("error" in answer.json() for answer in answers if answer.status_code == 503)
     assert "unfinished" in errors
@@ -87,7 +122,9 @@ def test_what_outlasts_the_drain_is_answered_and_state_is_written_behind_it(tmp_
 
 
 @pytest.mark.slow
-def test_the_link_and_sighup_switch_bundles_and_a_damaged_one_is_refused(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+def test_the_link_and_sighup_switch_bundles_and_a_damaged_one_is_refused(
+    tmp_path: Path, tiny_models: dict[Role, Path]
+) -> None:
     for number, strategy in enumerate(("vanilla_sd", "prompt_lookup", "autoregressive"), start=1):
         make_bundle(tmp_path / f"{number}-cpu", tiny_models, strategy)
     (tmp_path / "3-cpu" / "manifest.json").write_text("{}")

@@ -13,19 +13,38 @@ from serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 
 OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
-    "bundle": (None, None), "signature-key": (None, None), "signature-flags": ("", None),
-    "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
-    "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
-    "prompt-tokens": (None, (8, None)), "prefix-caching": (None, None), "deterministic": (False, None),
+    "bundle": (None, None),
+    "signature-key": (None, None),
+    "signature-flags": ("", None),
+    "host": ("127.0.0.1", None),
+    "port": (8000, (0, 65535)),
+    "slots": (8, (1, 1024)),
+    "queue": (256, (1, None)),
+    "dtype": (None, None),
+    "threads": (None, None),
+    "max-context": (None, (2, None)),
+    "prompt-tokens": (None, (8, None)),
+    "prefix-caching": (None, None),
+    "deterministic": (False, None),
     "draft-lengths": ("measured", None),
-    "api-key-file": (None, None), "cors-origin": (None, None), "allowed-host": (None, None),
-    "body-megabytes": (256, (8, None)), "request-timeout": (None, (0.001, None)),
+    "api-key-file": (None, None),
+    "cors-origin": (None, None),
+    "allowed-host": (None, None),
+    "body-megabytes": (256, (8, None)),
+    "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
-    "allow-parameters": (False, None), "generation-config": ("model", None), "strategies": (None, None),
-    "state": (None, None), "state-dir": (None, None),
+    "allow-parameters": (False, None),
+    "generation-config": ("model", None),
+    "strategies": (None, None),
+    "state": (None, None),
+    "state-dir": (None, None),
     "shared-datastore": (False, None),
-    "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),
-    "feedback-per-minute": (60, (1, None)), "feedback-megabytes": (256, (1, None)),
+    "state-seconds": (30.0, (0.1, None)),
+    "feedback-dir": (None, None),
+    "feedback-rate": (0.0, (0, 1)),
+    "feedback-text": (False, None),
+    "feedback-per-minute": (60, (1, None)),
+    "feedback-megabytes": (256, (1, None)),
 }
 """Flag → its default and bounds."""
 
@@ -42,19 +61,34 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
         assert known.required == (flag == "--bundle")
     assert found == OPTIONS
     settings = ServerSettings(bundle=Path("b")).model_dump()
-    assert {name.replace("_", "-"): None if value == () else value for name, value in settings.items()} == {
-        **{flag: default for flag, (default, _) in OPTIONS.items()}, "bundle": Path("b")}
+    assert {
+        name.replace("_", "-"): None if value == () else value for name, value in settings.items()
+    } == {**{flag: default for flag, (default, _) in OPTIONS.items()}, "bundle": Path("b")}
 
 
-@pytest.mark.parametrize("wrong", [{"port": 65536}, {"slots": 0}, {"prompt_tokens": 7}, {"max_context": 1}, {"threads": 0},
-                                   {"state": "mine"}, {"slot": 1}, {"port": "8000"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 65536},
+        {"slots": 0},
+        {"prompt_tokens": 7},
+        {"max_context": 1},
+        {"threads": 0},
+        {"state": "mine"},
+        {"slot": 1},
+        {"port": "8000"},
+    ],
+)
 def test_settings_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ServerSettings(bundle=Path("b"), **wrong)
 
 
 def test_threads_are_a_number_or_auto() -> None:
-    assert [ServerSettings.from_options(bundle=Path("b"), threads=text).threads for text in (None, "auto", "3")] == [None, None, 3]
+    assert [
+        ServerSettings.from_options(bundle=Path("b"), threads=text).threads
+        for text in (None, "auto", "3")
+    ] == [None, None, 3]
     for text in ("0", "-1", "two", "1.5", ""):
         with raises_code("invalid_option", "--threads"):
             ServerSettings.from_options(bundle=Path("b"), threads=text)

@@ -19,8 +19,12 @@ from serving.recording.trace_schema import HEADER
 
 def contents(*folders: Path) -> dict[str, str]:
     """Every file below some folders with the digest of what it holds."""
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-            for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def refused(done: Any, *words: str) -> None:
@@ -45,7 +49,9 @@ def changed(folder: Path, into: Path, change: Callable[[pa.Table], pa.Table]) ->
 
 def with_values(table: pa.Table, name: str, values: Any) -> pa.Table:
     place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    return table.set_column(
+        place, table.schema.field(place), pa.array(values, table.schema.field(place).type)
+    )
 
 
 def with_nan_state(table: pa.Table) -> pa.Table:
@@ -55,7 +61,10 @@ def with_nan_state(table: pa.Table) -> pa.Table:
 
 
 def of_another_pair(table: pa.Table) -> pa.Table:
-    header = json.loads(table.schema.metadata[HEADER]) | {"pair": "stranger", "fingerprint": "e" * 64}
+    header = json.loads(table.schema.metadata[HEADER]) | {
+        "pair": "stranger",
+        "fingerprint": "e" * 64,
+    }
     return table.replace_schema_metadata({HEADER: json.dumps(header).encode()})
 
 
@@ -85,14 +94,28 @@ def foreign(folder: Path, into: Path) -> Path:
 
 
 BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
-    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("no rows", "draftwell collect")),
+    "empty": (
+        lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)),
+        ("no rows", "draftwell collect"),
+    ),
     "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
-    "one class": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))),
-                  ("are acceptable", "collect more prompts")),
+    "one class": (
+        lambda folder, into: changed(
+            folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))
+        ),
+        ("are acceptable", "collect more prompts"),
+    ),
     "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
     "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
     "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
-    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("NaN", "hidden_before", "collect it again")),
-    "NaN figure": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))),
-                   ("NaN", "entropy", "collect it again")),
+    "NaN state": (
+        lambda folder, into: changed(folder, into, with_nan_state),
+        ("NaN", "hidden_before", "collect it again"),
+    ),
+    "NaN figure": (
+        lambda folder, into: changed(
+            folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))
+        ),
+        ("NaN", "entropy", "collect it again"),
+    ),
 }

@@ -35,12 +35,20 @@ def model_folder(folder: Path, seed: int = 1) -> Path:
 
 
 def table(print_of_pair: str, accepted: int = 3) -> AcceptanceTable:
-    made = Provenance(pair="tiny", fingerprint=print_of_pair, trace_digest="7" * 64, git_commit="c" * 40,
-                      metrics={"brier": 0.25}, parameters={"prompts": 12})
+    made = Provenance(
+        pair="tiny",
+        fingerprint=print_of_pair,
+        trace_digest="7" * 64,
+        git_commit="c" * 40,
+        metrics={"brier": 0.25},
+        parameters={"prompts": 12},
+    )
     return AcceptanceTable([5] * 20, [accepted] * 20, made)
 
 
-def config(print_of_pair: str, parents: dict[str, str] | None = None, strategy: str = "spide") -> DecodingConfig:
+def config(
+    print_of_pair: str, parents: dict[str, str] | None = None, strategy: str = "spide"
+) -> DecodingConfig:
     made = Provenance(pair="tiny", fingerprint=print_of_pair, parents=parents or {})
     return DecodingConfig(strategy, {"gamma": 4}, {"speedup": 1.2}, made)
 
@@ -52,7 +60,9 @@ def verifier(print_of_pair: str) -> Verifier:
 
 def head(print_of_pair: str) -> AcceptanceHead:
     made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"loss": 0.5})
-    return AcceptanceHead(torch.zeros(3), torch.ones(3), [(torch.eye(3), torch.zeros(3))], torch.ones(3), 0.5, made)
+    return AcceptanceHead(
+        torch.zeros(3), torch.ones(3), [(torch.eye(3), torch.zeros(3))], torch.ones(3), 0.5, made
+    )
 
 
 def medusa_heads(print_of_pair: str) -> MedusaHeads:
@@ -61,7 +71,10 @@ def medusa_heads(print_of_pair: str) -> MedusaHeads:
 
 
 def distilled(donor: str = "d" * 64) -> DistilledDraft:
-    state = {"model.norm.weight": torch.ones(4), "model.layers.0.mlp.up_proj.weight": torch.ones(4, 4)}
+    state = {
+        "model.norm.weight": torch.ones(4),
+        "model.layers.0.mlp.up_proj.weight": torch.ones(4, 4),
+    }
     made = Provenance(pair="tiny", fingerprint="")
     return DistilledDraft(state, {"num_hidden_layers": 1}, torch.tensor([0, 1]), donor, made)
 
@@ -85,9 +98,21 @@ def profile(print_of_pair: str) -> HardwareProfile:
 
 def every_kind(print_of_pair: str) -> list[Artifact]:
     """One artifact of every kind but release."""
-    return [verifier(print_of_pair), head(print_of_pair), table(print_of_pair), memory(print_of_pair), profile(print_of_pair),
-            config(print_of_pair), distilled(), medusa_heads(print_of_pair), eagle(print_of_pair),
-            Datastore.from_texts([[5, 6, 7], [6, 7, 8]], Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"found": 0.5}))]
+    return [
+        verifier(print_of_pair),
+        head(print_of_pair),
+        table(print_of_pair),
+        memory(print_of_pair),
+        profile(print_of_pair),
+        config(print_of_pair),
+        distilled(),
+        medusa_heads(print_of_pair),
+        eagle(print_of_pair),
+        Datastore.from_texts(
+            [[5, 6, 7], [6, 7, 8]],
+            Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"found": 0.5}),
+        ),
+    ]
 
 
 def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published:
@@ -95,21 +120,32 @@ def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published
     return store.publish(folder, pair="tiny", **more)
 
 
-def release(store: Store, spec, files, folder: Path, accepted: int = 3, device: str = "cpu") -> ReleaseVersion:
+def release(
+    store: Store, spec, files, folder: Path, accepted: int = 3, device: str = "cpu"
+) -> ReleaseVersion:
     """A release of a table and a config made from it."""
     mark = fingerprint(files, "float32")
     first = publish(store, table(mark, accepted), folder / "table")
     second = publish(store, config(mark, {"acceptance_table": first.digest}), folder / "config")
     pins = {"acceptance_table": first.version, "decoding_config": second.version}
-    return create_release(store, "tiny", device, pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]})
+    return create_release(
+        store, "tiny", device, pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]}
+    )
 
 
 def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -> GateRecord:
     """What a gate says that held a release against the champion `beside`, if there was one."""
     check = GateCheck(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
-    return GateRecord(pair=of.pair, device=of.device, release_version=of.version, pins=of.pins, passed=check.passed,
-                      checks=(check,), baseline_version=beside, created="2026-11-21T10:00:00Z")
-
+    return GateRecord(
+        pair=of.pair,
+        device=of.device,
+        release_version=of.version,
+        pins=of.pins,
+        passed=check.passed,
+        checks=(check,),
+        baseline_version=beside,
+        created="2026-11-21T10:00:00Z",
+    )
 
 
 def artifacts(pair_file: Path) -> Path:
@@ -119,5 +155,7 @@ def artifacts(pair_file: Path) -> Path:
     from tests.support.loop.publishing import table
 
     folder = pair_file.parent / "artifacts"
-    table(fingerprint(fetch(find_pair(str(pair_file))), "float32")).save(folder / "acceptance_table")
+    table(fingerprint(fetch(find_pair(str(pair_file))), "float32")).save(
+        folder / "acceptance_table"
+    )
     return folder

@@ -6,7 +6,8 @@ from typing import Any
 
 
 def refused(done: Any, *words: str) -> str:
-    """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have been told before it."""
+    """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have
+    been told before it."""
     assert done.exit_code == 2, (done.output, done.exception)
     assert done.stdout == ""
     *progress, line = done.stderr.strip().splitlines()

@@ -24,13 +24,17 @@ SECRETS = {
 
 
 def forms_of(secrets: dict[str, str]) -> dict[str, bytes]:
-    """What to look for: each secret as it is, quoted for an address, in base64, and as the header of basic auth."""
+    """What to look for: each secret as it is, quoted for an address, in base64, and as the header
+    of basic auth."""
     both = f"{secrets['MLFLOW_TRACKING_USERNAME']}:{secrets['MLFLOW_TRACKING_PASSWORD']}"
     forms = {"basic auth": base64.b64encode(both.encode())}
     for name, value in secrets.items():
         if name != "MLFLOW_TRACKING_USERNAME":
-            forms |= {name: value.encode(), f"{name}, quoted": urllib.parse.quote(value, safe="").encode(),
-                      f"{name}, base64": base64.b64encode(value.encode())}
+            forms |= {
+                name: value.encode(),
+                f"{name}, quoted": urllib.parse.quote(value, safe="").encode(),
+                f"{name}, base64": base64.b64encode(value.encode()),
+            }
     return forms
 
 
@@ -63,5 +67,9 @@ def leaks(place: Path, secrets: dict[str, str]) -> list[str]:
     for path in sorted(place.rglob("*")):
         if path.is_file() and not path.is_symlink():
             texts = list(contents(path))
-            found += [f"{path.relative_to(place)}: {name}" for name, form in forms.items() if any(form in text for text in texts)]
+            found += [
+                f"{path.relative_to(place)}: {name}"
+                for name, form in forms.items()
+                if any(form in text for text in texts)
+            ]
     return found

@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_tpot_ratio": 1000.0}
-"""Two random models of a few thousand weights: their speed says nothing, and must not decide these tests."""
+"""Two random models of a few thousand weights: their speed says nothing, and must not decide these
+tests."""

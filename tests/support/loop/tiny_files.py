@@ -7,8 +7,20 @@ from pathlib import Path
 
 from tests.support.server.served_pair import tiny_pair
 
-PROMPTS = ("the man in the inn", "an onion is in there", "on the other hand", "the end then", "in an hour", "none other", "ten men",
-           "there the man", "one on one", "her other inn", "then on the", "a thin hen")
+PROMPTS = (
+    "the man in the inn",
+    "an onion is in there",
+    "on the other hand",
+    "the end then",
+    "in an hour",
+    "none other",
+    "ten men",
+    "there the man",
+    "one on one",
+    "her other inn",
+    "then on the",
+    "a thin hen",
+)
 
 
 def write_pair(folder: Path, name: str = "tiny") -> Path:
@@ -18,18 +30,27 @@ def write_pair(folder: Path, name: str = "tiny") -> Path:
         module.save_pretrained(folder / role)
         pair.tokenizer.save_pretrained(folder / role)
     file = folder / f"{name}.yaml"
-    file.write_text(f"name: {name}\ndescription: two tiny models\nlicence: none\ndtype: float32\nchat: true\n"
-                    "target:\n  path: target\ndraft:\n  path: draft\n")
+    file.write_text(
+        f"name: {name}\ndescription: two tiny models\nlicence: none\ndtype: float32\nchat: true\n"
+        "target:\n  path: target\ndraft:\n  path: draft\n"
+    )
     return file
 
 
 def write_prompts(file: Path, count: int = len(PROMPTS)) -> Path:
     """A JSONL of prompts in both forms, `prompt` and `turns`."""
-    rows = [{"prompt": text} if i % 2 else {"turns": [text, "and then"]} for i, text in enumerate(PROMPTS[:count])]
+    rows = [
+        {"prompt": text} if i % 2 else {"turns": [text, "and then"]}
+        for i, text in enumerate(PROMPTS[:count])
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
 def snapshot(folder: Path) -> dict[str, int]:
     """Every file below a folder with its size."""
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,4 +1,5 @@
-"""Served traffic of the tiny pair: prompts of one sort, of another, and a champion that was calibrated on the first."""
+"""Served traffic of the tiny pair: prompts of one sort, of another, and a champion that was
+calibrated on the first."""
 
 from __future__ import annotations
 
@@ -32,14 +33,30 @@ from serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import small
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
-OTHERS = ("qué", "año", "niño", "mañana", "señor", "peña", "cuñado", "viña", "leña", "moño", "piña", "caña")
+OTHERS = (
+    "qué",
+    "año",
+    "niño",
+    "mañana",
+    "señor",
+    "peña",
+    "cuñado",
+    "viña",
+    "leña",
+    "moño",
+    "piña",
+    "caña",
+)
 TOKENS = 24
 
 
 def prompts(count: int, seed: int, words: Sequence[str] = WORDS) -> list[Prompt]:
     """Different prompts of some words."""
     chosen = np.random.default_rng(seed).choice(len(words) ** 3, count, replace=False)
-    parts = ((words[i // len(words) ** 2], words[i // len(words) % len(words)], words[i % len(words)]) for i in chosen.tolist())
+    parts = (
+        (words[i // len(words) ** 2], words[i // len(words) % len(words)], words[i % len(words)])
+        for i in chosen.tolist()
+    )
     return [Prompt(f"s{seed}/{i}", None, [f"{a} {b} {c}"]) for i, (a, b, c) in enumerate(parts)]
 
 
@@ -50,7 +67,9 @@ def station_of(pair_file: Path) -> StepContext:
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
     """Traces of the target's greedy answers, as a server would spool them."""
-    return collect_step.run_collect(step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder)
+    return collect_step.run_collect(
+        step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder
+    )
 
 
 def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
@@ -65,19 +84,29 @@ def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
 def elsewhere(rows: pa.Table) -> pa.Table:
     """What the rows would say of traffic that the draft knows little of."""
     n = rows.num_rows
-    changes = {"confidence": np.asarray(rows.column("confidence")) * 0.5, "draft_p": (np.arange(n) % 4 == 0).astype(np.float32),
-               "ratio": np.full(n, 3.0), "correction": np.asarray(rows.column("correction")) + 1}
+    changes = {
+        "confidence": np.asarray(rows.column("confidence")) * 0.5,
+        "draft_p": (np.arange(n) % 4 == 0).astype(np.float32),
+        "ratio": np.full(n, 3.0),
+        "correction": np.asarray(rows.column("correction")) + 1,
+    }
     for name, values in changes.items():
         place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(name), pa.array(values).cast(rows.schema.field(name).type))
+        rows = rows.set_column(
+            place, rows.schema.field(name), pa.array(values).cast(rows.schema.field(name).type)
+        )
     return rows
 
 
 def sampled(rows: pa.Table, temperature: float = 1.0) -> pa.Table:
     """The rows as if they had been sampled."""
-    header = TraceHeader.model_validate_json(rows.schema.metadata[HEADER]).model_copy(update={"temperature": temperature})
+    header = TraceHeader.model_validate_json(rows.schema.metadata[HEADER]).model_copy(
+        update={"temperature": temperature}
+    )
     place = rows.schema.get_field_index("temperature")
-    rows = rows.set_column(place, rows.schema.field(place), pa.array(np.full(rows.num_rows, temperature, np.float32)))
+    rows = rows.set_column(
+        place, rows.schema.field(place), pa.array(np.full(rows.num_rows, temperature, np.float32))
+    )
     return rows.replace_schema_metadata({HEADER: header.model_dump_json().encode()})
 
 
@@ -91,7 +120,10 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
     """A spool of one shard, with the request bodies of some prompts."""
     TraceSet(folder).write_shard(0, rows)
     if asked:
-        bodies = [{"model": "tiny", "messages": [{"role": "user", "content": prompt.prompt}]} for prompt in asked]
+        bodies = [
+            {"model": "tiny", "messages": [{"role": "user", "content": prompt.prompt}]}
+            for prompt in asked
+        ]
         (folder / "requests.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
     return folder
 
@@ -99,10 +131,18 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
     """In the place of `flows.steps.tune.run_tune`: a tuner whose choice stands before it begins."""
 
-    def tune(step: StepContext, traces: TraceSet, asked: Sequence[Prompt], *settings: Any, **more: Any) -> TuningEvidence:
-        made = provenance(step.pair, trace_digest=traces.digest(), parents=step.parents("acceptance_table"))
-        step.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
-        return TuningEvidence(choice=StrategyChoice(strategy, parameters), reason="a script chose it")
+    def tune(
+        step: StepContext, traces: TraceSet, asked: Sequence[Prompt], *settings: Any, **more: Any
+    ) -> TuningEvidence:
+        made = provenance(
+            step.pair, trace_digest=traces.digest(), parents=step.parents("acceptance_table")
+        )
+        step.workspace.save(
+            DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made)
+        )
+        return TuningEvidence(
+            choice=StrategyChoice(strategy, parameters), reason="a script chose it"
+        )
 
     return tune
 
@@ -117,15 +157,26 @@ def calibrate(step: StepContext) -> TraceSet:
 
 
 def crown(step: StepContext, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
-    """A calibrated champion with a config that is slow here: its draft costs as much as the target."""
+    """A calibrated champion with a config that is slow here: its draft costs as much as the
+    target."""
     from registry.bundles.build import build_bundle
 
     traces = calibrate(step)
     scripted(strategy, num_speculative_tokens=5)(step, traces, [])
     release, store = publish_step.run_publish(step, {"by": "hand"}), Store()
     check = GateCheck(name="by hand", value=1, threshold=1, passed=True)
-    record_gate(store, GateRecord(pair=release.pair, device="cpu", release_version=release.version, pins=release.pins, passed=True,
-                                  checks=(check,), created=context.now()))
+    record_gate(
+        store,
+        GateRecord(
+            pair=release.pair,
+            device="cpu",
+            release_version=release.version,
+            pins=release.pins,
+            passed=True,
+            checks=(check,),
+            created=context.now(),
+        ),
+    )
     champion = promote(store, release.pair, "cpu", release.version)
     build_bundle(store, step.workspace.spec, step.workspace.files(), out=out)
     return champion

@@ -19,15 +19,36 @@ from serving.runtime.strategies import StrategyResources
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-RESOURCES = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
-                               "correction_memory": CorrectionMemory.empty(ORIGIN)}, deterministic=True)
+RESOURCES = StrategyResources(
+    {
+        "acceptance_table": AcceptanceTable.empty(ORIGIN),
+        "hardware_profile": PROFILE,
+        "correction_memory": CorrectionMemory.empty(ORIGIN),
+    },
+    deterministic=True,
+)
 
 
-def run_tuner(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], evaluate: Any, *, resources: StrategyResources = RESOURCES,
-              profile: HardwareProfile = PROFILE, champion: Any = None, quality: Any = None, **settings: Any) -> TuningEvidence:
-    """`tune_strategy` with the fields of `TuneSettings`, `TuneFiles` and `TuneHooks` as keywords."""
-    files = TuneFiles(**{name: settings.pop(name) for name in ("study", "named", "rungs") if name in settings})
-    hooks = TuneHooks(**{name: settings.pop(name) for name in ("spread", "log", "progress") if name in settings})
+def run_tuner(
+    pair: LoadedPair,
+    trace: TraceSet,
+    prompts: Sequence[Prompt],
+    evaluate: Any,
+    *,
+    resources: StrategyResources = RESOURCES,
+    profile: HardwareProfile = PROFILE,
+    champion: Any = None,
+    quality: Any = None,
+    **settings: Any,
+) -> TuningEvidence:
+    """`tune_strategy` with the fields of `TuneSettings`, `TuneFiles` and `TuneHooks` as
+    keywords."""
+    files = TuneFiles(
+        **{name: settings.pop(name) for name in ("study", "named", "rungs") if name in settings}
+    )
+    hooks = TuneHooks(
+        **{name: settings.pop(name) for name in ("spread", "log", "progress") if name in settings}
+    )
     if settings.get("strategies") is not None:
         settings["strategies"] = tuple(settings["strategies"])
     inputs = TuneInputs(pair, trace, prompts, resources, profile, champion)

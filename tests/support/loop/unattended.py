@@ -35,7 +35,7 @@ from flows.orchestration.recalibrate_flow import recalibrate
 drift = DeploymentEventTrigger(expect={"draftwell.drift"}, match={"prefect.resource.id": "draftwell.pair.*"},
                                parameters={"settings": "{{ event.payload.settings }}"})
 serve(monitor.to_deployment("hands-off"), recalibrate.to_deployment("hands-off", triggers=[drift]), pause_on_shutdown=False)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,20 @@ def quick_dtype() -> str:
 
 def settings_of(place: Path, spool: Path) -> DriftSettings:
     cores = len(os.sched_getaffinity(0))
-    return DriftSettings(pair="default", dtype=quick_dtype(), spool=spool, out=place / "dist", threads=cores)
+    return DriftSettings(
+        pair="default", dtype=quick_dtype(), spool=spool, out=place / "dist", threads=cores
+    )
 
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
     """The target's answers and the requests, as a server spools them."""
-    collect_step.run_collect(step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder)
-    bodies = [json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False) for prompt in asked]
+    collect_step.run_collect(
+        step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder
+    )
+    bodies = [
+        json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False)
+        for prompt in asked
+    ]
     (folder / "requests.jsonl").write_text("\n".join(bodies) + "\n", encoding="utf-8")
     return folder
 
@@ -90,11 +97,19 @@ def prefect_at_work(place: Path) -> Iterator[None]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}/api"
-    with pytest.MonkeyPatch.context() as patch, running([sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
-                                                        place / "server.log") as server:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running(
+            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
+            place / "server.log",
+        ) as server,
+    ):
         patch.setenv("PREFECT_API_URL", address)
         wait(lambda: answers(httpx, address), 120, server)
-        with running([sys.executable, "-c", SERVE], place / "serve.log") as served, temporary_settings({PREFECT_API_URL: address}):
+        with (
+            running([sys.executable, "-c", SERVE], place / "serve.log") as served,
+            temporary_settings({PREFECT_API_URL: address}),
+        ):
             make_limits()
             wait(lambda: deployments() == {"monitor", "recalibrate"}, 120, served)
             yield
@@ -104,7 +119,9 @@ def wait(ready: Any, seconds: float, process: subprocess.Popen[bytes] | None = N
     """Until something is so; a process that it depends on must live."""
     end = time.monotonic() + seconds
     while not ready():
-        assert process is None or process.poll() is None, "the process that was waited for has ended"
+        assert process is None or process.poll() is None, (
+            "the process that was waited for has ended"
+        )
         assert time.monotonic() < end, f"not ready within {seconds:.0f} s"
         time.sleep(1)
 
@@ -121,7 +138,9 @@ def deployments() -> set[str]:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found = [deployment for deployment in client.read_deployments() if deployment.name == "hands-off"]
+        found = [
+            deployment for deployment in client.read_deployments() if deployment.name == "hands-off"
+        ]
         return {client.read_flow(deployment.flow_id).name for deployment in found}
 
 
@@ -140,7 +159,6 @@ def step(place: Path) -> StepContext:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     return open_pair("default", quick_dtype())
-
 
 
 def make_limits() -> None:

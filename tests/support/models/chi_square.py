@@ -13,7 +13,8 @@ SMALLEST_EXPECTED = 5.0
 
 
 def p_value(samples: Iterable[Any], law: Mapping[Any, float]) -> float:
-    """Probability of counts at least as far from `law` if it holds; 0 if something impossible was counted.
+    """Probability of counts at least as far from `law` if it holds; 0 if something impossible was
+    counted.
 
     >>> p_value(["a"] * 50 + ["b"] * 50, {"a": 0.5, "b": 0.5})
     1.0

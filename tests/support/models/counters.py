@@ -1,4 +1,5 @@
-"""What tests of replay compare: counters of a request, and what stood in them after every verification."""
+"""What tests of replay compare: counters of a request, and what stood in them after every
+verification."""
 
 from __future__ import annotations
 
@@ -11,11 +12,16 @@ from serving.runtime.acceptance.exact import Exact
 from serving.runtime.session.stats import Stats
 from serving.runtime.types import Draft, Verdict
 
-COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds") and field.name != "timeline"]
+COUNTERS = [
+    field.name
+    for field in fields(Stats)
+    if not field.name.endswith("_seconds") and field.name != "timeline"
+]
 
 
 class Round(NamedTuple):
-    """A verification: the draft it judged and what came of it, and the request's calls up to then."""
+    """A verification: the draft it judged and what came of it, and the request's calls up to
+    then."""
 
     drafted: int
     judged: int
@@ -46,7 +52,18 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
     def watch(stats: Stats, draft: Draft, verdict: Verdict) -> None:
         count(stats, draft, verdict)
-        rounds.seen.append((stats, Round(len(draft), verdict.judged, verdict.accepted, stats.target_calls, stats.draft_calls)))
+        rounds.seen.append(
+            (
+                stats,
+                Round(
+                    len(draft),
+                    verdict.judged,
+                    verdict.accepted,
+                    stats.target_calls,
+                    stats.draft_calls,
+                ),
+            )
+        )
 
     monkeypatch.setattr(Stats, "count", watch)
     return rounds
@@ -55,7 +72,6 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 def counters(stats: Stats) -> dict[str, Any]:
     """All that was counted; no seconds."""
     return {name: getattr(stats, name) for name in COUNTERS}
-
 
 
 def judged_positions(monkeypatch) -> list[int]:

@@ -10,12 +10,24 @@ from serving.runtime.requests import Sampling
 
 def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]:
     """Eight that end at different times; some are penalised or biased, some may stop early."""
-    extra: list[dict[str, Any]] = [{}, {"frequency_penalty": 0.8}, {"stop_token_ids": frozenset({3})}, {"logit_bias": {4: 1.0}}]
-    return [([1 + i % (vocab - 1), 2, i % vocab][: 1 + i % 3],
-             Sampling(max_tokens=10 + 2 * i, temperature=temperature, seed=i, **extra[i % 4])) for i in range(8)]
+    extra: list[dict[str, Any]] = [
+        {},
+        {"frequency_penalty": 0.8},
+        {"stop_token_ids": frozenset({3})},
+        {"logit_bias": {4: 1.0}},
+    ]
+    return [
+        (
+            [1 + i % (vocab - 1), 2, i % vocab][: 1 + i % 3],
+            Sampling(max_tokens=10 + 2 * i, temperature=temperature, seed=i, **extra[i % 4]),
+        )
+        for i in range(8)
+    ]
 
 
-def outputs(engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]], together: bool) -> list[list[int]]:
+def outputs(
+    engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]], together: bool
+) -> list[list[int]]:
     if together:
         jobs = [engine.submit(prompt, sampling, build()) for prompt, sampling in wanted]
         engine.run(jobs)

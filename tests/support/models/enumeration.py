@@ -1,7 +1,9 @@
-"""Exact enumeration: run a request once for every sequence of random decisions and add up the probabilities.
+"""Exact enumeration: run a request once for every sequence of random decisions and add up the
+probabilities.
 
-`Oracle` stands in for a request's random streams. It follows a script of decisions and, at the first one beyond the
-script, takes the first option and remembers the others; `joint_law` walks that tree until nothing is left.
+`Oracle` stands in for a request's random streams. It follows a script of decisions and, at the
+first one beyond the script, takes the first option and remembers the others; `joint_law` walks that
+tree until nothing is left.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Oracle:
             choice = self.script[self.taken]
         else:
             choice = options[0]
-            self.open += [([*self.script[:self.taken], o]) for o in options[1:]]
+            self.open += [([*self.script[: self.taken], o]) for o in options[1:]]
             self.script = [*self.script[: self.taken], choice]
         self.taken += 1
         self.probability *= weights[choice] / sum(weights)
@@ -52,9 +54,11 @@ class Oracle:
         return self.decide([p, 1.0 - p]) == 0
 
 
-def joint_law(build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int],
-              sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """Probability of every output of a strategy; `build` makes a fresh one, so that its state starts anew."""
+def joint_law(
+    build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int], sampling: Sampling
+) -> dict[tuple[int, ...], float]:
+    """Probability of every output of a strategy; `build` makes a fresh one, so that its state
+    starts anew."""
     law: dict[tuple[int, ...], float] = defaultdict(float)
     pending: list[list[int]] = [[]]
     while pending:
@@ -65,7 +69,13 @@ def joint_law(build: Callable[[], Strategy], models: dict[Role, Model], prompt: 
     return dict(law)
 
 
-def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], sampling: Sampling, oracle: Oracle) -> Job:
+def run_once(
+    strategy: Strategy,
+    models: dict[Role, Model],
+    prompt: list[int],
+    sampling: Sampling,
+    oracle: Oracle,
+) -> Job:
     """Run one request under an oracle, without the engine's batching."""
     session = Session(prompt, sampling, strategy.choose_models(models))
     session.rng = oracle
@@ -81,7 +91,8 @@ def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], s
 
 
 def true_law(model, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """The target's own joint law, token by token from its table; biases and penalties are added here, one by one."""
+    """The target's own joint law, token by token from its table; biases and penalties are added
+    here, one by one."""
     law = {(): 1.0}
     done: dict[tuple[int, ...], float] = defaultdict(float)
     while law:
@@ -102,7 +113,9 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
     for token, bias in sampling.biases:
         logits[token] += bias
     for token in {*prompt, *text}:
-        logits[token] *= sampling.repetition_penalty if logits[token] < 0 else 1 / sampling.repetition_penalty
+        logits[token] *= (
+            sampling.repetition_penalty if logits[token] < 0 else 1 / sampling.repetition_penalty
+        )
     for token in text:
         logits[token] -= sampling.frequency_penalty
     for token in set(text):
@@ -117,19 +130,19 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
         assert all(matcher.accept(token) for token in text), "the text breaks the grammar"
         allowed = torch.from_numpy(matcher.allowed())
         logits[~allowed] = -math.inf
-        if len(text) < sampling.min_tokens and bool((logits == -math.inf).all()):  # it must end here
+        # it must end here
+        if len(text) < sampling.min_tokens and bool((logits == -math.inf).all()):
             logits[allowed] = 0.0
     return warp(logits, sampling)
-
 
 
 def distance(law: dict, truth: dict) -> float:
     return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))
 
 
-
 def law_of(loop: Callable[[Oracle], Any]) -> dict[Any, float]:
-    """Probability of everything that a loop may return (hashable), by trying all its random decisions."""
+    """Probability of everything that a loop may return (hashable), by trying all its random
+    decisions."""
     law: dict[Any, float] = defaultdict(float)
     pending: list[list[int]] = [[]]
     while pending:

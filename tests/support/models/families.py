@@ -1,4 +1,5 @@
-"""Tiny random targets of every family that is distilled, four layers each, all ending texts with token 2."""
+"""Tiny random targets of every family that is distilled, four layers each, all ending texts with
+token 2."""
 
 from __future__ import annotations
 
@@ -13,11 +14,25 @@ from tests.support.models.tiny import EOS, Letters
 
 VOCAB, LAYERS, CONTEXT = 61, 4, 96
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt_neox", "gpt2")
-SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-         "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-WINDOWS = {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8,
-           "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+WINDOWS = {
+    "head_dim": 8,
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
 
 
 def tiny_target(name: str) -> Any:
@@ -33,8 +48,16 @@ def tiny_target(name: str) -> Any:
         "gemma2": lambda: tf.Gemma2Config(**GROUPED, **WINDOWS, final_logit_softcapping=5.0),
         "gemma3": lambda: tf.Gemma3TextConfig(**GROUPED, **WINDOWS),
         "gpt_neox": lambda: tf.GPTNeoXConfig(**SIZES),
-        "gpt2": lambda: tf.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=128, initializer_range=0.3,
-                                      bos_token_id=1, eos_token_id=EOS),
+        "gpt2": lambda: tf.GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=LAYERS,
+            n_head=4,
+            n_positions=128,
+            initializer_range=0.3,
+            bos_token_id=1,
+            eos_token_id=EOS,
+        ),
     }[name]()
     return tf.AutoModelForCausalLM.from_config(config).float().eval()
 
@@ -48,12 +71,23 @@ def target_pair(module: Any) -> LoadedPair:
 def some_prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Random prompts of two to eight tokens."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, VOCAB, (2 + i % 7,), generator=generator).tolist() for i in range(count)]
+    return [
+        torch.randint(3, VOCAB, (2 + i % 7,), generator=generator).tolist() for i in range(count)
+    ]
 
 
 def tiny_source(name: str, *, prompts: int = 48, new_tokens: int = 16) -> Source:
     """What is distilled of a tiny target."""
     pair = target_pair(tiny_target(name))
     untouched = [("a", ids) for ids in some_prompts(4, seed=9)]
-    return Source(pair, "d" * 64, EngineWriter(pair, 8), some_prompts(prompts), untouched, new_tokens, batch=16, name="tiny",
-                  data="a test")
+    return Source(
+        pair,
+        "d" * 64,
+        EngineWriter(pair, 8),
+        some_prompts(prompts),
+        untouched,
+        new_tokens,
+        batch=16,
+        name="tiny",
+        data="a test",
+    )

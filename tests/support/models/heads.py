@@ -20,7 +20,13 @@ def random_eagle3(module: Any, covered: int, seed: int = 3) -> tuple[Eagle3Netwo
     network = Eagle3Network(head_config(module.config, covered, LAYERS))
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter) if parameter.dim() == 1 else 0.1 * torch.randn_like(parameter))
+            parameter.add_(
+                0.3 * torch.randn_like(parameter)
+                if parameter.dim() == 1
+                else 0.1 * torch.randn_like(parameter)
+            )
             parameter.copy_(parameter.bfloat16())  # as an artifact keeps it
     ids = torch.randperm(module.config.vocab_size)[:covered].sort().values
-    return network, Eagle3Head(dict(network.state_dict()), network.config, ids, LAYERS, "d" * 64, ORIGIN)
+    return network, Eagle3Head(
+        dict(network.state_dict()), network.config, ids, LAYERS, "d" * 64, ORIGIN
+    )

@@ -7,15 +7,33 @@ import transformers as tf
 
 from serving.runtime.commands import Forward
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128}
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 SHAPES = {
-    "grouped": {}, "one key head": {"num_key_value_heads": 1}, "all key heads": {"num_key_value_heads": 4},
-    "wide heads": {"head_dim": 16}, "tied": {"tie_word_embeddings": True}, "llama3 rope": {"rope_parameters": LLAMA3}}
+    "grouped": {},
+    "one key head": {"num_key_value_heads": 1},
+    "all key heads": {"num_key_value_heads": 4},
+    "wide heads": {"head_dim": 16},
+    "tied": {"tie_word_embeddings": True},
+    "llama3 rope": {"rope_parameters": LLAMA3},
+}
 
 
 def llama(dtype: torch.dtype = torch.float32, **changes):
@@ -30,11 +48,16 @@ def ragged(model, texts: list[list[int]]) -> list[torch.Tensor]:
     model.forward([Forward("target", slots[1], (7, 7, 7, 7), 1)])
     model.rollback(slots[1], 3)
     one = model.forward([Forward("target", s, (t[3],)) for s, t in zip(slots, texts, strict=True)])
-    rest = model.forward([Forward("target", s, tuple(t[4:]), len(t) - 4) for s, t in zip(slots, texts, strict=True)])
+    rest = model.forward(
+        [Forward("target", s, tuple(t[4:]), len(t) - 4) for s, t in zip(slots, texts, strict=True)]
+    )
     return [torch.cat([a.logits, b.logits]) for a, b in zip(one, rest, strict=True)]
 
 
-TEXTS = [torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (9, 14, 6)]
+TEXTS = [
+    torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (9, 14, 6)
+]
 
 
 def check_ragged(adapter, shape: str) -> None:
@@ -46,10 +69,8 @@ def check_ragged(adapter, shape: str) -> None:
         torch.testing.assert_close(logits, want, atol=2e-5, rtol=0)
 
 
-
 def random_tokens(n: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
-
 
 
 def noisy(noise: float):

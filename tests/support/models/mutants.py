@@ -8,7 +8,8 @@ from serving.runtime.types import Draft, Rows, Verdict
 
 
 class Twice(Exact):
-    """Exact acceptance that tests the last token of a draft again where all of it was kept and no bonus follows."""
+    """Exact acceptance that tests the last token of a draft again where all of it was kept and no
+    bonus follows."""
 
     def judge(self, draft: Draft, target: Rows, rng, *, bonus: bool = True) -> Verdict:
         verdict = super().judge(draft, target, rng, bonus=bonus)

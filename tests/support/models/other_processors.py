@@ -15,7 +15,8 @@ from serving.runtime.models.compiled_library import compiler
 
 LACKS = {"no-avx512bf16": "avx512_bf16", "no-avx512f": "avx512f"}
 PROCESSORS = ("native", *(name for name, flag in LACKS.items() if flag in cpu_flags().split()))
-"""This one, and as far as it is neither: one without instructions for bfloat16, and one with vectors of eight floats."""
+"""This one, and as far as it is neither: one without instructions for bfloat16, and one with
+vectors of eight floats."""
 
 
 @contextmanager
@@ -30,7 +31,8 @@ def compiled_for(processor: str, folder: Path) -> Iterator[None]:
         if processor == "no-avx512f":
             patch.setattr(packed_matmul, "LANES", 8)
             patch.setattr(packed_matmul, "OUTPUTS", 16)
-            stack.enter_context(torch._inductor.config.patch({"cpp.simdlen": 256}))  # of torch's headers those for such vectors
+            # of torch's headers those for such vectors
+            stack.enter_context(torch._inductor.config.patch({"cpp.simdlen": 256}))
         if processor != "native":
             wrapper = folder / "g++"
             wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -m{processor}\n')

@@ -1,4 +1,5 @@
-"""Models whose forward passes take a known time on a clock that only they move: timings become exact and need no idle machine."""
+"""Models whose forward passes take a known time on a clock that only they move: timings become
+exact and need no idle machine."""
 
 from __future__ import annotations
 

@@ -21,12 +21,20 @@ NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}
 
 
 def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: float = 1.5) -> dict:
-    """A target, a draft that is the target with noise on its logits, and a qualifier and a head with half of another noise."""
+    """A target, a draft that is the target with noise on its logits, and a qualifier and a head
+    with half of another noise."""
     target = TableModel.random(vocab, seed, sharpness=sharpness)
     generator = torch.Generator().manual_seed(seed + 1)
     draft = TableModel(target.table + noise * torch.randn(target.table.shape, generator=generator))
-    qualifier = TableModel(target.table + noise / 2 * torch.randn(target.table.shape, generator=generator))
-    return {"target": target, "draft": draft, "qualifier": qualifier, "head": TableModel(qualifier.table)}
+    qualifier = TableModel(
+        target.table + noise / 2 * torch.randn(target.table.shape, generator=generator)
+    )
+    return {
+        "target": target,
+        "draft": draft,
+        "qualifier": qualifier,
+        "head": TableModel(qualifier.table),
+    }
 
 
 def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:
@@ -38,7 +46,14 @@ def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyRe
         "datastore": random_datastore(vocab),
         "medusa_heads": random_medusa_heads(vocab),
         "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
-        "verifier": Verifier(torch.randn(vocab, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN),
+        "verifier": Verifier(
+            torch.randn(vocab, generator=torch.Generator().manual_seed(3)),
+            0.0,
+            ("before",),
+            0.5,
+            1.2,
+            ORIGIN,
+        ),
     }
     return StrategyResources(artifacts | changes, deterministic=True)
 
@@ -46,9 +61,18 @@ def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyRe
 def random_head(width: int, seed: int = 4) -> AcceptanceHead:
     """One random block; its predictions spread over (0, 1)."""
     generator = torch.Generator().manual_seed(seed)
-    block = (torch.randn(width, width, generator=generator), torch.randn(width, generator=generator))
-    return AcceptanceHead(torch.zeros(width), torch.ones(width), [block], torch.randn(width, generator=generator), 0.5, ORIGIN)
-
+    block = (
+        torch.randn(width, width, generator=generator),
+        torch.randn(width, generator=generator),
+    )
+    return AcceptanceHead(
+        torch.zeros(width),
+        torch.ones(width),
+        [block],
+        torch.randn(width, generator=generator),
+        0.5,
+        ORIGIN,
+    )
 
 
 def random_datastore(vocab: int, seed: int = 5) -> Datastore:
@@ -58,9 +82,13 @@ def random_datastore(vocab: int, seed: int = 5) -> Datastore:
 
 
 def random_medusa_heads(width: int, seed: int = 6, tokens: int | None = None) -> MedusaHeads:
-    """Three random heads over states of `width` numbers, and over the first `tokens`, by default a dozen at most."""
+    """Three random heads over states of `width` numbers, and over the first `tokens`, by default a
+    dozen at most."""
     generator = torch.Generator().manual_seed(seed)
-    weight, bias = torch.randn(3, width, width, generator=generator), torch.randn(3, width, generator=generator)
+    weight, bias = (
+        torch.randn(3, width, width, generator=generator),
+        torch.randn(3, width, generator=generator),
+    )
     return MedusaHeads(weight / width**0.5, bias, torch.arange(tokens or min(width, 12)), ORIGIN)
 
 

@@ -1,4 +1,5 @@
-"""Random operations on a model's slots, each compared with a plain forward pass over the text that the slot holds."""
+"""Random operations on a model's slots, each compared with a plain forward pass over the text that
+the slot holds."""
 
 from __future__ import annotations
 
@@ -21,16 +22,31 @@ WHICH = st.integers(0, 5)
 ACTIONS = {
     "open": st.tuples(st.just("open")),
     "close": st.tuples(st.just("close"), WHICH),
-    "feed": st.tuples(st.just("feed"), st.lists(st.tuples(WHICH, TOKENS, st.integers(1, 6)), min_size=1, max_size=3)),
+    "feed": st.tuples(
+        st.just("feed"),
+        st.lists(st.tuples(WHICH, TOKENS, st.integers(1, 6)), min_size=1, max_size=3),
+    ),
     "back": st.tuples(st.just("back"), WHICH, st.integers(0, 8)),
     "fork": st.tuples(st.just("fork"), WHICH, WHICH, st.integers(0, 8)),
 }
 
-STEPS = st.lists(st.sampled_from(["feed"] * 6 + ["back", "back", "fork", "fork", "open", "close"]).flatmap(ACTIONS.__getitem__),
-                 min_size=6, max_size=20).map(lambda steps: [("open",), ("open",), *steps])
+STEPS = st.lists(
+    st.sampled_from(["feed"] * 6 + ["back", "back", "fork", "fork", "open", "close"]).flatmap(
+        ACTIONS.__getitem__
+    ),
+    min_size=6,
+    max_size=20,
+).map(lambda steps: [("open",), ("open",), *steps])
 
 
-def run_step(model: Any, plain: Any, held: dict[int, list[int]], branches: set[int], action: str, arguments: list[Any]) -> None:
+def run_step(
+    model: Any,
+    plain: Any,
+    held: dict[int, list[int]],
+    branches: set[int],
+    action: str,
+    arguments: list[Any],
+) -> None:
     slots = sorted(held)
     if action == "open":
         if len(held) - len(branches) == COUNT:
@@ -52,14 +68,21 @@ def run_step(model: Any, plain: Any, held: dict[int, list[int]], branches: set[i
                 model.rollback(slot, arguments[1])
         else:
             model.rollback(slot, arguments[1])
-            del held[slot][arguments[1]:]
+            del held[slot][arguments[1] :]
     elif action == "fork":
         fork(model, held, branches, slots[arguments[0] % len(slots)], *arguments[1:])
     else:
-        feed(model, plain, held, {slots[which % len(slots)]: (tokens, keep) for which, tokens, keep in arguments[0]})
+        feed(
+            model,
+            plain,
+            held,
+            {slots[which % len(slots)]: (tokens, keep) for which, tokens, keep in arguments[0]},
+        )
 
 
-def fork(model: Any, held: dict[int, list[int]], branches: set[int], source: int, which: int, length: int) -> None:
+def fork(
+    model: Any, held: dict[int, list[int]], branches: set[int], source: int, which: int, length: int
+) -> None:
     """Into a branch that is open, or into a new one."""
     if which < len(branches):
         into = sorted(branches)[which]
@@ -78,12 +101,20 @@ def fork(model: Any, held: dict[int, list[int]], branches: set[int], source: int
 
 def common(one: list[int], other: list[int]) -> int:
     """Length of the common start."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
-def feed(model: Any, plain: Any, held: dict[int, list[int]], rows: dict[int, tuple[list[int], int]]) -> None:
+def feed(
+    model: Any, plain: Any, held: dict[int, list[int]], rows: dict[int, tuple[list[int], int]]
+) -> None:
     """One ragged batch; one that does not fit changes nothing."""
-    commands = [Forward("target", slot, tuple(tokens), min(keep, len(tokens))) for slot, (tokens, keep) in rows.items()]
+    commands = [
+        Forward("target", slot, tuple(tokens), min(keep, len(tokens)))
+        for slot, (tokens, keep) in rows.items()
+    ]
     if any(len(held[slot]) + len(tokens) > CONTEXT for slot, (tokens, _) in rows.items()):
         with pytest.raises(ContextTooLong):
             model.forward(commands)

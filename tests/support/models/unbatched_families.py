@@ -19,27 +19,64 @@ def config(name: str, vocab: int = VOCAB) -> Any:
     """Two layers, logits sharp enough that a wrong key or position shows."""
     import transformers as tf
 
-    ids = {"vocab_size": vocab, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3}
+    ids = {
+        "vocab_size": vocab,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
     gpt = ids | {"n_embd": HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": LIMIT}
     plain = ids | {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
     return {
-        "gpt_neo": lambda: tf.GPTNeoConfig(**ids, hidden_size=HIDDEN, num_layers=2, num_heads=4, window_size=WINDOW,
-                                           attention_types=[[["global", "local"], 1]], max_position_embeddings=LIMIT),
+        "gpt_neo": lambda: tf.GPTNeoConfig(
+            **ids,
+            hidden_size=HIDDEN,
+            num_layers=2,
+            num_heads=4,
+            window_size=WINDOW,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=LIMIT,
+        ),
         "gptj": lambda: tf.GPTJConfig(**gpt, rotary_dim=4),
         "codegen": lambda: tf.CodeGenConfig(**gpt, rotary_dim=4),
         "bloom": lambda: tf.BloomConfig(**ids, hidden_size=HIDDEN, n_layer=2, n_head=4),
-        "mpt": lambda: tf.MptConfig(**ids, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=LIMIT),
+        "mpt": lambda: tf.MptConfig(
+            **ids, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=LIMIT
+        ),
         "ctrl": lambda: tf.CTRLConfig(**gpt, dff=48),
         "falcon": lambda: tf.FalconConfig(**plain),
         "falcon_alibi": lambda: tf.FalconConfig(**plain, alibi=True),
-        "falcon_grouped": lambda: tf.FalconConfig(**plain, new_decoder_architecture=True, num_kv_heads=2),
-        "gpt_neox_japanese": lambda: tf.GPTNeoXJapaneseConfig(**plain, intermediate_multiple_size=2, max_position_embeddings=LIMIT),
-        "xglm": lambda: tf.XGLMConfig(**ids, d_model=HIDDEN, num_layers=2, attention_heads=4, ffn_dim=48, init_std=0.3,
-                                      max_position_embeddings=LIMIT),
+        "falcon_grouped": lambda: tf.FalconConfig(
+            **plain, new_decoder_architecture=True, num_kv_heads=2
+        ),
+        "gpt_neox_japanese": lambda: tf.GPTNeoXJapaneseConfig(
+            **plain, intermediate_multiple_size=2, max_position_embeddings=LIMIT
+        ),
+        "xglm": lambda: tf.XGLMConfig(
+            **ids,
+            d_model=HIDDEN,
+            num_layers=2,
+            attention_heads=4,
+            ffn_dim=48,
+            init_std=0.3,
+            max_position_embeddings=LIMIT,
+        ),
     }[name]()
 
 
-FAMILIES = ["gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "falcon_grouped", "gpt_neox_japanese", "xglm"]
+FAMILIES = [
+    "gpt_neo",
+    "gptj",
+    "codegen",
+    "bloom",
+    "mpt",
+    "ctrl",
+    "falcon",
+    "falcon_grouped",
+    "gpt_neox_japanese",
+    "xglm",
+]
 
 
 def module_of(name: str, **settings: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Models whose next token depends on every token before it, and checks of what their slots are said to hold."""
+"""Models whose next token depends on every token before it, and checks of what their slots are said
+to hold."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class WholeText(TableModel):
 
     def next_logits(self, context: Sequence[int]) -> Tensor:
         generator = torch.Generator().manual_seed(hash(tuple(context)) % 2**31)
-        return super().next_logits(context) + 1.5 * torch.randn(self.vocab_size, generator=generator)
+        return super().next_logits(context) + 1.5 * torch.randn(
+            self.vocab_size, generator=generator
+        )
 
 
 def whole_text_pair(vocab: int = 8, slots: int = 4) -> dict[str, Any]:
@@ -32,14 +35,18 @@ def check_held(models: Mapping[str, TableModel]) -> None:
         for slot in range(model.slots.count):
             if slot in model.slots.texts:
                 listed = model.slots.texts[slot].tokens
-                assert listed == model.tokens[slot][: model.slots.lengths[slot]][: len(listed)], (role, slot)
+                assert listed == model.tokens[slot][: model.slots.lengths[slot]][: len(listed)], (
+                    role,
+                    slot,
+                )
 
 
 def tokens_read(models: Mapping[str, Any], *, prompts_only: bool = False) -> dict[str, list[int]]:
     """Role → tokens of every row that its model runs from here on.
 
     Args:
-        prompts_only: leave out rows that are not part of a request's first forward pass on the model.
+        prompts_only: leave out rows that are not part of a request's first forward pass on the
+            model.
     """
     found: dict[str, list[int]] = {role: [] for role in models}
 

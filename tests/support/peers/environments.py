@@ -13,7 +13,12 @@ from components.engines import environments
 FAKE_DRIVER = Path(__file__).parent / "fake_driver.py"
 
 
-def install(root: Path, patch: pytest.MonkeyPatch, names: tuple[str, ...] = ("vllm", "llama.cpp"), driver: Path = FAKE_DRIVER) -> Path:
+def install(
+    root: Path,
+    patch: pytest.MonkeyPatch,
+    names: tuple[str, ...] = ("vllm", "llama.cpp"),
+    driver: Path = FAKE_DRIVER,
+) -> Path:
     """As `make peers` leaves them under `root`, with a fake driver for each."""
     patch.setenv("DRAFTWELL_PEERS", str(root))
     for name in names:
@@ -26,14 +31,21 @@ def install(root: Path, patch: pytest.MonkeyPatch, names: tuple[str, ...] = ("vl
 
 def is_stopped(pid: int) -> bool:
     """Whether every thread of a process is stopped, as Linux sees it (state T)."""
-    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(
+        task.read_text().rpartition(")")[2].split()[0] == "T"
+        for task in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
 
 
 def with_server(root: Path, version: str = "0.32.0") -> Path:
-    """The environment of vLLM under `root` with metadata of a version, and a stand-in for its server; returns its site-packages."""
+    """The environment of vLLM under `root` with metadata of a version, and a stand-in for its
+    server; returns its site-packages."""
     site = root / "vllm" / "lib" / "python3.11" / "site-packages"
     of_version(root, version)
-    for place, file in (("openai/api_server.py", "fake_vllm_server.py"), ("launchers/launcher.py", "fake_vllm_launcher.py")):
+    for place, file in (
+        ("openai/api_server.py", "fake_vllm_server.py"),
+        ("launchers/launcher.py", "fake_vllm_launcher.py"),
+    ):
         target = site / "vllm" / "entrypoints" / place
         target.parent.mkdir(parents=True)
         for package in (site / "vllm", site / "vllm" / "entrypoints", target.parent):
@@ -41,7 +53,9 @@ def with_server(root: Path, version: str = "0.32.0") -> Path:
         shutil.copyfile(Path(__file__).parent / file, target)
     python = root / "vllm" / "bin" / "python"
     python.unlink()
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {sys.executable} \"$@\"\n")
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     return site
 

@@ -1,8 +1,10 @@
-"""An engine that needs no library: it answers over the real protocol, by a clock of its own, or misbehaves as it is told.
+"""An engine that needs no library: it answers over the real protocol, by a clock of its own, or
+misbehaves as it is told.
 
-The setting `fault`, or the variable FAKE_PEER_FAULT, says how it misbehaves: a word, or `word@method` for one way to speculate.
-The variable FAKE_ENGINE_SPEEDS says how fast it is: JSON, `method`, `method:k` or `method:k@requests` → times plain decoding.
-FAKE_ENGINE_ACCEPTED says how many tokens of an answer's two drafts are kept: JSON, such as [2, 1].
+The setting `fault`, or the variable FAKE_PEER_FAULT, says how it misbehaves: a word, or
+`word@method` for one way to speculate. The variable FAKE_ENGINE_SPEEDS says how fast it is: JSON,
+`method`, `method:k` or `method:k@requests` → times plain decoding. FAKE_ENGINE_ACCEPTED says how
+many tokens of an answer's two drafts are kept: JSON, such as [2, 1].
 """
 
 from __future__ import annotations
@@ -26,21 +28,31 @@ SECONDS = 0.01
 """Of the own clock, for a token of plain decoding."""
 LAST_WORDS = {
     "memory": "ValueError: No available memory for the cache blocks. Try increasing it.",
-    "plugin": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'arctic_inference'",
-    "port": "OSError: [Errno 98] Address already in use"}
+    "plugin": (
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named "
+        "'arctic_inference'"
+    ),
+    "port": "OSError: [Errno 98] Address already in use",
+}
 
 
 def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     """Load nothing."""
     speculation = settings.get("speculation") or {}
-    fault, _, where = (settings.get("fault") or os.environ.get("FAKE_PEER_FAULT") or "").partition("@")
+    fault, _, where = (settings.get("fault") or os.environ.get("FAKE_PEER_FAULT") or "").partition(
+        "@"
+    )
     if where not in ("", speculation.get("method", "off")):
         fault = ""
     print("a library says hello")  # must not be taken for an answer
     if fault in LAST_WORDS:
         sys.exit(LAST_WORDS[fault])
     if fault == "cache" and not os.environ.get("VLLM_DISABLE_COMPILE_CACHE"):
-        print("WARNING Compiling model again due to a load failure from a file", file=sys.stderr, flush=True)
+        print(
+            "WARNING Compiling model again due to a load failure from a file",
+            file=sys.stderr,
+            flush=True,
+        )
         os.abort()
     if fault == "start":
         raise RuntimeError("no such\nmodel")
@@ -71,11 +83,17 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
             found[0].ids[-1] = 1 + found[0].ids[-1]
 
     note = f"fake: {settings['threads']} threads, OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
-    return decode, {"version": "fake 1.0", "notes": [note], "device": os.environ.get("FAKE_ENGINE_DEVICE", "cpu"),
-                    "distribution": os.environ.get("FAKE_ENGINE_DISTRIBUTION")}
+    return decode, {
+        "version": "fake 1.0",
+        "notes": [note],
+        "device": os.environ.get("FAKE_ENGINE_DEVICE", "cpu"),
+        "distribution": os.environ.get("FAKE_ENGINE_DISTRIBUTION"),
+    }
 
 
-def answer(ids: list[int], request: Request, tokens: Tokens, clock: list[float], pace: float) -> None:
+def answer(
+    ids: list[int], request: Request, tokens: Tokens, clock: list[float], pace: float
+) -> None:
     """The prompt again and again."""
     for i in range(request["max_tokens"]):
         clock[0] += pace
@@ -84,7 +102,10 @@ def answer(ids: list[int], request: Request, tokens: Tokens, clock: list[float],
             tokens.top.append([(tokens.ids[-1], -0.1), (tokens.ids[-1] + 1, -2.5)])
         if tokens.ids[-1] in request["stop_token_ids"]:
             break
-    tokens.drafted, tokens.accepted = [2, 2], json.loads(os.environ.get("FAKE_ENGINE_ACCEPTED", "[2, 1]"))
+    tokens.drafted, tokens.accepted = (
+        [2, 2],
+        json.loads(os.environ.get("FAKE_ENGINE_ACCEPTED", "[2, 1]")),
+    )
 
 
 def speed_of(speculation: dict[str, Any], requests: int) -> float:

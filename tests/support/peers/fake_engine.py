@@ -1,4 +1,5 @@
-"""An engine in this process, with a clock of its own: it repeats the prompt, as fast as it is told."""
+"""An engine in this process, with a clock of its own: it repeats the prompt, as fast as it is
+told."""
 
 from __future__ import annotations
 
@@ -16,12 +17,16 @@ class FakeEngine:
     """An `Engine`; `log` gets a line for each start, group and stop.
 
     Args:
-        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named. `scheduled@requests`
-            overrules them where lengths follow the load, `method:0@requests` says what a length of 0 costs there.
-        faults: labels of engines that are killed when they decode; `crash LABEL`: that fail then; `start LABEL`: when they start.
+        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing
+            is named. `scheduled@requests` overrules them where lengths follow the load,
+            `method:0@requests` says what a length of 0 costs there.
+        faults: labels of engines that are killed when they decode; `crash LABEL`: that fail then;
+            `start LABEL`: when they start.
     """
 
-    def __init__(self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()):
+    def __init__(
+        self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()
+    ):
         self.label, self.speeds, self.log, self.faults = label, speeds, log, faults
         self.settings: EngineSettings | None = None
 
@@ -45,9 +50,15 @@ class FakeEngine:
         for ids in prompts:
             tokens = [ids[i % len(ids)] for i in range(sampling.max_tokens)]
             seconds = pace * len(tokens) * (1 + len(ids) % 3 / 50)
-            answers.append(Answer(tokens=tokens, seconds=seconds, first_token_seconds=pace,
-                                  acceptance=Acceptance(rounds=2, drafted=4, accepted=3, accepted_at=(2, 1)),
-                                  top_logprobs=[[(token, -0.1), (token + 1, -0.3)] for token in tokens]))
+            answers.append(
+                Answer(
+                    tokens=tokens,
+                    seconds=seconds,
+                    first_token_seconds=pace,
+                    acceptance=Acceptance(rounds=2, drafted=4, accepted=3, accepted_at=(2, 1)),
+                    top_logprobs=[[(token, -0.1), (token + 1, -0.3)] for token in tokens],
+                )
+            )
         return Decoded(seconds=max(answer.seconds for answer in answers), answers=answers)
 
     def stop(self) -> None:
@@ -65,12 +76,17 @@ class FakeEngine:
                 k = length
         if k == 0:
             return self.speeds.get(f"{name}:0@{requests}", 1.0)
-        if "num_speculative_tokens_per_batch_size" in chosen and f"scheduled@{requests}" in self.speeds:
+        if (
+            "num_speculative_tokens_per_batch_size" in chosen
+            and f"scheduled@{requests}" in self.speeds
+        ):
             return self.speeds[f"scheduled@{requests}"]
         named = (f"{name}:{k}@{requests}", f"{name}:{k}", name)
         return next((self.speeds[key] for key in named if key in self.speeds), 0.9)
 
 
-def maker(speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()) -> Callable[[str], FakeEngine]:
+def maker(
+    speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()
+) -> Callable[[str], FakeEngine]:
     """Makes engines by label."""
     return lambda label: FakeEngine(label, speeds, log, faults)

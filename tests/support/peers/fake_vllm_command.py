@@ -1,4 +1,5 @@
-"""`vllm bench serve` that asks its server once, notes what it was given, and invents the rest: the clients as tokens/s."""
+"""`vllm bench serve` that asks its server once, notes what it was given, and invents the rest: the
+clients as tokens/s."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ if options["--model"] != served or options["--max-concurrency"] == "13":
     sys.exit("ValueError: no such\nmodel")
 folder = Path(options["--result-dir"])
 if dataset == "custom":
-    rows = [json.loads(line)["prompt"] for line in Path(options["--dataset-path"]).read_text().splitlines()]
+    rows = [
+        json.loads(line)["prompt"]
+        for line in Path(options["--dataset-path"]).read_text().splitlines()
+    ]
 else:  # as vLLM's makes them, but for what they say
     assert "--ignore-eos" in options
     own = "--" + dataset.replace("_", "-")
@@ -24,6 +28,11 @@ else:  # as vLLM's makes them, but for what they say
     rows = [f"{dataset} {options[f'{own}-output-len']} {options['--seed']}"] * wanted
 with (folder / "asked.jsonl").open("a") as asked:
     asked.write(json.dumps([options["--base-url"], int(options["--max-concurrency"]), rows]) + "\n")
-result = {"output_throughput": float(options["--max-concurrency"]), "median_ttft_ms": 20.0, "median_tpot_ms": 3.0,
-          "completed": wanted - 1, "failed": 1}
+result = {
+    "output_throughput": float(options["--max-concurrency"]),
+    "median_ttft_ms": 20.0,
+    "median_tpot_ms": 3.0,
+    "completed": wanted - 1,
+    "failed": 1,
+}
 (folder / options["--result-filename"]).write_text(json.dumps(result))

@@ -1,6 +1,8 @@
-"""`vllm.entrypoints.launchers.launcher` of vLLM 0.32, as far as `listen.py` changes it and with what it does at the end.
+"""`vllm.entrypoints.launchers.launcher` of vLLM 0.32, as far as `listen.py` changes it and with
+what it does at the end.
 
-Asked to end, vLLM first lets its engine finish what it has and refuse the rest, and only then stops listening.
+Asked to end, vLLM first lets its engine finish what it has and refuse the rest, and only then stops
+listening.
 """
 
 from __future__ import annotations

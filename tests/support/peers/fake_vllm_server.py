@@ -1,7 +1,9 @@
-"""vLLM's server as `serve.sh` starts it: it answers `/v1/models` and `/v1/completions`, and spools counts as our plug-in does.
+"""vLLM's server as `serve.sh` starts it: it answers `/v1/models` and `/v1/completions`, and spools
+counts as our plug-in does.
 
-FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, `refuse` (every request), `once` (the third), or `die` (at the third).
-FAKE_SERVER_SECONDS: that an answer takes; FAKE_START_SECONDS: between the binding of its port and its listening there.
+FAKE_SERVER_FAULT says how it misbehaves: a word of `LAST_WORDS`, `refuse` (every request), `once`
+(the third), or `die` (at the third). FAKE_SERVER_SECONDS: that an answer takes; FAKE_START_SECONDS:
+between the binding of its port and its listening there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-LAST_WORDS = {"memory": "ValueError: No available memory for the cache blocks.", "port": "OSError: [Errno 98] Address already in use",
-              "plugin": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'draftwell_vllm'"}
+LAST_WORDS = {
+    "memory": "ValueError: No available memory for the cache blocks.",
+    "port": "OSError: [Errno 98] Address already in use",
+    "plugin": (
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named 'draftwell_vllm'"
+    ),
+}
 options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
 config = json.loads(options.get("--speculative-config", "{}"))
 asked_for: list[object] = []
@@ -46,9 +53,19 @@ class Engine:
         await asyncio.sleep(float(os.environ.get("FAKE_SERVER_SECONDS", "0")))
         self.running -= 1
         if os.environ.get("DRAFTWELL_SPOOL"):
-            spool({"method": config.get("method"), "num_speculative_tokens": config.get("num_speculative_tokens"), "rounds": 60,
-                   "accepted_at": [60, 30]})
-        return 200, {"usage": {"completion_tokens": asked["max_tokens"]}, "bundle": os.environ["DRAFTWELL_BUNDLE"], "pid": os.getpid()}
+            spool(
+                {
+                    "method": config.get("method"),
+                    "num_speculative_tokens": config.get("num_speculative_tokens"),
+                    "rounds": 60,
+                    "accepted_at": [60, 30],
+                }
+            )
+        return 200, {
+            "usage": {"completion_tokens": asked["max_tokens"]},
+            "bundle": os.environ["DRAFTWELL_BUNDLE"],
+            "pid": os.getpid(),
+        }
 
 
 engine = Engine()
@@ -66,7 +83,13 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         status, found = await engine.answer(json.loads(body))
     answer = json.dumps(found).encode()
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", str(len(answer)).encode())]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-length", str(len(answer)).encode())],
+        }
+    )
     await send({"type": "http.response.body", "body": answer})
 
 
@@ -82,7 +105,9 @@ def spool(counts: dict[str, object]) -> None:
 def main() -> None:
     from vllm.entrypoints.launchers import launcher
 
-    listened = launcher.create_server_socket(("127.0.0.1", int(options["--port"])), reuse_port=False)
+    listened = launcher.create_server_socket(
+        ("127.0.0.1", int(options["--port"])), reuse_port=False
+    )
     time.sleep(float(os.environ.get("FAKE_START_SECONDS", "0")))
     asyncio.run(launcher.serve_http(app, listened, engine))
 

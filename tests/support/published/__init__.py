@@ -1,1 +1,2 @@
-"""Generation loops of published repositories, retold from their code without caches, batches or processes, for comparison with ours."""
+"""Generation loops of published repositories, retold from their code without caches, batches or
+processes, for comparison with ours."""

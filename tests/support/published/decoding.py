@@ -1,4 +1,5 @@
-"""What the published loops share: distributions read anew from whole texts, random decisions by script, and what a loop returns."""
+"""What the published loops share: distributions read anew from whole texts, random decisions by
+script, and what a loop returns."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.support.models.enumeration import Oracle
 
 
 class Round(NamedTuple):
-    """One call of the target: tokens that were drafted for it or meanwhile, that it judged, and that it kept."""
+    """One call of the target: tokens that were drafted for it or meanwhile, that it judged, and
+    that it kept."""
 
     drafted: int
     judged: int
@@ -26,7 +28,8 @@ class Decoded:
     """What a loop returns.
 
     Args:
-        text: without the prompt; as long as the loop makes it, which may be more than was asked for.
+        text: without the prompt; as long as the loop makes it, which may be more than was asked
+            for.
         rounds: one for each call of the target.
         unverified: tokens at the end of `text` that the target never judged.
     """
@@ -45,7 +48,8 @@ class Reader:
 
     def __init__(self, model: Any, temperature: float = 0.0):
         self.model, self.temperature = model, temperature
-        self._known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # answers for equal texts; a text is always read whole
+        # answers for equal texts; a text is always read whole
+        self._known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def read(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits `[vocab]` of the next token, and the last hidden state."""
@@ -71,7 +75,9 @@ class Reader:
         return int(self.read(ids)[0].argmax())
 
 
-def draft(model: Reader, source: Oracle, ids: list[int], length: int) -> tuple[list[int], list[Tensor]]:
+def draft(
+    model: Reader, source: Oracle, ids: list[int], length: int
+) -> tuple[list[int], list[Tensor]]:
     """`length` sampled tokens, and the distribution of each."""
     tokens: list[int] = []
     probs: list[Tensor] = []

@@ -1,6 +1,8 @@
-"""DuoDecoding as in KaiLv69/DuoDecoding, `src/engine.py` (`duodecoding`) and `src/model_cpu.py` (`generate_k_seq`): greedy only.
+"""DuoDecoding as in KaiLv69/DuoDecoding, `src/engine.py` (`duodecoding`) and `src/model_cpu.py`
+(`generate_k_seq`): greedy only.
 
-Rejected tokens are replaced by the place where p is 1, which a distribution of any other temperature lacks.
+Rejected tokens are replaced by the place where p is 1, which a distribution of any other
+temperature lacks.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ SHARES = {12: (1, 2, 3, 4, 6), 16: (1, 2, 4, 8), 24: (1, 2, 3, 4, 6, 8)}
 
 
 def draft_sequences(drafter: Reader, ids: list[int], gamma: int) -> list[list[int]]:
-    """One greedy sequence, and further ones from the draft's next best first tokens that are likelier than the first two together."""
+    """One greedy sequence, and further ones from the draft's next best first tokens that are
+    likelier than the first two together."""
     first = drafter.read(ids)[0].softmax(-1).sort(descending=True, stable=True)
     second = drafter.read([*ids, int(first.indices[0])])[0].softmax(-1)
     both = float(first.values[0] * second.max())
@@ -28,10 +31,14 @@ def draft_sequences(drafter: Reader, ids: list[int], gamma: int) -> list[list[in
     return sequences
 
 
-def duo_decoding(target: Reader, drafter: Reader, prompt: list[int], max_tokens: int, gamma: int) -> Decoded:
-    """Each round the target judges what the last round's sequence left, then the first tokens of this round's sequences in order.
+def duo_decoding(
+    target: Reader, drafter: Reader, prompt: list[int], max_tokens: int, gamma: int
+) -> Decoded:
+    """Each round the target judges what the last round's sequence left, then the first tokens of
+    this round's sequences in order.
 
-    The prompt's round drafts one token. The sequence whose first token is kept joins the text as a whole.
+    The prompt's round drafts one token. The sequence whose first token is kept joins the text as a
+    whole.
     """
     ids, rounds = list(prompt), []
     left = 0  # unverified tokens at the end of the text
@@ -40,11 +47,11 @@ def duo_decoding(target: Reader, drafter: Reader, prompt: list[int], max_tokens:
         drafted = sum(map(len, sequences))
         verified = len(ids) - left
         kept = 0
-        while kept < left and ids[verified + kept] == target.best(ids[:verified + kept]):
+        while kept < left and ids[verified + kept] == target.best(ids[: verified + kept]):
             kept += 1
         if kept < left:
             rounds.append(Round(drafted, kept + 1, kept))
-            ids, left = [*ids[:verified + kept], target.best(ids[:verified + kept])], 0
+            ids, left = [*ids[: verified + kept], target.best(ids[: verified + kept])], 0
             continue
         best = target.best(ids)
         rank = next((i for i, sequence in enumerate(sequences) if sequence[0] == best), None)
@@ -52,4 +59,4 @@ def duo_decoding(target: Reader, drafter: Reader, prompt: list[int], max_tokens:
         rounds.append(Round(drafted, left + tested, left + (rank is not None)))
         ids += [best] if rank is None else sequences[rank]
         left = 0 if rank is None else len(sequences[rank]) - 1
-    return Decoded(ids[len(prompt):], rounds, left)
+    return Decoded(ids[len(prompt) :], rounds, left)

@@ -1,4 +1,5 @@
-"""Speculative sampling as in feifeibear/LLMSpeculativeSampling, `sampling/speculative_sampling.py` (`speculative_sampling`)."""
+"""Speculative sampling as in feifeibear/LLMSpeculativeSampling, `sampling/speculative_sampling.py`
+(`speculative_sampling`)."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from tests.support.models.enumeration import Oracle
 from tests.support.published.decoding import Decoded, Reader, Round, draft, residual
 
 
-def speculative_sampling(target: Reader, drafter: Reader, source: Oracle, prompt: list[int], max_len: int, gamma: int) -> Decoded:
-    """Draft gamma tokens, test them in order, then one token from the residual or as a bonus, until `max_len` tokens or more are there.
+def speculative_sampling(
+    target: Reader, drafter: Reader, source: Oracle, prompt: list[int], max_len: int, gamma: int
+) -> Decoded:
+    """Draft gamma tokens, test them in order, then one token from the residual or as a bonus, until
+    `max_len` tokens or more are there.
 
     The first round drafts, too; nothing ends a draft early, neither a stop token nor the budget.
     """
@@ -16,9 +20,11 @@ def speculative_sampling(target: Reader, drafter: Reader, source: Oracle, prompt
         tokens, q = draft(drafter, source, ids, gamma)
         p = [target.probs(ids + tokens[:i]) for i in range(gamma + 1)]
         kept = 0
-        while kept < gamma and source.accepts(float(p[kept][tokens[kept]]), float(q[kept][tokens[kept]])):
+        while kept < gamma and source.accepts(
+            float(p[kept][tokens[kept]]), float(q[kept][tokens[kept]])
+        ):
             kept += 1
         ids += tokens[:kept]
         ids.append(source.draw(p[gamma] if kept == gamma else residual(p[kept], q[kept])))
         rounds.append(Round(gamma, min(kept + 1, gamma), kept))
-    return Decoded(ids[len(prompt):], rounds)
+    return Decoded(ids[len(prompt) :], rounds)

@@ -1,4 +1,5 @@
-"""SPRINTER as in MeiyuZhong/SPRINTER, `sprinter.py` (`speculative_sampling_sprinter`), and its paper's Algorithm 2 read literally."""
+"""SPRINTER as in MeiyuZhong/SPRINTER, `sprinter.py` (`speculative_sampling_sprinter`), and its
+paper's Algorithm 2 read literally."""
 
 from __future__ import annotations
 
@@ -10,14 +11,25 @@ from tests.support.models.enumeration import Oracle
 from tests.support.published.decoding import Decoded, Reader, Round, residual
 
 
-def sprinter(target: Reader, drafter: Reader, score: Callable[[Tensor], float], source: Oracle, prompt: list[int], max_len: int, *,
-             cap: int = 20, drops_flagged: bool = False) -> Decoded:
-    """Draft until the verifier's score is below .5, or `cap` tokens are there; the target then tests the last of them alone.
+def sprinter(
+    target: Reader,
+    drafter: Reader,
+    score: Callable[[Tensor], float],
+    source: Oracle,
+    prompt: list[int],
+    max_len: int,
+    *,
+    cap: int = 20,
+    drops_flagged: bool = False,
+) -> Decoded:
+    """Draft until the verifier's score is below .5, or `cap` tokens are there; the target then
+    tests the last of them alone.
 
     Args:
         score: of the draft's hidden state that a token was drawn from.
-        drops_flagged: Algorithm 2 to the letter: the flagged token never joins the prefix. Where the test keeps it, a token drawn from p
-            takes its place. The code keeps it and draws a bonus behind it.
+        drops_flagged: Algorithm 2 to the letter: the flagged token never joins the prefix. Where
+            the test keeps it, a token drawn from p takes its place. The code keeps it and draws a
+            bonus behind it.
     """
     ids, rounds = list(prompt), []
     while len(ids) < len(prompt) + max_len:
@@ -38,4 +50,4 @@ def sprinter(target: Reader, drafter: Reader, score: Callable[[Tensor], float], 
         else:
             ids += run
             ids.append(source.draw(target.probs(ids)))
-    return Decoded(ids[len(prompt):], rounds)
+    return Decoded(ids[len(prompt) :], rounds)

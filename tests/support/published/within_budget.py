@@ -1,4 +1,5 @@
-"""Rounds of the published loops as they look where drafts end with the budget. The loops themselves overshoot it; ours do not."""
+"""Rounds of the published loops as they look where drafts end with the budget. The loops themselves
+overshoot it; ours do not."""
 
 from __future__ import annotations
 
@@ -23,13 +24,18 @@ def cut_sd(decoded: Decoded, budget: int, gamma: int) -> list[Round]:
 
 
 def cut_pearl(decoded: Decoded, budget: int, gamma: int) -> list[Round]:
-    """Unverified tokens and those drafted meanwhile have room together; nothing is sampled where all are kept."""
+    """Unverified tokens and those drafted meanwhile have room together; nothing is sampled where
+    all are kept."""
     rounds, room, tested = [], budget, 1
     for _, judged, accepted in decoded.rounds:
         if room <= 0:
             break
         asked = min(tested, room)
-        rounds.append(Round(min(gamma, room - min(tested - 1, room)), min(judged, asked), min(accepted, asked)))
+        rounds.append(
+            Round(
+                min(gamma, room - min(tested - 1, room)), min(judged, asked), min(accepted, asked)
+            )
+        )
         room -= rounds[-1].accepted + (accepted < asked)
         tested = gamma if accepted == tested else 1
     return rounds

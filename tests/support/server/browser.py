@@ -1,4 +1,5 @@
-"""A headless Chromium, driven over its own protocol: what a person sees and does, without a further library."""
+"""A headless Chromium, driven over its own protocol: what a person sees and does, without a further
+library."""
 
 from __future__ import annotations
 
@@ -23,11 +24,14 @@ PATIENCE = 60
 
 def find_browser() -> str | None:
     """DRAFTWELL_CHROMIUM, or the first that PATH has."""
-    return os.environ.get("DRAFTWELL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    return os.environ.get("DRAFTWELL_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
 
 
 class Page:
-    """One tab. `requests` are the addresses that it asked for, `complaints` its console errors, exceptions and refusals."""
+    """One tab. `requests` are the addresses that it asked for, `complaints` its console errors,
+    exceptions and refusals."""
 
     def __init__(self, socket: ClientConnection):
         self._socket, self._number = socket, 0
@@ -52,16 +56,26 @@ class Page:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.complaints.append(params["exceptionDetails"]["exception"].get("description", "an exception"))
+            self.complaints.append(
+                params["exceptionDetails"]["exception"].get("description", "an exception")
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.complaints.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
-            self.complaints.append(str([a.get("value", a.get("description")) for a in params["args"]]))
+            self.complaints.append(
+                str([a.get("value", a.get("description")) for a in params["args"]])
+            )
 
     def run(self, script: str) -> Any:
         """The value of an expression, under the page's own policy; a promise is awaited."""
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True,
-                           allowUnsafeEvalBlockedByCSP=False)
+        result = self.call(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+            allowUnsafeEvalBlockedByCSP=False,
+        )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
@@ -69,7 +83,9 @@ class Page:
         """Until an expression is true."""
         until = time.monotonic() + PATIENCE
         while not self.run(condition):
-            assert time.monotonic() < until, f"never true: {condition}; the page says {self.run('document.body.innerText')!r}"
+            assert time.monotonic() < until, (
+                f"never true: {condition}; the page says {self.run('document.body.innerText')!r}"
+            )
             time.sleep(0.02)
 
     def open(self, url: str) -> None:
@@ -81,37 +97,76 @@ class Page:
 
     def fill(self, selector: str, value: str) -> None:
         """Set a field's value as typing does."""
-        self.run(f"{{const f = document.querySelector({json.dumps(selector)}); f.value = {json.dumps(value)};"
-                 "f.dispatchEvent(new Event('input', {bubbles: true})); f.dispatchEvent(new Event('change', {bubbles: true}));}")
+        self.run(
+            f"{{const f = document.querySelector({json.dumps(selector)}); f.value = "
+            f"{json.dumps(value)};"
+            "f.dispatchEvent(new Event('input', {bubbles: true})); f.dispatchEvent(new "
+            "Event('change', {bubbles: true}));}"
+        )
 
     def click(self, selector: str) -> None:
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     def press(self, key: str, modifiers: int = 0) -> None:
         """A key, as the keyboard sends it. Modifiers: 1 Alt, 2 Ctrl, 8 Shift."""
-        params = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
+        params = {
+            "key": key,
+            "code": "Space" if key == " " else key,
+            "windowsVirtualKeyCode": KEYS[key],
+            "modifiers": modifiers,
+        }
         self.call("Input.dispatchKeyEvent", type="rawKeyDown", **params)
         self.call("Input.dispatchKeyEvent", type="keyUp", **params)
 
     def resize(self, width: int, height: int = 900) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def scheme(self, name: str) -> None:
-        """"light" or "dark"."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+        """ "light" or "dark"."""
+        self.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
+        )
 
     def screenshot(self, file: Path) -> None:
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)["data"]))
+        file.write_bytes(
+            base64.b64decode(
+                self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)[
+                    "data"
+                ]
+            )
+        )
 
 
 @contextmanager
 def browsing(program: str, folder: Path) -> Iterator[Page]:
     """A browser with a fresh profile in `folder`, and its first tab."""
-    command = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-               "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-port=0",
-               f"--user-data-dir={folder}", "about:blank"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               env={**os.environ, "HOME": str(folder)})
+    command = [
+        program,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--hide-scrollbars",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={folder}",
+        "about:blank",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "HOME": str(folder)},
+    )
     try:
         with connect(first_tab(folder, process), max_size=None, proxy=None) as socket:
             yield Page(socket)

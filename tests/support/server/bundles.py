@@ -32,10 +32,19 @@ def save_tiny_models(root: Path, context: int = MAX_CONTEXT) -> dict[Role, Path]
     return {role: root / role for role in pair.modules}
 
 
-def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
-                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None, as_greedy: bool = True,
-                more: Callable[[Provenance], list[Artifact]] = lambda provenance: []) -> Path:
-    """A bundle with weights; its profile and its config were made on `machine`; `more` gives further artifacts.
+def make_bundle(
+    folder: Path,
+    models: dict[Role, Path],
+    strategy: str | None,
+    parameters: dict[str, Any] | None = None,
+    machine: str | None = None,
+    leave_out: str = "",
+    sampled: SampledChoice | None = None,
+    as_greedy: bool = True,
+    more: Callable[[Provenance], list[Artifact]] = lambda provenance: [],
+) -> Path:
+    """A bundle with weights; its profile and its config were made on `machine`; `more` gives
+    further artifacts.
 
     Args:
         as_greedy: the gate measured a lossless choice for sampled requests, too.
@@ -43,25 +52,48 @@ def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, pa
     records = {}
     for role, source in models.items():
         shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
-        records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
+        records[role] = ModelRecord(
+            source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}"
+        )
     mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
     provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
-    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance),
-                            *more(provenance)]
+    made: list[Artifact] = [
+        AcceptanceTable([50] * 20, [25] * 20, provenance),
+        HardwareProfile(1.0, {1: 4.0}, 0.1, provenance),
+        *more(provenance),
+    ]
     if strategy:
         made.append(DecodingConfig(strategy, parameters or {}, {}, provenance, sampled))
     made = [artifact for artifact in made if artifact.kind != leave_out]
     for artifact in made:
         artifact.save(folder / "artifacts" / artifact.kind)
-    files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
-             for p in sorted(folder.rglob("*")) if p.is_file()}
-    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
-                        sampled_as_greedy=as_greedy and strategy is not None and find_strategy(strategy).lossless,
-                        models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
-    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+    files = {
+        p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+    manifest = Manifest(
+        pair="tiny",
+        device="cpu",
+        dtype="float32",
+        fingerprint=mark,
+        release_version=1,
+        release_digest="r",
+        gated=True,
+        sampled_as_greedy=as_greedy and strategy is not None and find_strategy(strategy).lossless,
+        models=records,
+        versions={artifact.kind: 1 for artifact in made},
+        runs={},
+        files=files,
+    )
+    (folder / "manifest.json").write_text(
+        manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json()
+    )
     return folder
 
 
-def load_bundle(bundle: Path, serving_now: ServedModel | None = None, **options: Any) -> ServedModel:
+def load_bundle(
+    bundle: Path, serving_now: ServedModel | None = None, **options: Any
+) -> ServedModel:
     """Load a bundle with some settings of the server."""
     return from_bundle(ServerSettings(bundle=bundle, **options), serving_now)

@@ -1,4 +1,5 @@
-"""A server with the page and answers made up here, in the shape of the real ones: what the page does is then known beforehand."""
+"""A server with the page and answers made up here, in the shape of the real ones: what the page
+does is then known beforehand."""
 
 from __future__ import annotations
 
@@ -15,24 +16,93 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from serving.server.http.page import page_router
 from tests.support.server.served_pair import running
 
-NUMBER = {"type": "number", "required": False, "default": 0.5, "value": 0.4, "minimum": 0, "exclusive_minimum": False, "maximum": 1,
-          "choices": None, "description": "draft until confidence falls below"}
-OFFER = {"model": "fake", "default": "hf_dynamic", "max_context": 256, "allow_parameters": True, "strategies": [
-    {"name": "hf_dynamic", "lossless": True, "parameters": {
-        "threshold": NUMBER, "max_draft": NUMBER | {"type": "integer", "value": 8, "minimum": 1, "maximum": 32, "description": "cap"}}},
-    {"name": "csd", "lossless": False, "parameters": {
-        "use_gate": NUMBER | {"type": "boolean", "value": True, "description": "gate"},
-        "mode": NUMBER | {"type": "string", "value": "soft", "choices": ["soft", "hard"], "description": "how"}}},
-    {"name": "autoregressive", "lossless": True, "parameters": {}}]}
-MARKUP = "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script>"
-TOKENS = [("The", "target"), (" sky", "accepted"), (" is", "accepted"), (" blé", "rescued"), (" 🦆", "recovered"), ("", "accepted"),
-          (" <b>now</b>", "accepted"), (MARKUP, "target"), ("\n", "accepted")]
+NUMBER = {
+    "type": "number",
+    "required": False,
+    "default": 0.5,
+    "value": 0.4,
+    "minimum": 0,
+    "exclusive_minimum": False,
+    "maximum": 1,
+    "choices": None,
+    "description": "draft until confidence falls below",
+}
+OFFER = {
+    "model": "fake",
+    "default": "hf_dynamic",
+    "max_context": 256,
+    "allow_parameters": True,
+    "strategies": [
+        {
+            "name": "hf_dynamic",
+            "lossless": True,
+            "parameters": {
+                "threshold": NUMBER,
+                "max_draft": NUMBER
+                | {
+                    "type": "integer",
+                    "value": 8,
+                    "minimum": 1,
+                    "maximum": 32,
+                    "description": "cap",
+                },
+            },
+        },
+        {
+            "name": "csd",
+            "lossless": False,
+            "parameters": {
+                "use_gate": NUMBER | {"type": "boolean", "value": True, "description": "gate"},
+                "mode": NUMBER
+                | {
+                    "type": "string",
+                    "value": "soft",
+                    "choices": ["soft", "hard"],
+                    "description": "how",
+                },
+            },
+        },
+        {"name": "autoregressive", "lossless": True, "parameters": {}},
+    ],
+}
+MARKUP = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
+TOKENS = [
+    ("The", "target"),
+    (" sky", "accepted"),
+    (" is", "accepted"),
+    (" blé", "rescued"),
+    (" 🦆", "recovered"),
+    ("", "accepted"),
+    (" <b>now</b>", "accepted"),
+    (MARKUP, "target"),
+    ("\n", "accepted"),
+]
 TEXT = "".join(text for text, _ in TOKENS)
-SPECULATIVE = {"strategy": "hf_dynamic", "drafted": 9, "judged": 7, "accepted": 6, "rescued": 1, "target_calls": 3,
-               "acceptance_rate": 6 / 7, "mean_acceptance_length": 2.6, "tokens_per_second": 60.0, "first_token_seconds": 0.05,
-               "accepted_by": {"text": 2, "head": 4}}
-PLAIN = {"strategy": "autoregressive", "drafted": 0, "judged": 0, "accepted": 0, "rescued": 0, "target_calls": 8,
-         "acceptance_rate": None, "mean_acceptance_length": 1.0, "tokens_per_second": 40.0, "first_token_seconds": 0.05}
+SPECULATIVE = {
+    "strategy": "hf_dynamic",
+    "drafted": 9,
+    "judged": 7,
+    "accepted": 6,
+    "rescued": 1,
+    "target_calls": 3,
+    "acceptance_rate": 6 / 7,
+    "mean_acceptance_length": 2.6,
+    "tokens_per_second": 60.0,
+    "first_token_seconds": 0.05,
+    "accepted_by": {"text": 2, "head": 4},
+}
+PLAIN = {
+    "strategy": "autoregressive",
+    "drafted": 0,
+    "judged": 0,
+    "accepted": 0,
+    "rescued": 0,
+    "target_calls": 8,
+    "acceptance_rate": None,
+    "mean_acceptance_length": 1.0,
+    "tokens_per_second": 40.0,
+    "first_token_seconds": 0.05,
+}
 
 
 @dataclass
@@ -53,7 +123,18 @@ class Fake:
 
 
 def refusal(status: int, message: str, **headers: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}, status, headers)
+    return JSONResponse(
+        {
+            "error": {
+                "message": message,
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            }
+        },
+        status,
+        headers,
+    )
 
 
 def fake_app(fake: Fake) -> FastAPI:
@@ -65,7 +146,11 @@ def fake_app(fake: Fake) -> FastAPI:
 
     @app.get("/v1/speculation")
     async def offer(request: Request) -> Response:
-        return refusal(401, "a key is needed") if lacks_key(request) else JSONResponse(OFFER | {"allow_parameters": fake.allow_parameters})
+        return (
+            refusal(401, "a key is needed")
+            if lacks_key(request)
+            else JSONResponse(OFFER | {"allow_parameters": fake.allow_parameters})
+        )
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -99,9 +184,16 @@ async def stream(fake: Fake, body: dict[str, Any], prompt: str) -> AsyncIterator
     tokens = [{"text": text, "origin": "target" if plain else origin} for text, origin in TOKENS]
     if "LONG" in prompt:
         tokens = [{"text": "x" * 400, "origin": "accepted"}, *tokens]
-    whole = b"".join([event(None), *(event({"tokens": [token]}) for token in tokens), event(PLAIN if plain else SPECULATIVE, "stop")])
+    whole = b"".join(
+        [
+            event(None),
+            *(event({"tokens": [token]}) for token in tokens),
+            event(PLAIN if plain else SPECULATIVE, "stop"),
+        ]
+    )
     whole += event({"tokens": []}, None) if "broken" in prompt else b"data: [DONE]\n\n"
-    size = 7 if "in pieces" in prompt else len(whole)  # seven bytes end inside lines, and inside characters
+    # seven bytes end inside lines, and inside characters
+    size = 7 if "in pieces" in prompt else len(whole)
     for at in range(0, len(whole), size):
         yield whole[at : at + size]
         if size == 7:
@@ -109,7 +201,12 @@ async def stream(fake: Fake, body: dict[str, Any], prompt: str) -> AsyncIterator
 
 
 def event(speculation: dict[str, Any] | None, finish: str | None = None) -> bytes:
-    chunk = {"id": "x", "model": "fake", "choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "speculation": speculation}
+    chunk = {
+        "id": "x",
+        "model": "fake",
+        "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
+        "speculation": speculation,
+    }
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n".encode()
 
 

@@ -17,7 +17,14 @@ from serving.server.scheduling.ticket import Event, Ticket
 from serving.server.settings import FeedbackSettings
 from tests.support.models.resources import table_resources
 
-PROMPTS = ("the man in the inn", "an onion is in there", "on the other hand", "the end then", "in an hour", "none other")
+PROMPTS = (
+    "the man in the inn",
+    "an onion is in there",
+    "on the other hand",
+    "the end then",
+    "in an hour",
+    "none other",
+)
 TOKENS = 24
 RECORD_ORIGIN = RecordOrigin("tiny", "none", "float32")
 
@@ -30,25 +37,61 @@ def feedback_settings(folder: Path, **changes: Any) -> FeedbackSettings:
 class FeedbackServer:
     """A scheduler run round by round, with feedback; what it records is written when it closes."""
 
-    def __init__(self, pair: Any, folder: Path, *, strategy: str = "vanilla_sd", spool: Any = None, follow: bool = True,
-                 load: LoadControl | None = None, **changes: Any):
+    def __init__(
+        self,
+        pair: Any,
+        folder: Path,
+        *,
+        strategy: str = "vanilla_sd",
+        spool: Any = None,
+        follow: bool = True,
+        load: LoadControl | None = None,
+        **changes: Any,
+    ):
         self.pair = pair
         self.feedback = Feedback(feedback_settings(folder, **changes), spool)
         if follow:
             self.feedback.follow(pair)
-        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_resources(8)), 4, threads=1, observers=[self.feedback],
-                                   load=load)
+        self.scheduler = Scheduler(
+            pair.engine(),
+            build_strategy(strategy, {}, table_resources(8)),
+            4,
+            threads=1,
+            observers=[self.feedback],
+            load=load,
+        )
 
-    def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, own: bool = False, strategy: Any = None,
-            **asked: Any) -> list[list[Event]]:
+    def ask(
+        self,
+        prompts: Sequence[str],
+        *,
+        bodies: bool = True,
+        cancel: bool = False,
+        own: bool = False,
+        strategy: Any = None,
+        **asked: Any,
+    ) -> list[list[Event]]:
         """Serve some prompts to their end; returns the events of each."""
         everything, tickets = [], []
         for prompt in prompts:
             events: list[Event] = []
             ids = self.pair.encode_prompt(prompt)
-            sampling = self.pair.sampling(**{"max_tokens": TOKENS, "stop_token_ids": frozenset(), **asked})
-            body = {"messages": [{"role": "user", "content": prompt}], "user": "someone"} if bodies else None
-            ticket = Ticket(ids, sampling, TextStream(self.pair.decode), events.append, body=body, strategy=strategy)
+            sampling = self.pair.sampling(
+                **{"max_tokens": TOKENS, "stop_token_ids": frozenset(), **asked}
+            )
+            body = (
+                {"messages": [{"role": "user", "content": prompt}], "user": "someone"}
+                if bodies
+                else None
+            )
+            ticket = Ticket(
+                ids,
+                sampling,
+                TextStream(self.pair.decode),
+                events.append,
+                body=body,
+                strategy=strategy,
+            )
             ticket.own = own
             self.scheduler.submit(ticket)
             everything.append(events)
@@ -73,5 +116,17 @@ class FeedbackServer:
 
 def record(n: int = 0, positions: int = 20, **changes: Any) -> Record:
     """A record of `positions` positions."""
-    figures = [{"position": i, "draft_q": 1.0, "draft_p": 1.0, "confidence": 0.5 + i / 100} for i in range(positions)]
-    return Record(**{"id": f"r{n}", "origin": RECORD_ORIGIN, "sampling": Sampling(), "kind": "target", "positions": figures, **changes})
+    figures = [
+        {"position": i, "draft_q": 1.0, "draft_p": 1.0, "confidence": 0.5 + i / 100}
+        for i in range(positions)
+    ]
+    return Record(
+        **{
+            "id": f"r{n}",
+            "origin": RECORD_ORIGIN,
+            "sampling": Sampling(),
+            "kind": "target",
+            "positions": figures,
+            **changes,
+        }
+    )

@@ -1,4 +1,5 @@
-"""A client that costs little: beside a server on two cores what a client computes is taken from the server."""
+"""A client that costs little: beside a server on two cores what a client computes is taken from the
+server."""
 
 from __future__ import annotations
 
@@ -40,18 +41,28 @@ class LightClient:
         self._reader, self._writer = await asyncio.open_connection(self.host, self.port)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._writer.close()
 
     async def post(self, path: str, body: dict[str, Any]) -> Answer:
         """Send JSON.
 
         Raises:
-            OSError, asyncio.IncompleteReadError: the connection has ended, or nothing was answered for long (TimeoutError).
+            OSError, asyncio.IncompleteReadError: the connection has ended, or nothing was answered
+                for long (TimeoutError).
         """
         data = json.dumps(body).encode()
-        lines = [f"POST {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Content-Type: application/json",
-                 f"Content-Length: {len(data)}"]
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+        ]
         async with asyncio.timeout(SECONDS):
             return await self._answer("\r\n".join([*lines, "", ""]).encode() + data)
 
@@ -59,5 +70,12 @@ class LightClient:
         self._writer.write(asked)
         await self._writer.drain()
         first, *rest = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest if line)}
-        return Answer(int(first.split()[1]), headers, await self._reader.readexactly(int(headers["content-length"])))
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in rest if line)
+        }
+        return Answer(
+            int(first.split()[1]),
+            headers,
+            await self._reader.readexactly(int(headers["content-length"])),
+        )

@@ -25,19 +25,31 @@ class Unpickled(BaseException):
 
 
 def forbid_pickles(patch: pytest.MonkeyPatch) -> list[str]:
-    """Let every way to unpickle raise; returns the list of those that were tried, whatever became of the error."""
+    """Let every way to unpickle raise; returns the list of those that were tried, whatever became
+    of the error."""
     tried: list[str] = []
 
     def refusing(name: str) -> Any:
         def refuse(*arguments: Any, **more: Any) -> Any:
             tried.append(name)
             raise Unpickled(name)
+
         return refuse
 
-    for owner, name in ((pickle, "load"), (pickle, "loads"), (torch, "load"), (torch.serialization, "load")):
+    for owner, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (torch, "load"),
+        (torch.serialization, "load"),
+    ):
         patch.setattr(owner, name, refusing(f"{owner.__name__}.{name}"))
-    for name in ("Unpickler", "_Unpickler"):  # a class still: libraries that are imported late inherit from it
-        patch.setattr(pickle, name, type(name, (getattr(pickle, name),), {"__init__": refusing(f"pickle.{name}")}))
+    # a class still: libraries that are imported late inherit from it
+    for name in ("Unpickler", "_Unpickler"):
+        patch.setattr(
+            pickle,
+            name,
+            type(name, (getattr(pickle, name),), {"__init__": refusing(f"pickle.{name}")}),
+        )
     return tried
 
 
@@ -56,7 +68,8 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 def in_a_child(function: str, *folders: Path) -> None:
-    """Run a function of this file on folders in a process where nothing can be unpickled, and check that nothing tried to."""
+    """Run a function of this file on folders in a process where nothing can be unpickled, and check
+    that nothing tried to."""
     command = [sys.executable, "-c", CHILD, function, *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -65,7 +78,12 @@ def in_a_child(function: str, *folders: Path) -> None:
 
 def answer_one_request(bundle: Path) -> None:
     """Serve a bundle."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
     with serving(load_bundle(bundle, slots=1, max_context=64)) as (url, _):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -79,19 +97,30 @@ def read_every_kind(folder: Path) -> None:
 
 
 def refuse_in_one_line(*places: Path) -> None:
-    """Pairs of which one model is a pickle: refused when loaded, when only the digest is read, and in a bundle."""
+    """Pairs of which one model is a pickle: refused when loaded, when only the digest is read, and
+    in a bundle."""
     for place in places:
         refuse_one(place)
 
 
 def refuse_one(place: Path) -> None:
     """As `refuse_in_one_line`, for one pair."""
-    (role,) = [role for role in ("target", "draft") if (place / role / "pytorch_model.bin").is_file()]
+    (role,) = [
+        role for role in ("target", "draft") if (place / role / "pytorch_model.bin").is_file()
+    ]
     files = PairFiles("tiny", place / "target", place / "draft")
-    for read, words in ((lambda: load_module(place / role, torch.float32, "cpu"), "holds no model that can be read"),
-                        (lambda: load_pair(files, LoadSettings(dtype="float32")), "holds no model that can be read"),
-                        (lambda: weights_digest(place / role), "holds no safetensors weights"),
-                        (lambda: load_bundle(place / "bundle"), "deploy again")):
+    for read, words in (
+        (
+            lambda: load_module(place / role, torch.float32, "cpu"),
+            "holds no model that can be read",
+        ),
+        (
+            lambda: load_pair(files, LoadSettings(dtype="float32")),
+            "holds no model that can be read",
+        ),
+        (lambda: weights_digest(place / role), "holds no safetensors weights"),
+        (lambda: load_bundle(place / "bundle"), "deploy again"),
+    ):
         with pytest.raises(DraftwellError, match=words) as caught:
             read()
         assert "\n" not in str(caught.value)

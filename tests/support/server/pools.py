@@ -25,10 +25,23 @@ class Pair:
         self.special_tokens = frozenset({VOCAB - 1})
 
 
-def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
-         pair: Pair | None = None, sampled: SampledChoice | None = None, **settings: Any) -> StrategyPool:
-    """A pool whose bundle has an artifact of every kind but those in `without`; a lossless choice serves sampled requests, too."""
-    artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
+def pool(
+    strategy: str = "spide",
+    mode: Any = "shared",
+    *,
+    parameters: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+    pair: Pair | None = None,
+    sampled: SampledChoice | None = None,
+    **settings: Any,
+) -> StrategyPool:
+    """A pool whose bundle has an artifact of every kind but those in `without`; a lossless choice
+    serves sampled requests, too."""
+    artifacts = {
+        kind: artifact
+        for kind, artifact in table_resources(VOCAB).artifacts.items()
+        if kind not in without
+    }
     config = DecodingConfig(strategy, parameters or {}, {}, ORIGIN, sampled)
     if find_strategy(strategy).lossless:
         config = config.with_greedy_for_sampled()
@@ -37,7 +50,9 @@ def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str,
 
 def decode(strategy: Strategy, prompt: int = 1, max_tokens: int = 60) -> Any:
     """Decode one prompt over the table pair."""
-    return Engine(table_pair(VOCAB, noise=0.6)).generate([prompt], Sampling(max_tokens=max_tokens), strategy)
+    return Engine(table_pair(VOCAB, noise=0.6)).generate(
+        [prompt], Sampling(max_tokens=max_tokens), strategy
+    )
 
 
 def learn(it: StrategyPool, tenant: str | None = None) -> None:

@@ -18,7 +18,10 @@ def turn_until(it: Scheduler, condition: Callable[[], object], rounds: int = 200
         if condition():
             return
         it.turn()
-    assert condition(), f"the condition does not hold after {rounds} rounds: {it.running} requests run, {it.waiting} wait"
+    assert condition(), (
+        f"the condition does not hold after {rounds} rounds: {it.running} requests run, "
+        f"{it.waiting} wait"
+    )
 
 
 def turn_until_idle(it: Scheduler) -> None:

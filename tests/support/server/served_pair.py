@@ -25,14 +25,16 @@ MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"
 SPECIAL = ["<|start|>", "<|end|>"]
 TEMPLATE = (
     "{% for m in messages %}"
-    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('a system message "
+    "must come first') }}{% endif %}"
     "<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant\n"
 )
 MAX_CONTEXT = 256
 
 
 def tiny_tokenizer() -> Any:
-    """Byte-level: every byte is a token, so that characters are spread over tokens; a few merges, two special tokens."""
+    """Byte-level: every byte is a token, so that characters are spread over tokens; a few merges,
+    two special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -42,23 +44,46 @@ def tiny_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE
+    )
 
 
 def spaced_tokenizer() -> Any:
-    """As Llama 2's: a space begins every text and is dropped by the decoder; what is no ASCII letter is spelt in bytes."""
+    """As Llama 2's: a space begins every text and is dropped by the decoder; what is no ASCII
+    letter is spelt in bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     special = ["<unk>", "<s>", "</s>"]
     words = ["▁", *string.ascii_letters, "▁a", "▁Paris"]
-    vocab = {token: i for i, token in enumerate([*special, *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    vocab = {
+        token: i
+        for i, token in enumerate([*special, *(f"<0x{byte:02X}>" for byte in range(256)), *words])
+    }
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     tokenizer.add_special_tokens(special)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", vocab["<s>"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 def tiny_module(vocab_size: int, eos: int, context: int = MAX_CONTEXT) -> Any:
@@ -66,9 +91,19 @@ def tiny_module(vocab_size: int, eos: int, context: int = MAX_CONTEXT) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
-    config = LlamaConfig(vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.35, eos_token_id=eos,
-                         bos_token_id=None, tie_word_embeddings=False)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.35,
+        eos_token_id=eos,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -87,14 +122,25 @@ def tiny_pair(slots: int, tokenizer: Any = None, context: int = MAX_CONTEXT) -> 
 
 
 def served_pair(
-    strategy: str = "vanilla_sd", *, slots: int = 3, resources: StrategyResources | None = None, **parameters: Any
+    strategy: str = "vanilla_sd",
+    *,
+    slots: int = 3,
+    resources: StrategyResources | None = None,
+    **parameters: Any,
 ) -> ServedModel:
-    return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, resources), slots)
+    return ServedModel(
+        "tiny", tiny_pair(slots), build_strategy(strategy, parameters, resources), slots
+    )
 
 
 def roomy_pair() -> ServedModel:
     """With a context in which tools have room."""
-    return ServedModel("tiny", tiny_pair(3, context=1024), build_strategy("vanilla_sd", {"num_speculative_tokens": 4}), 3)
+    return ServedModel(
+        "tiny",
+        tiny_pair(3, context=1024),
+        build_strategy("vanilla_sd", {"num_speculative_tokens": 4}),
+        3,
+    )
 
 
 @contextmanager
@@ -115,8 +161,17 @@ def running(app: Any) -> Iterator[str]:
 @contextmanager
 def web_server(app: Any) -> Iterator[uvicorn.Server]:
     """A web server that has started."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=10,
-                                           timeout_keep_alive=KEEP_ALIVE_SECONDS, http=BoundedProtocol))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_level="error",
+            timeout_graceful_shutdown=10,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            http=BoundedProtocol,
+        )
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -15,8 +15,11 @@ ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
 
 
 @contextmanager
-def server_process(command: Sequence[str], **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running server and its address, without a path; it is killed at the end, if it has not ended by itself.
+def server_process(
+    command: Sequence[str], **options: Any
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address, without a path; it is killed at the end, if it has not
+    ended by itself.
 
     Args:
         command: starts the server, which prints its address.
@@ -25,8 +28,14 @@ def server_process(command: Sequence[str], **options: Any) -> Iterator[tuple[sub
     with subprocess.Popen(list(command), stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             assert process.stdout is not None
-            found = next((found for line in process.stdout if (found := re.search(r"http://[^/\s]+", line))), None)
-            assert found, f"no address was printed: {process.stderr.read() if process.stderr else 'see stderr'}"
+            found = next(
+                (found for line in process.stdout if (found := re.search(r"http://[^/\s]+", line))),
+                None,
+            )
+            assert found, (
+                "no address was printed: "
+                f"{process.stderr.read() if process.stderr else 'see stderr'}"
+            )
             yield process, found.group()
         finally:
             process.kill()

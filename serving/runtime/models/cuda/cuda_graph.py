@@ -1,4 +1,5 @@
-"""What only a CUDA device can do: capture and replay of a forward pass, and times that cost no synchronisation."""
+"""What only a CUDA device can do: capture and replay of a forward pass, and times that cost no
+synchronisation."""
 
 from __future__ import annotations
 
@@ -16,27 +17,38 @@ _capturing = threading.Lock()
 
 
 class ModelGraphs:
-    """The CUDA graphs of one model: captured when first asked for, on one stream and in one memory pool, and dropped together.
+    """The CUDA graphs of one model: captured when first asked for, on one stream and in one memory
+    pool, and dropped together.
 
-    A graph remembers where the workspaces of its stream were, and PyTorch (2.13) clears those workspaces when any graph that was captured
-    on the stream is destroyed. So no two models may capture on the same stream, and no graph may outlive another of its model.
+    A graph remembers where the workspaces of its stream were, and PyTorch (2.13) clears those
+    workspaces when any graph that was captured on the stream is destroyed. So no two models may
+    capture on the same stream, and no graph may outlive another of its model.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self._graphs: dict[Hashable, CapturedForward] = {}
-        self._stream: Any = None  # kept when the graphs go: streams come from a small set, and another model has the next one
+        # kept when the graphs go: streams come from a small set, and another model has the next one
+        self._stream: Any = None
         self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(self, key: Hashable, packed: Tensor, run: Callable[[Tensor], Tensor], harmless: Callable[[], Tensor]) -> Tensor:
-        """Outputs of `run` for `packed`, by the graph of `key`; valid until another graph of this model is replayed.
+    def replay(
+        self,
+        key: Hashable,
+        packed: Tensor,
+        run: Callable[[Tensor], Tensor],
+        harmless: Callable[[], Tensor],
+    ) -> Tensor:
+        """Outputs of `run` for `packed`, by the graph of `key`; valid until another graph of this
+        model is replayed.
 
         Args:
             run: fixed shapes, no host reads.
-            harmless: makes an input of the same shape for the capture, which runs with it a few times; it becomes the static input.
+            harmless: makes an input of the same shape for the capture, which runs with it a few
+                times; it becomes the static input.
         """
         if key not in self._graphs:
             self._stream = self._stream or cuda.Stream(self._device)
@@ -55,12 +67,15 @@ class ModelGraphs:
 
 
 class CapturedForward:
-    """A function of one int64 tensor, captured as a CUDA graph: copy into `inputs`, `replay`, read `outputs`.
+    """A function of one int64 tensor, captured as a CUDA graph: copy into `inputs`, `replay`, read
+    `outputs`.
 
     Args:
-        run: fixed shapes, no host reads; called with `inputs`, whose content must be harmless during the capture.
+        run: fixed shapes, no host reads; called with `inputs`, whose content must be harmless
+            during the capture.
         inputs: the static input on the device.
-        stream: of the model alone; libraries choose kernels and make their workspaces on it before the capture.
+        stream: of the model alone; libraries choose kernels and make their workspaces on it before
+            the capture.
         pool: of the model alone, from `graph_pool_handle()`: its graphs share memory.
     """
 
@@ -75,7 +90,9 @@ class CapturedForward:
             caller.wait_stream(stream)
             self._graph = cuda.CUDAGraph()
             # thread_local: what other threads do on the device meanwhile is their affair
-            with cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with cuda.graph(
+                self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
                 self.outputs = run(inputs)
 
     def replay(self) -> Tensor:
@@ -88,7 +105,8 @@ class CapturedForward:
 
 
 class Marks:
-    """Events around a forward pass on the current stream: recorded now, read when the request is over."""
+    """Events around a forward pass on the current stream: recorded now, read when the request is
+    over."""
 
     def __init__(self, make: Callable[[], Any] | None = None):
         self._make = make or (lambda: cuda.Event(enable_timing=True))
@@ -106,7 +124,8 @@ class Marks:
 
 
 def read_marks(marks: Sequence[Marks]) -> list[tuple[float, float]]:
-    """(start, end) of every forward pass in seconds of `time.perf_counter`; waits for the device, once.
+    """(start, end) of every forward pass in seconds of `time.perf_counter`; waits for the device,
+    once.
 
     An event of now, whose moment the host knows, ties the device's clock to the host's.
     """
@@ -115,4 +134,7 @@ def read_marks(marks: Sequence[Marks]) -> list[tuple[float, float]]:
     now = marks[0].record()
     now.synchronize()
     moment = time.perf_counter()
-    return [(moment - mark.start.elapsed_time(now) / 1000, moment - mark.stop.elapsed_time(now) / 1000) for mark in marks]
+    return [
+        (moment - mark.start.elapsed_time(now) / 1000, moment - mark.stop.elapsed_time(now) / 1000)
+        for mark in marks
+    ]

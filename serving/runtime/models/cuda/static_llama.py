@@ -1,11 +1,13 @@
 """Llama-shaped models with fixed shapes: the CUDA path.
 
-A forward pass is padded to a *bucket*, (rows, tokens a row, positions to attend over), all powers of two, so that one CUDA graph
-a bucket can be captured and replayed. What differs from forward pass to forward pass (slots, lengths, tokens) is one int64 tensor,
-copied once; which positions a token sees is a boolean mask made from it on the device. Padding writes to a scratch slot.
-Nothing here reads from the device: who reads a distribution waits for it, and times are events (`Marks`).
+A forward pass is padded to a *bucket*, (rows, tokens a row, positions to attend over), all powers
+of two, so that one CUDA graph a bucket can be captured and replayed. What differs from forward pass
+to forward pass (slots, lengths, tokens) is one int64 tensor, copied once; which positions a token
+sees is a boolean mask made from it on the device. Padding writes to a scratch slot. Nothing here
+reads from the device: who reads a distribution waits for it, and times are events (`Marks`).
 
-Everything but capture and replay runs on CPUs too, where the parity tests run it: tests/serving/runtime/models/cuda/test_static_llama.py.
+Everything but capture and replay runs on CPUs too, where the parity tests run it:
+tests/serving/runtime/models/cuda/test_static_llama.py.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ SLOT, START, COUNT, TOKENS = 0, 1, 2, 3
 
 
 class Bucket(NamedTuple):
-    """Shape of a forward pass: rows, tokens a row, and leading positions of the slots that they may see."""
+    """Shape of a forward pass: rows, tokens a row, and leading positions of the slots that they may
+    see."""
 
     rows: int
     tokens: int
@@ -56,7 +59,8 @@ def power(n: int) -> int:
 
 @dataclass
 class Part:
-    """Consecutive tokens of row `row` that go into `slot` from position `start`; its states are wanted from token `first` on."""
+    """Consecutive tokens of row `row` that go into `slot` from position `start`; its states are
+    wanted from token `first` on."""
 
     row: int
     slot: int
@@ -91,14 +95,19 @@ class StaticLlama(LeanLlama):
 
     def bucket(self, rows: int, tokens: int, end: int) -> Bucket:
         """The shape for so many rows of at most `tokens` tokens that see positions below `end`."""
-        return Bucket(power(rows), power(tokens), min(self.max_context, max(SHORTEST_REACH, power(end))))
+        return Bucket(
+            power(rows), power(tokens), min(self.max_context, max(SHORTEST_REACH, power(end)))
+        )
 
     def token_cost(self, position: int) -> float:
         """A piece of a prompt takes about as long anywhere: kernels are many and short."""
         return 1.0
 
-    def warm_up(self, rows: int = 1, reach: int | None = None, seconds: float | None = None) -> bool:
-        """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than at first use, short texts first.
+    def warm_up(
+        self, rows: int = 1, reach: int | None = None, seconds: float | None = None
+    ) -> bool:
+        """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than
+        at first use, short texts first.
 
         Args:
             rows: 1 or more; the power of two that holds them.
@@ -106,19 +115,31 @@ class StaticLlama(LeanLlama):
         Returns:
             whether all were captured.
         """
-        ends = [power(n) for n in range(SHORTEST_REACH, (reach or self.max_context) + 1) if n == power(n)] + [reach or self.max_context]
+        ends = [
+            power(n)
+            for n in range(SHORTEST_REACH, (reach or self.max_context) + 1)
+            if n == power(n)
+        ] + [reach or self.max_context]
         widths = [1 << i for i in range(power(self.chunk).bit_length())]
         started = time.monotonic()
         for end in ends:
             for tokens in widths:
-                for count in [1 << i for i in range(power(rows).bit_length())] if tokens <= LONGEST_STEP else [1]:
+                for count in (
+                    [1 << i for i in range(power(rows).bit_length())]
+                    if tokens <= LONGEST_STEP
+                    else [1]
+                ):
                     if seconds is not None and time.monotonic() - started >= seconds:
                         return False
-                    self._compute(self._pack([], self.bucket(count, tokens, end)), self.bucket(count, tokens, end))
+                    self._compute(
+                        self._pack([], self.bucket(count, tokens, end)),
+                        self.bucket(count, tokens, end),
+                    )
         return True
 
     def synchronize(self) -> None:
-        """Wait for all that was launched on the calling thread's stream, and for the last forward pass, whose stream may be another."""
+        """Wait for all that was launched on the calling thread's stream, and for the last forward
+        pass, whose stream may be another."""
         if self.captures:
             torch.cuda.current_stream(self.device).synchronize()
             if self.marks is not None:
@@ -127,11 +148,14 @@ class StaticLlama(LeanLlama):
     def open_branch(self) -> int:
         if not self.slots.full:
             return self.slots.open_branch()
-        with self._busy, torch.inference_mode():  # the slots' tensors move: no forward pass may be on its way
+        # the slots' tensors move: no forward pass may be on its way
+        with self._busy, torch.inference_mode():
             self.synchronize()
             self._graphs.drop()
             slot = self.slots.open_branch()
-            self.synchronize()  # a pass that waits for the lock has another stream, which does not wait for what was copied here
+            # a pass that waits for the lock has another stream, which does not wait for what was
+            # copied here
+            self.synchronize()
             return slot
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
@@ -140,9 +164,17 @@ class StaticLlama(LeanLlama):
             states = self._read(rows, placed)
             logits = list(self._logits(torch.cat(states)).split([row.keep for row in rows]))
             for steps in {row.steps for row in rows} - {1}:
-                self._go_on(steps, [i for i, row in enumerate(rows) if row.steps == steps], placed, states, logits)
+                self._go_on(
+                    steps,
+                    [i for i, row in enumerate(rows) if row.steps == steps],
+                    placed,
+                    states,
+                    logits,
+                )
             self.marks = marks.end() if marks else None
-            return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+            return [
+                Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)
+            ]
 
     def _read(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Tensor]:
         """Feed all tokens; states `[keep, hidden]` of every row."""
@@ -160,27 +192,45 @@ class StaticLlama(LeanLlama):
                     self._feed([part], pieces)
         if batch:
             self._feed(batch, pieces)
-        return [torch.cat(parts) for parts in pieces]  # copies: the next replay overwrites what these are views of
+        # copies: the next replay overwrites what these are views of
+        return [torch.cat(parts) for parts in pieces]
 
     def _feed(self, parts: list[Part], pieces: list[list[Tensor]]) -> None:
         """Run parts as one batch and append their wanted states to `pieces` of their rows."""
-        bucket = self.bucket(len(parts), max(len(p.tokens) for p in parts), max(p.start + len(p.tokens) for p in parts))
-        states = self._compute(self._pack([[p.slot, p.start, len(p.tokens), *p.tokens] for p in parts], bucket), bucket)
+        bucket = self.bucket(
+            len(parts),
+            max(len(p.tokens) for p in parts),
+            max(p.start + len(p.tokens) for p in parts),
+        )
+        states = self._compute(
+            self._pack([[p.slot, p.start, len(p.tokens), *p.tokens] for p in parts], bucket), bucket
+        )
         for i, part in enumerate(parts):
             if part.first < len(part.tokens):
                 pieces[part.row].append(states[i, part.first : len(part.tokens)].clone())
 
-    def _go_on(self, steps: int, numbers: list[int], placed: list[Placed], states: list[Tensor], logits: list[Tensor]) -> None:
-        """Greedily read `steps` - 1 further tokens of the rows `numbers`, each chosen on the device; append to `states`, `logits`."""
+    def _go_on(
+        self,
+        steps: int,
+        numbers: list[int],
+        placed: list[Placed],
+        states: list[Tensor],
+        logits: list[Tensor],
+    ) -> None:
+        """Greedily read `steps` - 1 further tokens of the rows `numbers`, each chosen on the
+        device; append to `states`, `logits`."""
         ends = [placed[i][1] + placed[i][2] for i in numbers]
         for i in numbers:
             self.slots.reserve(placed[i][0], steps - 1)
         bucket = self.bucket(len(numbers), 1, max(ends) + steps - 1)
-        packed = self._pack([[placed[i][0], end, 1, 0] for i, end in zip(numbers, ends, strict=True)], bucket)
+        packed = self._pack(
+            [[placed[i][0], end, 1, 0] for i, end in zip(numbers, ends, strict=True)], bucket
+        )
         last = torch.cat([logits[i][-1:] for i in numbers])
         fed, said = [torch.cat([states[i][-1:] for i in numbers])], [last]
         for _ in range(steps - 1):
-            packed[: len(numbers), TOKENS] = last.max(-1).indices  # of equals the first, as in LogitRows.top
+            # of equals the first, as in LogitRows.top
+            packed[: len(numbers), TOKENS] = last.max(-1).indices
             fed.append(self._compute(packed, bucket)[: len(numbers), 0].clone())
             last = self._logits(fed[-1])
             said.append(last)
@@ -190,7 +240,8 @@ class StaticLlama(LeanLlama):
             logits[i] = torch.stack([step[place] for step in said])
 
     def _pack(self, parts: list[list[int]], bucket: Bucket) -> Tensor:
-        """`[rows, 3 + tokens]` on the device: slot, start, count and tokens of every row; rows of padding have count 0."""
+        """`[rows, 3 + tokens]` on the device: slot, start, count and tokens of every row; rows of
+        padding have count 0."""
         width = TOKENS + bucket.tokens
         rows = [[*part, *[0] * (width - len(part))] for part in parts]
         rows += [[self.slots.scratch, *[0] * (width - 1)] for _ in range(bucket.rows - len(parts))]
@@ -200,13 +251,20 @@ class StaticLlama(LeanLlama):
 
     @torch.inference_mode()
     def _compute(self, packed: Tensor, bucket: Bucket) -> Tensor:
-        """Normalised states `[rows, tokens, hidden]` of a packed batch, by its bucket's graph where there are graphs."""
+        """Normalised states `[rows, tokens, hidden]` of a packed batch, by its bucket's graph where
+        there are graphs."""
         if not self.captures:
             return self._forward(packed, bucket)
-        return self._graphs.replay(bucket, packed, lambda inputs: self._forward(inputs, bucket), lambda: self._pack([], bucket))
+        return self._graphs.replay(
+            bucket,
+            packed,
+            lambda inputs: self._forward(inputs, bucket),
+            lambda: self._pack([], bucket),
+        )
 
     def _forward(self, packed: Tensor, bucket: Bucket) -> Tensor:
-        """The computation of a bucket; nothing but `packed` and the slots' content may differ between two calls."""
+        """The computation of a bucket; nothing but `packed` and the slots' content may differ
+        between two calls."""
         slots = packed[:, SLOT]
         steps = torch.arange(bucket.tokens, device=packed.device)
         positions = (packed[:, START, None] + steps).clamp_(max=self.max_context - 1)
@@ -218,9 +276,18 @@ class StaticLlama(LeanLlama):
             shape = (bucket.rows, bucket.tokens, -1, self.head_dim)
             self.slots.put(layer, into, positions, key.view(shape), value.view(shape))
             keys, values = self.slots.take(layer, slots, bucket.reach)
-            folded = query.view(shape).transpose(1, 2).reshape(bucket.rows, self.kv_heads, -1, self.head_dim)
-            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=self.scale)
-            out = out.reshape(bucket.rows, self.heads, bucket.tokens, self.head_dim)  # CUDA's kernels lay it out otherwise
+            folded = (
+                query.view(shape)
+                .transpose(1, 2)
+                .reshape(bucket.rows, self.kv_heads, -1, self.head_dim)
+            )
+            out = F.scaled_dot_product_attention(
+                folded, keys, values, attn_mask=mask, scale=self.scale
+            )
+            # CUDA's kernels lay it out otherwise
+            out = out.reshape(bucket.rows, self.heads, bucket.tokens, self.head_dim)
             return out.transpose(1, 2).reshape(bucket.rows * bucket.tokens, -1)
 
-        return self.run_layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(bucket.rows, bucket.tokens, -1)
+        return self.run_layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(
+            bucket.rows, bucket.tokens, -1
+        )

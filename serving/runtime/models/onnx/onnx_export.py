@@ -1,9 +1,10 @@
 """A Llama-shaped draft as an ONNX graph with explicit keys and values.
 
-The graph reads embeddings, not ids (the table stays where it is, in the target), and writes new keys and values into the
-buffers that it is given: `GroupQueryAttention` of ONNX Runtime appends in place where its past and present are the same
-memory. Rotary tables are inputs, so that a file does not depend on the length of the context. Everything is float32: ONNX
-Runtime has no fast bfloat16 on CPUs.
+The graph reads embeddings, not ids (the table stays where it is, in the target), and writes new
+keys and values into the buffers that it is given: `GroupQueryAttention` of ONNX Runtime appends in
+place where its past and present are the same memory. Rotary tables are inputs, so that a file does
+not depend on the length of the context. Everything is float32: ONNX Runtime has no fast bfloat16 on
+CPUs.
 
 A written graph is kept in the home, under a key of everything that it depends on.
 """
@@ -37,11 +38,16 @@ HEAD_MULTIPLE = 16
 
 
 def exportable(module: Any) -> bool:
-    """Whether `export_llama` can write a module: what the lean path runs, with a head size that ONNX Runtime takes."""
+    """Whether `export_llama` can write a module: what the lean path runs, with a head size that
+    ONNX Runtime takes."""
     if not fits(module):
         return False
     config = module.config
-    return bool((getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) % HEAD_MULTIPLE == 0)
+    return bool(
+        (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        % HEAD_MULTIPLE
+        == 0
+    )
 
 
 def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path) -> Path:
@@ -49,10 +55,13 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
 
     Args:
         head_weight: `[head, hidden]` rows of the output embedding that the draft's head covers.
-        digests: what identifies the weights (of the draft, and of the target that lends embeddings).
+        digests: what identifies the weights (of the draft, and of the target that lends
+            embeddings).
         home: folder of all state; the graph is in `onnx/<key>/` below.
     """
-    body = json.dumps([VERSION, str(module.dtype), list(head_weight.shape), sorted(digests.items())])
+    body = json.dumps(
+        [VERSION, str(module.dtype), list(head_weight.shape), sorted(digests.items())]
+    )
     folder = home / "onnx" / hashlib.sha256(body.encode()).hexdigest()[:32]
     if not (folder / GRAPH).is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,20 +77,28 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
 
 
 def save(graph: ModelProto, folder: Path) -> None:
-    """Write a graph with its weights next to it: one protobuf message cannot hold more than 2 GB."""
+    """Write a graph with its weights next to it: one protobuf message cannot hold more than 2
+    GB."""
     import onnx
 
-    onnx.save_model(graph, str(folder / GRAPH), save_as_external_data=True, location=WEIGHTS, size_threshold=1024)
+    onnx.save_model(
+        graph,
+        str(folder / GRAPH),
+        save_as_external_data=True,
+        location=WEIGHTS,
+        size_threshold=1024,
+    )
 
 
 @torch.inference_mode()
 def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     """The graph of a `LlamaForCausalLM`.
 
-    Inputs: `embeddings` `[batch, tokens, hidden]`; `last` `[batch]` int32, position of each row's last token; `total` `[1]`
-    int32, the largest length with the new tokens; `first` `[1]` int64, the first token whose row is wanted; `cos`, `sin`
-    `[positions, head_dim / 2]`; `key_i`, `value_i` `[batch, kv_heads, positions, head_dim]` of every layer i.
-    Outputs: `logits` `[batch, kept, head]`, `hidden` `[batch, kept, hidden]` (normalised), `new_key_i`, `new_value_i`.
+    Inputs: `embeddings` `[batch, tokens, hidden]`; `last` `[batch]` int32, position of each row's
+    last token; `total` `[1]` int32, the largest length with the new tokens; `first` `[1]` int64,
+    the first token whose row is wanted; `cos`, `sin` `[positions, head_dim / 2]`; `key_i`,
+    `value_i` `[batch, kv_heads, positions, head_dim]` of every layer i. Outputs: `logits` `[batch,
+    kept, head]`, `hidden` `[batch, kept, hidden]` (normalised), `new_key_i`, `new_value_i`.
     """
     from onnx import helper, numpy_helper
 
@@ -92,10 +109,14 @@ def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     weights = []
 
     def constant(name: str, tensor: Tensor) -> str:
-        weights.append(numpy_helper.from_array(tensor.detach().cpu().float().contiguous().numpy(), name))
+        weights.append(
+            numpy_helper.from_array(tensor.detach().cpu().float().contiguous().numpy(), name)
+        )
         return name
 
-    def add(op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> str:
+    def add(
+        op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
+    ) -> str:
         nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **attributes))
         return outputs[0]
 
@@ -105,31 +126,66 @@ def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
         return add("MatMul", [x, weight], [name])
 
     def norm(x: str, name: str, part: Any) -> str:
-        return add("SimplifiedLayerNormalization", [x, constant(f"{name}_scale", part.weight)], [name], axis=-1,
-                   epsilon=float(config.rms_norm_eps), stash_type=1)
+        return add(
+            "SimplifiedLayerNormalization",
+            [x, constant(f"{name}_scale", part.weight)],
+            [name],
+            axis=-1,
+            epsilon=float(config.rms_norm_eps),
+            stash_type=1,
+        )
 
     weights.append(numpy_helper.from_array(torch.tensor([2**62]).numpy(), "end"))
     weights.append(numpy_helper.from_array(torch.tensor([1]).numpy(), "token_axis"))
     x = "embeddings"
     for i, layer in enumerate(layers):
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = product(norm(x, f"attention_norm_{i}", layer.input_layernorm), f"qkv_{i}", attention.q_proj, attention.k_proj,
-                      attention.v_proj)
-        attended = add("GroupQueryAttention", [qkv, "", "", f"key_{i}", f"value_{i}", "last", "total", "cos", "sin"],
-                       [f"attended_{i}", f"new_key_{i}", f"new_value_{i}"], MICROSOFT, num_heads=heads, kv_num_heads=kv_heads,
-                       scale=head_dim**-0.5, do_rotary=1, rotary_interleaved=0)
-        x = add("Add", [x, product(attended, f"out_{i}", attention.o_proj)], [f"after_attention_{i}"])
-        gate_up = product(norm(x, f"mlp_norm_{i}", layer.post_attention_layernorm), f"gate_up_{i}", mlp.gate_proj, mlp.up_proj)
+        qkv = product(
+            norm(x, f"attention_norm_{i}", layer.input_layernorm),
+            f"qkv_{i}",
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+        )
+        attended = add(
+            "GroupQueryAttention",
+            [qkv, "", "", f"key_{i}", f"value_{i}", "last", "total", "cos", "sin"],
+            [f"attended_{i}", f"new_key_{i}", f"new_value_{i}"],
+            MICROSOFT,
+            num_heads=heads,
+            kv_num_heads=kv_heads,
+            scale=head_dim**-0.5,
+            do_rotary=1,
+            rotary_interleaved=0,
+        )
+        x = add(
+            "Add", [x, product(attended, f"out_{i}", attention.o_proj)], [f"after_attention_{i}"]
+        )
+        gate_up = product(
+            norm(x, f"mlp_norm_{i}", layer.post_attention_layernorm),
+            f"gate_up_{i}",
+            mlp.gate_proj,
+            mlp.up_proj,
+        )
         add("Split", [gate_up], [f"gate_{i}", f"up_{i}"], axis=-1)
-        gate = add("Mul", [f"gate_{i}", add("Sigmoid", [f"gate_{i}"], [f"sigmoid_{i}"])], [f"silu_{i}"])
-        x = add("Add", [x, product(add("Mul", [gate, f"up_{i}"], [f"gated_{i}"]), f"down_{i}", mlp.down_proj)], [f"after_mlp_{i}"])
+        gate = add(
+            "Mul", [f"gate_{i}", add("Sigmoid", [f"gate_{i}"], [f"sigmoid_{i}"])], [f"silu_{i}"]
+        )
+        x = add(
+            "Add",
+            [x, product(add("Mul", [gate, f"up_{i}"], [f"gated_{i}"]), f"down_{i}", mlp.down_proj)],
+            [f"after_mlp_{i}"],
+        )
     kept = add("Slice", [x, "first", "end", "token_axis"], ["kept"])
     states = norm(kept, "hidden", module.model.norm)
     add("MatMul", [states, constant("head_weight", head_weight.T)], ["logits"])
 
     inputs, outputs = signature(config, len(layers), head_dim, head_weight.shape[0])
-    return helper.make_model(helper.make_graph(nodes, "draft", inputs, outputs, weights), ir_version=IR_VERSION,
-                             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)])
+    return helper.make_model(
+        helper.make_graph(nodes, "draft", inputs, outputs, weights),
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+    )
 
 
 def signature(config: Any, layers: int, head_dim: int, head: int) -> tuple[list[Any], list[Any]]:
@@ -140,12 +196,23 @@ def signature(config: Any, layers: int, head_dim: int, head: int) -> tuple[list[
         return helper.make_tensor_value_info(name, kind, list(shape))
 
     real, hidden = TensorProto.FLOAT, config.hidden_size
-    memory = [(f"{kind}_{i}", ("batch", config.num_key_value_heads, "positions", head_dim))
-              for i in range(layers) for kind in ("key", "value")]
-    inputs = [value("embeddings", real, "batch", "tokens", hidden), value("last", TensorProto.INT32, "batch"),
-              value("total", TensorProto.INT32, 1), value("first", TensorProto.INT64, 1),
-              value("cos", real, "table", head_dim // 2), value("sin", real, "table", head_dim // 2),
-              *(value(name, real, *shape) for name, shape in memory)]
-    outputs = [value("logits", real, "batch", "kept", head), value("hidden", real, "batch", "kept", hidden),
-               *(value(f"new_{name}", real, *shape) for name, shape in memory)]
+    memory = [
+        (f"{kind}_{i}", ("batch", config.num_key_value_heads, "positions", head_dim))
+        for i in range(layers)
+        for kind in ("key", "value")
+    ]
+    inputs = [
+        value("embeddings", real, "batch", "tokens", hidden),
+        value("last", TensorProto.INT32, "batch"),
+        value("total", TensorProto.INT32, 1),
+        value("first", TensorProto.INT64, 1),
+        value("cos", real, "table", head_dim // 2),
+        value("sin", real, "table", head_dim // 2),
+        *(value(name, real, *shape) for name, shape in memory),
+    ]
+    outputs = [
+        value("logits", real, "batch", "kept", head),
+        value("hidden", real, "batch", "kept", hidden),
+        *(value(f"new_{name}", real, *shape) for name, shape in memory),
+    ]
     return inputs, outputs

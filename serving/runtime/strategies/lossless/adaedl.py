@@ -1,4 +1,5 @@
-"""AdaEDL: stop before a token whose acceptance has a low bound, by entropy (Agrawal 2024, ENLSP at NeurIPS; 2410.18351)."""
+"""AdaEDL: stop before a token whose acceptance has a low bound, by entropy (Agrawal 2024, ENLSP at
+NeurIPS; 2410.18351)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from serving.runtime.types import Draft, Verdict
 
 
 class AdaEDL(Strategy):
-    """Its threshold is shared by all requests, or starts again with each in deterministic mode (docs/methods.md)."""
+    """Its threshold is shared by all requests, or starts again with each in deterministic mode
+    (docs/methods.md)."""
 
     name = "adaedl"
     lossless = True
@@ -30,10 +32,19 @@ class AdaEDL(Strategy):
     search_space = space(threshold=(0.5, 0.4, 0.6, 0.7, 0.8), max_draft=(8, 4, 16))
 
     class Config(StrategyConfig):
-        threshold: float = Field(ge=0, le=1, description="lambda at first: stop before a token with 1 − sqrt(entropy_scale·H) below it; "
-                                                         "not published, so there is no default")
-        max_draft: int = Field(ge=1, le=64, description="longest draft; not published, so there is no default")
-        entropy_scale: float = Field(0.2, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
+        threshold: float = Field(
+            ge=0,
+            le=1,
+            description="lambda at first: stop before a token with 1 − sqrt(entropy_scale·H) "
+            "below it; "
+            "not published, so there is no default",
+        )
+        max_draft: int = Field(
+            ge=1, le=64, description="longest draft; not published, so there is no default"
+        )
+        entropy_scale: float = Field(
+            0.2, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound"
+        )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)

@@ -1,4 +1,5 @@
-"""Plain decoding: one forward pass of the target for each token. Every other strategy is compared with it."""
+"""Plain decoding: one forward pass of the target for each token. Every other strategy is compared
+with it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Draft & Verify's length rule: stop after an unlikely token, with a threshold that adapts (Zhang 2023, 2309.08168).
+"""Draft & Verify's length rule: stop after an unlikely token, with a threshold that adapts (Zhang
+2023, 2309.08168).
 
-The paper drafts with the target's own layers; here the pair's draft does, and only the rule is the paper's.
+The paper drafts with the target's own layers; here the pair's draft does, and only the rule is the
+paper's.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ class DraftVerify(Strategy):
     search_space = space(threshold=(0.8, 0.3, 0.5, 0.7, 0.9), max_draft=(4, 8, 16))
 
     class Config(StrategyConfig):
-        threshold: float | None = Field(None, ge=0, le=1, description="first threshold of a request; None: .8 greedy, .5 sampled")
+        threshold: float | None = Field(
+            None,
+            ge=0,
+            le=1,
+            description="first threshold of a request; None: .8 greedy, .5 sampled",
+        )
         max_draft: int = Field(8, ge=1, le=64, description="longest draft")
 
     @classmethod

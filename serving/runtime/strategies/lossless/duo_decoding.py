@@ -1,4 +1,5 @@
-"""DuoDecoding: draft and target on devices of their own, several sequences where the draft is unsure (Algorithms 1 and 2)."""
+"""DuoDecoding: draft and target on devices of their own, several sequences where the draft is
+unsure (Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
 ONE_PASS = 1.25
-"""A pass over several tokens that takes at most so many times one over a single token counts as one: it is spent on reading the weights."""
+"""A pass over several tokens that takes at most so many times one over a single token counts as
+one: it is spent on reading the weights."""
 
 
 class DuoDecoding(Strategy):
@@ -37,40 +39,68 @@ class DuoDecoding(Strategy):
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
-            None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification, and no "
-                                                "sequence longer than the target verifies in about one pass")
-        max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
-        static_sequences: bool = Field(False, description="always as many as `max_sequences` (ablation, Table 2)")
-        budget_offset: int = Field(0, ge=-16, le=16, description="added to a measured gamma and to its longest sequence (ablation, "
-                                                                  "Table 3)")
+            None,
+            ge=1,
+            le=LONGEST,
+            description="gamma: budget of a round; None: how many tokens the draft makes in a "
+            "verification, and no "
+            "sequence longer than the target verifies in about one pass",
+        )
+        max_sequences: int = Field(
+            8,
+            ge=1,
+            le=8,
+            description="most sequences that share the budget; 1: a single one (ablation)",
+        )
+        static_sequences: bool = Field(
+            False, description="always as many as `max_sequences` (ablation, Table 2)"
+        )
+        budget_offset: int = Field(
+            0,
+            ge=-16,
+            le=16,
+            description="added to a measured gamma and to its longest sequence (ablation, Table 3)",
+        )
 
         @model_validator(mode="after")
         def _measured(self) -> DuoDecoding.Config:
             if self.budget_offset and self.num_speculative_tokens is not None:
-                raise ValueError("budget_offset is added to a measured budget: leave num_speculative_tokens out, or add it there")
+                raise ValueError(
+                    "budget_offset is added to a measured budget: leave "
+                    "num_speculative_tokens out, or add it there"
+                )
             return self
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        note = "Draft and target do not run at once, and one sequence is drafted: DuoDecoding's overlap and sequences are left out."
+        note = (
+            "Draft and target do not run at once, and one sequence is drafted: DuoDecoding's "
+            "overlap and sequences are left out."
+        )
         return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
         budget, longest = self.lengths(isinstance(session.draft.model, OnnxModel))
-        drafter = MultiSequence(self.config.max_sequences, static=self.config.static_sequences, longest=longest)
+        drafter = MultiSequence(
+            self.config.max_sequences, static=self.config.static_sequences, longest=longest
+        )
         yield from heterogeneous(session, drafter, Exact(), Ranked(), budget)
 
     def lengths(self, onnx_draft: bool = False) -> tuple[int, int]:
         """Gamma, and the most tokens of one sequence: both as set, or both as measured.
 
-        Measured, gamma is how many draft passes a target pass takes (section 3.1), rounded down so that several numbers of sequences
-        divide it. The paper takes the time of a verification as that of one token; where longer ones take longer, a longer sequence
-        costs more than its last tokens bring, so that none is longer than `in_one_pass` (ours).
+        Measured, gamma is how many draft passes a target pass takes (section 3.1), rounded down so
+        that several numbers of sequences divide it. The paper takes the time of a verification as
+        that of one token; where longer ones take longer, a longer sequence costs more than its last
+        tokens bring, so that none is longer than `in_one_pass` (ours).
         """
         gamma = self.config.num_speculative_tokens
         if gamma is not None:
             return gamma, gamma
-        profile, more = self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft), self.config.budget_offset
+        profile, more = (
+            self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft),
+            self.config.budget_offset,
+        )
         gamma = divisible(min(LONGEST, round(profile.speed_ratio)))
         longest = min(gamma, in_one_pass(profile.t_verify))
         return min(LONGEST, max(1, gamma + more)), min(LONGEST, max(1, longest + more))
@@ -88,7 +118,8 @@ def divisible(gamma: int) -> int:
 
 
 def in_one_pass(t_verify: Mapping[int, float]) -> int:
-    """How many tokens the target verifies in about the time of one, by the measured sizes; `LONGEST` where that holds for all of them.
+    """How many tokens the target verifies in about the time of one, by the measured sizes;
+    `LONGEST` where that holds for all of them.
 
     Args:
         t_verify: tokens → seconds, with one token among them.
@@ -96,5 +127,7 @@ def in_one_pass(t_verify: Mapping[int, float]) -> int:
     >>> in_one_pass({1: 1.0, 4: 1.1, 8: 1.2, 16: 2.0}), in_one_pass({1: 1.0, 4: 1.5, 8: 1.2})
     (8, 1)
     """
-    fast = list(takewhile(lambda tokens: t_verify[tokens] <= ONE_PASS * t_verify[1], sorted(t_verify)))
+    fast = list(
+        takewhile(lambda tokens: t_verify[tokens] <= ONE_PASS * t_verify[1], sorted(t_verify))
+    )
     return LONGEST if len(fast) == len(t_verify) else fast[-1]

@@ -1,4 +1,5 @@
-"""EAGLE-3: a head on the target's hidden states drafts a chain, or EAGLE-2's dynamic tree (Li 2025, 2503.01840; Li 2024, 2406.16858)."""
+"""EAGLE-3: a head on the target's hidden states drafts a chain, or EAGLE-2's dynamic tree (Li 2025,
+2503.01840; Li 2024, 2406.16858)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from serving.runtime.acceptance.tree import ExactTree
 from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.counts_kept import table_learnt, table_resumed
 from serving.runtime.drafting.head import HeadChain, HeadTree
-from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength, HighEntropy, UnlikelyToken
+from serving.runtime.drafting.stopping import (
+    CumulativeAcceptance,
+    FixedLength,
+    HighEntropy,
+    UnlikelyToken,
+)
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
@@ -30,7 +36,8 @@ ENTROPY_SCALE = 0.15
 
 
 class Eagle3(Strategy):
-    """The acceptance that SPIDE's rule expects is counted here, from the head's own drafts: a pair's table is of its draft model."""
+    """The acceptance that SPIDE's rule expects is counted here, from the head's own drafts: a
+    pair's table is of its draft model."""
 
     name = "eagle3"
     lossless = True
@@ -38,16 +45,33 @@ class Eagle3(Strategy):
     roles = ("target",)
     artifacts = ("eagle3_head",)
     draft_share = 0.1
-    search_space = space(num_speculative_tokens=Span(1, 5), top_k=(1, 2, 3), tree_tokens=(3, 5, 7), threshold=(0.0, 0.3, 0.5))
+    search_space = space(
+        num_speculative_tokens=Span(1, 5),
+        top_k=(1, 2, 3),
+        tree_tokens=(3, 5, 7),
+        threshold=(0.0, 0.3, 0.5),
+    )
 
     class Config(StrategyConfig):
-        num_speculative_tokens: int = Field(3, ge=1, le=16, description="levels: tokens of a chain, or of a tree's longest path")
-        top_k: int = Field(1, ge=1, le=10, description="tokens tried after each one, and nodes expanded a level; 1: a chain")
+        num_speculative_tokens: int = Field(
+            3, ge=1, le=16, description="levels: tokens of a chain, or of a tree's longest path"
+        )
+        top_k: int = Field(
+            1,
+            ge=1,
+            le=10,
+            description="tokens tried after each one, and nodes expanded a level; 1: a chain",
+        )
         tree_tokens: int = Field(7, ge=1, le=63, description="tokens of a tree (top_k above 1)")
         stop: Literal["probability", "entropy", "acceptance"] = Field(
-            "probability", description="what ends a chain early: an unlikely token (hf_dynamic), a high entropy (svip), or a low chance "
-            "that all are accepted, as counted so far (spide)")
-        threshold: float = Field(0.0, ge=0, le=2, description="of the rule that ends a chain; 0 with probability: never")
+            "probability",
+            description="what ends a chain early: an unlikely token (hf_dynamic), a high entropy "
+            "(svip), or a low chance "
+            "that all are accepted, as counted so far (spide)",
+        )
+        threshold: float = Field(
+            0.0, ge=0, le=2, description="of the rule that ends a chain; 0 with probability: never"
+        )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
@@ -61,12 +85,21 @@ class Eagle3(Strategy):
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation | None:
-        notes = ("The tree becomes a chain of as many tokens as it has levels.",) if config.top_k > 1 else ()
+        notes = (
+            ("The tree becomes a chain of as many tokens as it has levels.",)
+            if config.top_k > 1
+            else ()
+        )
         return Speculation("eagle3", config.num_speculative_tokens, notes=notes)
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
-        """The target, and the head beside it: a head is an artifact, and becomes a model where it is used."""
-        head = models["head"] if "head" in models else head_of(models["target"], self.artifact(Eagle3Head))
+        """The target, and the head beside it: a head is an artifact, and becomes a model where it
+        is used."""
+        head = (
+            models["head"]
+            if "head" in models
+            else head_of(models["target"], self.artifact(Eagle3Head))
+        )
         return {"target": models["target"], "head": head}
 
     def learnt(self) -> dict[str, float]:
@@ -79,12 +112,20 @@ class Eagle3(Strategy):
 
     @property
     def longest_draft(self) -> int:
-        return int(self.config.num_speculative_tokens if self.config.top_k == 1 else self.config.tree_tokens)
+        return int(
+            self.config.num_speculative_tokens
+            if self.config.top_k == 1
+            else self.config.tree_tokens
+        )
 
     def run(self, session: Session) -> Step[None]:
         config = self.config
         if config.top_k > 1 and session.target.trees:
-            yield from serial_trees(session, HeadTree(config.num_speculative_tokens, config.tree_tokens, config.top_k), ExactTree())
+            yield from serial_trees(
+                session,
+                HeadTree(config.num_speculative_tokens, config.tree_tokens, config.top_k),
+                ExactTree(),
+            )
             return
         table = AcceptanceTable.empty() if self.resources.deterministic else self.counted
 
@@ -92,14 +133,22 @@ class Eagle3(Strategy):
             for i, confidence in enumerate(draft.confidence[: verdict.judged]):
                 table.update(confidence, kept=i < verdict.accepted)
 
-        yield from serial(session, HeadChain(self._stop(table), with_confidence=config.stop == "acceptance"), Exact(), learn)
+        yield from serial(
+            session,
+            HeadChain(self._stop(table), with_confidence=config.stop == "acceptance"),
+            Exact(),
+            learn,
+        )
 
     def _stop(self, table: AcceptanceTable) -> FixedLength:
         config, longest = self.config, self.config.num_speculative_tokens
-        if config.top_k > 1:  # the chain that stands for a tree where the request or the target allows none
+        # the chain that stands for a tree where the request or the target allows none
+        if config.top_k > 1:
             return FixedLength(longest)
         if config.stop == "entropy":
             return HighEntropy(config.threshold, longest, ENTROPY_SCALE)
         if config.stop == "acceptance":
             return CumulativeAcceptance(table, config.threshold, longest)
-        return UnlikelyToken(config.threshold, longest) if config.threshold else FixedLength(longest)
+        return (
+            UnlikelyToken(config.threshold, longest) if config.threshold else FixedLength(longest)
+        )

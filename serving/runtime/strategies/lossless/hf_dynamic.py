@@ -1,4 +1,5 @@
-"""Dynamic speculation as in transformers' assisted generation: stop after an unlikely token (Mamou 2024, 2405.04304)."""
+"""Dynamic speculation as in transformers' assisted generation: stop after an unlikely token (Mamou
+2024, 2405.04304)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FIRST_LENGTH = 5
 
 
 class HFDynamic(Strategy):
-    """The heuristic length is shared by all requests, or starts again with each in deterministic mode (docs/methods.md)."""
+    """The heuristic length is shared by all requests, or starts again with each in deterministic
+    mode (docs/methods.md)."""
 
     name = "hf_dynamic"
     lossless = True
@@ -32,9 +34,17 @@ class HFDynamic(Strategy):
     search_space = space(threshold=Span(0.2, 0.8, 0.1), max_draft=(8, 20), heuristic=(False, True))
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.4, ge=0, le=1, description="stop after a token of lower draft probability")
+        threshold: float = Field(
+            0.4, ge=0, le=1, description="stop after a token of lower draft probability"
+        )
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
-        heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
+        heuristic: bool = Field(
+            False,
+            description=(
+                "the length limit starts at 5, two more when all match, else one fewer; off: "
+                "constant"
+            ),
+        )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
@@ -46,7 +56,11 @@ class HFDynamic(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         if not self.config.heuristic:
-            yield from serial(session, DraftModel(UnlikelyToken(self.config.threshold, self.config.max_draft)), Exact())
+            yield from serial(
+                session,
+                DraftModel(UnlikelyToken(self.config.threshold, self.config.max_draft)),
+                Exact(),
+            )
             return
         length = self.first_length() if self.resources.deterministic else self.shared
         stop = UnlikelyToken(self.config.threshold, length.value)

@@ -1,5 +1,5 @@
-"""Hybrid: each round a continuation of the text, a head's or a draft model's draft, or plain decoding, whatever is expected to gain most on
-this machine (ours)."""
+"""Hybrid: each round a continuation of the text, a head's or a draft model's draft, or plain
+decoding, whatever is expected to gain most on this machine (ours)."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ HEAD_LENGTH = 3
 
 
 class Hybrid(Strategy):
-    """Nothing is drafted that is not expected to gain, the reading of the prompt by a model included: at worst it is plain decoding, but
-    for the rounds that try a model again."""
+    """Nothing is drafted that is not expected to gain, the reading of the prompt by a model
+    included: at worst it is plain decoding, but for the rounds that try a model again."""
 
     name = "hybrid"
     lossless = True
-    paper = "none: the drafter with the largest expected gain, from counted acceptance and measured times"
+    paper = (
+        "none: the drafter with the largest expected gain, from counted acceptance and "
+        "measured times"
+    )
     roles = ("target",)
     artifacts = ("hardware_profile",)
     drafts_alone = True
@@ -52,57 +55,110 @@ class Hybrid(Strategy):
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
-            "auto", description="besides what followed the text's end before: head and draft model, as far as there are any; or one of "
-            "them, or none")
+            "auto",
+            description="besides what followed the text's end before: head and draft model, as "
+            "far as "
+            "there are any; or one of "
+            "them, or none",
+        )
         max_draft: int = Field(8, ge=1, le=32, description="longest draft, alternatives included")
-        alternatives: int = Field(2, ge=0, le=8, description="tokens that may be verified beside each one of a head's draft, for greedy "
-                                                             "requests; 0: chains alone")
+        alternatives: int = Field(
+            2,
+            ge=0,
+            le=8,
+            description="tokens that may be verified beside each one of a head's draft, for greedy "
+            "requests; 0: chains alone",
+        )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.seen: dict[str, Shared] = {}
         table = self.optional_artifact(AcceptanceTable)
-        self._table = AcceptanceTable.empty() if table is None else table.copy()  # other strategies of a server count into theirs
+        # other strategies of a server count into theirs
+        self._table = AcceptanceTable.empty() if table is None else table.copy()
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("ngram", config.max_draft, ngram=3,
-                           notes=("Only n-grams of the text are left: no other engine chooses the drafter by round. With a head, "
-                                  "--save-head exports that to vLLM and SGLang instead.",))
+        return Speculation(
+            "ngram",
+            config.max_draft,
+            ngram=3,
+            notes=(
+                "Only n-grams of the text are left: no other engine chooses the drafter by "
+                "round. With a head, "
+                "--save-head exports that to vLLM and SGLang instead.",
+            ),
+        )
 
     @classmethod
     def head_speculation(cls, config: Any) -> Speculation | None:
         if config.drafter not in ("auto", "head"):
             return None
-        return Speculation("eagle3", min(config.max_draft, HEAD_LENGTH), notes=(
-            "Only the head is left, with drafts of one length: no other engine chooses drafter and length by round.",))
+        return Speculation(
+            "eagle3",
+            min(config.max_draft, HEAD_LENGTH),
+            notes=(
+                (
+                    "Only the head is left, with drafts of one length: no other engine chooses "
+                    "drafter and length by round."
+                ),
+            ),
+        )
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         wanted, chosen = self.config.drafter, {"target": models["target"]}
         if "head" in models and wanted in ("auto", "head"):
             chosen["head"] = models["head"]
-        elif wanted == "head" or (wanted == "auto" and self.optional_artifact(Eagle3Head)
-                                  and getattr(models["target"], "keeps_states", False)):
-            chosen["head"] = head_of(models["target"], self.artifact(Eagle3Head))  # says what is missing
+        elif wanted == "head" or (
+            wanted == "auto"
+            and self.optional_artifact(Eagle3Head)
+            and getattr(models["target"], "keeps_states", False)
+        ):
+            # says what is missing
+            chosen["head"] = head_of(models["target"], self.artifact(Eagle3Head))
         if "draft" in models and wanted in ("auto", "draft"):
             chosen["draft"] = models["draft"]
         return chosen  # type: ignore[return-value]  # the roles are literals
 
     def run(self, session: Session) -> Step[None]:
-        session.draft_context = UNLIMITED  # a model that a text has outgrown is left out: look-ups and other models go on
-        profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling)
+        # a model that a text has outgrown is left out: look-ups and other models go on
+        session.draft_context = UNLIMITED
+        profile, longest, seen = (
+            self.artifact(HardwareProfile),
+            self.config.max_draft,
+            self._shared(session.sampling),
+        )
         plain = RoundCosts.of(profile, 0.0, longest)
-        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft or 0.0}
+        steps: dict[Role, float] = {
+            "head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1),
+            "draft": profile.t_draft or 0.0,
+        }
         alone = session.sampling.repeatable or self.resources.deterministic
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
-        models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
-                            longest, role, alone=alone, alternatives=self.config.alternatives if role == "head" else 0)
-                  for role, step in steps.items() if role in session.lanes]
-        drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore), seen.stored)
+        models = [
+            Candidate(
+                partial(makers[role], with_confidence=True),
+                RoundCosts.of(profile, step, longest, role),
+                seen.models[role],
+                longest,
+                role,
+                alone=alone,
+                alternatives=self.config.alternatives if role == "head" else 0,
+            )
+            for role, step in steps.items()
+            if role in session.lanes
+        ]
+        drafter = BestDrafter(
+            plain, seen.lookup, models, longest, self.optional_artifact(Datastore), seen.stored
+        )
         yield from serial_with_alternatives(session, drafter, Exact(), ExactTree())
 
     def learnt(self) -> dict[str, float]:
-        return {name: value for kind, shared in self.seen.copy().items() for name, value in below(kind, counts_learnt(shared)).items()}
+        return {
+            name: value
+            for kind, shared in self.seen.copy().items()
+            for name, value in below(kind, counts_learnt(shared)).items()
+        }
 
     def resume(self, learnt: Mapping[str, float]) -> None:
         for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -112,13 +168,17 @@ class Hybrid(Strategy):
             raise ValueError("it holds other numbers than hybrid counts")
 
     def _shared(self, sampling: Sampling) -> Shared:
-        """What was learnt of requests of this class of temperatures; its beginning where each request shall decide for itself, because its
-        answer must not depend on those before it. A greedy answer never does."""
+        """What was learnt of requests of this class of temperatures; its beginning where each
+        request shall decide for itself, because its answer must not depend on those before it. A
+        greedy answer never does."""
         alone = self.resources.deterministic or (sampling.repeatable and not sampling.greedy)
-        return self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
+        return (
+            self._beginning(sampling.temperature) if alone else self._counted(sampling.temperature)
+        )
 
     def _counted(self, temperature: float) -> Shared:
-        """What requests of this class of temperatures count, from the bundle's acceptance table on."""
+        """What requests of this class of temperatures count, from the bundle's acceptance table
+        on."""
         kind = "greedy" if temperature == 0.0 else "sampled"
         if kind not in self.seen:
             self.seen[kind] = self._beginning(temperature)
@@ -126,4 +186,7 @@ class Hybrid(Strategy):
 
     def _beginning(self, temperature: float) -> Shared:
         """What the bundle's acceptance table says before any request."""
-        return Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(self._table.at(temperature).copy())})
+        return Shared(
+            AcceptanceTable.empty(),
+            {"head": Experience(), "draft": Experience(self._table.at(temperature).copy())},
+        )

@@ -1,4 +1,5 @@
-"""Lookahead decoding: the target guesses many tokens ahead while it verifies n-grams from earlier guesses (Fu 2024, 2402.02057)."""
+"""Lookahead decoding: the target guesses many tokens ahead while it verifies n-grams from earlier
+guesses (Fu 2024, 2402.02057)."""
 
 from __future__ import annotations
 
@@ -25,14 +26,25 @@ class LookaheadDecoding(Strategy):
     # replayable stays False: a trace holds nothing that the target says after guesses
 
     class Config(StrategyConfig):
-        window: int = Field(5, ge=1, le=32, description="W: columns of the window, tokens guessed at once")
-        ngram: int = Field(3, ge=2, le=8, description="N: tokens of an n-gram; the window has N - 1 levels")
-        guesses: int = Field(3, ge=1, le=32, description="G: n-grams verified at once, and kept for each first token")
-        pool_from_text: bool = Field(True, description="whether n-grams of prompt and output are proposed, too")
+        window: int = Field(
+            5, ge=1, le=32, description="W: columns of the window, tokens guessed at once"
+        )
+        ngram: int = Field(
+            3, ge=2, le=8, description="N: tokens of an n-gram; the window has N - 1 levels"
+        )
+        guesses: int = Field(
+            3, ge=1, le=32, description="G: n-grams verified at once, and kept for each first token"
+        )
+        pool_from_text: bool = Field(
+            True, description="whether n-grams of prompt and output are proposed, too"
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        note = "N-grams come from the text alone: the lookahead window, which guesses others, is left out."
+        note = (
+            "N-grams come from the text alone: the lookahead window, which guesses others, is "
+            "left out."
+        )
         return Speculation("ngram", config.ngram - 1, ngram=1, notes=(note,))
 
     @property
@@ -41,5 +53,7 @@ class LookaheadDecoding(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         config = self.config
-        drafter = Lookahead(config.window, config.ngram, config.guesses, from_text=config.pool_from_text)
+        drafter = Lookahead(
+            config.window, config.ngram, config.guesses, from_text=config.pool_from_text
+        )
         yield from serial_trees(session, drafter, ExactTree(), follow=drafter.follow)

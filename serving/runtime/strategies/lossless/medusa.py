@@ -1,4 +1,5 @@
-"""Medusa: heads on the target's last hidden state propose a tree of the tokens to come (Cai 2024, 2401.10774)."""
+"""Medusa: heads on the target's last hidden state propose a tree of the tokens to come (Cai 2024,
+2401.10774)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class MedusaDecoding(Strategy):
     # replayable stays False: a trace holds none of the target's states
 
     class Config(StrategyConfig):
-        nodes: int = Field(8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first")
+        nodes: int = Field(
+            8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first"
+        )
 
     @property
     def longest_draft(self) -> int:
@@ -42,11 +45,17 @@ class MedusaDecoding(Strategy):
         yield from serial_trees(session, drafter, ExactTree(), follow=drafter.follow)
 
     def embedding(self, model: Any, heads: MedusaHeads) -> Tensor:
-        """The rows of a target's output embedding that the heads need, copied once for all strategies that use these heads."""
+        """The rows of a target's output embedding that the heads need, copied once for all
+        strategies that use these heads."""
+
         def copied() -> Tensor:
             if int(heads.tokens[-1]) >= model.vocab_size:
-                raise ArtifactError(f"the Medusa heads propose token {int(heads.tokens[-1])}, the target has {model.vocab_size}: train "
-                                    f"them for this pair (`{KINDS[heads.kind].made_by}`)", code="vocabulary_differs")
+                raise ArtifactError(
+                    f"the Medusa heads propose token {int(heads.tokens[-1])}, the target "
+                    f"has {model.vocab_size}: train "
+                    f"them for this pair (`{KINDS[heads.kind].made_by}`)",
+                    code="vocabulary_differs",
+                )
             rows: Tensor = model.head_rows(heads.tokens)
             return rows
 

@@ -1,4 +1,5 @@
-"""PEARL: the target pre-verifies and post-verifies while the draft continues (PEARL 2024, 2408.11850)."""
+"""PEARL: the target pre-verifies and post-verifies while the draft continues (PEARL 2024,
+2408.11850)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ class Pearl(Strategy):
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
-            None, ge=1, le=LONGEST, description="gamma: draft tokens per round; None: how many the draft makes in a verification")
+            None,
+            ge=1,
+            le=LONGEST,
+            description=(
+                "gamma: draft tokens per round; None: how many the draft makes in a verification"
+            ),
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
@@ -50,4 +57,7 @@ class Pearl(Strategy):
         """The draft length: as set, or how many times as fast as the target the draft is."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)))
+        return min(
+            LONGEST,
+            max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)),
+        )

@@ -26,23 +26,41 @@ class PromptLookup(Strategy):
     roles = ("target",)
     optional_artifacts = ("datastore",)
     replayable = True
-    search_space = space(max_matching_ngram_size=Span(1, 4), prompt_lookup_num_tokens=(3, 5, 10, 16))
+    search_space = space(
+        max_matching_ngram_size=Span(1, 4), prompt_lookup_num_tokens=(3, 5, 10, 16)
+    )
 
     class Config(StrategyConfig):
         prompt_lookup_num_tokens: int = Field(10, ge=1, le=32, description="longest draft")
-        max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up, tried down to 1")
-        use_datastore: bool = Field(False, description="where the context has no match, look into the datastore, which must be there then")
+        max_matching_ngram_size: int = Field(
+            3, ge=1, le=8, description="longest n-gram looked up, tried down to 1"
+        )
+        use_datastore: bool = Field(
+            False,
+            description=(
+                "where the context has no match, look into the datastore, which must be there then"
+            ),
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
         notes = ("The datastore is left out.",) if config.use_datastore else ()
-        return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size, notes=notes)
+        return Speculation(
+            "ngram",
+            config.prompt_lookup_num_tokens,
+            ngram=config.max_matching_ngram_size,
+            notes=notes,
+        )
 
     @property
     def longest_draft(self) -> int:
         return int(self.config.prompt_lookup_num_tokens)
 
     def run(self, session: Session) -> Step[None]:
-        elsewhere = partial(look_up, self.artifact(Datastore)) if self.config.use_datastore else None
-        drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens, elsewhere)
+        elsewhere = (
+            partial(look_up, self.artifact(Datastore)) if self.config.use_datastore else None
+        )
+        drafter = NGram(
+            self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens, elsewhere
+        )
         yield from serial(session, drafter, Exact())

@@ -1,4 +1,5 @@
-"""REST: a trie of what followed the longest match in a datastore is the draft, verified as a tree (He 2023, 2311.08252)."""
+"""REST: a trie of what followed the longest match in a datastore is the draft, verified as a tree
+(He 2023, 2311.08252)."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ class Rest(Strategy):
     roles = ("target",)
     artifacts = ("datastore",)
     search_space = space(max_nodes=(4, 8, 16), max_depth=(4, 10))
-    # replayable stays False: the datastore is made of the traces that a replay reads, and would find every text in itself
+    # replayable stays False: the datastore is made of the traces that a replay reads, and would
+    # find every text in itself
 
     class Config(StrategyConfig):
-        max_nodes: int = Field(8, ge=1, le=64, description="tokens of the draft tree at most (the paper's c, 64 there)")
+        max_nodes: int = Field(
+            8, ge=1, le=64, description="tokens of the draft tree at most (the paper's c, 64 there)"
+        )
         max_depth: int = Field(10, ge=1, le=16, description="tokens of one continuation at most")
 
     @property
@@ -32,5 +36,7 @@ class Rest(Strategy):
         return int(self.config.max_nodes)
 
     def run(self, session: Session) -> Step[None]:
-        drafter = DatastoreLookup(self.artifact(Datastore), self.config.max_nodes, self.config.max_depth)
+        drafter = DatastoreLookup(
+            self.artifact(Datastore), self.config.max_nodes, self.config.max_depth
+        )
         yield from serial_trees(session, drafter, ExactTree())

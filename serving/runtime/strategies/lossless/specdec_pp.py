@@ -1,4 +1,5 @@
-"""SpecDec++: a trained head predicts when a rejection is likely, and drafting stops there (Huang 2024, 2405.19715)."""
+"""SpecDec++: a trained head predicts when a rejection is likely, and drafting stops there (Huang
+2024, 2405.19715)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ class SpecDecPP(Strategy):
     search_space = space(threshold=Span(0.1, 0.9, 0.1), max_draft=(5, 10, 20))
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.3, ge=0, le=1, description="stop when the predicted chance of any rejection exceeds this")
+        threshold: float = Field(
+            0.3,
+            ge=0,
+            le=1,
+            description="stop when the predicted chance of any rejection exceeds this",
+        )
         min_draft: int = Field(2, ge=1, le=64, description="shortest draft")
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
 
@@ -43,5 +49,7 @@ class SpecDecPP(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         config = self.config
-        stop = PredictedRejection(self.artifact(AcceptanceHead), config.threshold, config.min_draft, config.max_draft)
+        stop = PredictedRejection(
+            self.artifact(AcceptanceHead), config.threshold, config.min_draft, config.max_draft
+        )
         yield from serial(session, DraftModel(stop), Exact())

@@ -1,4 +1,5 @@
-"""SPIDE: dynamic drafting by calibrated confidence, serial and parallel intertwined (SPIDE, Algorithm 1)."""
+"""SPIDE: dynamic drafting by calibrated confidence, serial and parallel intertwined (SPIDE,
+Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -31,24 +32,55 @@ class Spide(Strategy):
     artifacts = ("acceptance_table", "hardware_profile")
     replayable = True
     bench_only = ("calibrated",)
-    search_space = space(tau=Span(0.1, 0.95, 0.05), parallel=(False, True), max_draft=(4, 8, 16, 32), overlap_tau=(0.0, 0.05, 0.2))
+    search_space = space(
+        tau=Span(0.1, 0.95, 0.05),
+        parallel=(False, True),
+        max_draft=(4, 8, 16, 32),
+        overlap_tau=(0.0, 0.05, 0.2),
+    )
 
     class Config(StrategyConfig):
-        tau: float = Field(0.7, ge=0, le=1, description="verify once the estimated chance of full acceptance falls to tau")
-        max_draft: int = Field(32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens")
+        tau: float = Field(
+            0.7,
+            ge=0,
+            le=1,
+            description="verify once the estimated chance of full acceptance falls to tau",
+        )
+        max_draft: int = Field(
+            32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens"
+        )
         parallel: bool = Field(True, description="draft on while the target verifies")
-        dynamic: bool = Field(True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`")
-        overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the continuation's "
-                                   "estimated chance, given what is verified, falls to this; 0: as long as the verification takes")
-        num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
-        calibrated: bool = Field(True, description="off: the acceptance table starts empty, and what it learns is not saved (ablation, for "
-                                 "benches)")
-        learns: bool = Field(True, description="off: the acceptance table stays as it started (ablation)")
+        dynamic: bool = Field(
+            True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`"
+        )
+        overlap_tau: float = Field(
+            0.0,
+            ge=0,
+            lt=1,
+            description="while the target verifies, draft on only until the continuation's "
+            "estimated chance, given what is verified, falls to this; 0: as long as the "
+            "verification takes",
+        )
+        num_speculative_tokens: int = Field(
+            5, ge=1, le=32, description="draft length without dynamic drafting"
+        )
+        calibrated: bool = Field(
+            True,
+            description="off: the acceptance table starts empty, and what it learns is not saved "
+            "(ablation, for "
+            "benches)",
+        )
+        learns: bool = Field(
+            True, description="off: the acceptance table stays as it started (ablation)"
+        )
 
         @model_validator(mode="after")
         def _overlap_tau_needs_overlap(self) -> Spide.Config:
             if self.overlap_tau > 0 and not (self.parallel and self.dynamic):
-                raise ValueError("overlap_tau needs parallel and dynamic drafting: leave it out, or switch both on")
+                raise ValueError(
+                    "overlap_tau needs parallel and dynamic drafting: leave it out, or "
+                    "switch both on"
+                )
             return self
 
     @property
@@ -65,11 +97,16 @@ class Spide(Strategy):
     def speculation(cls, config: Any) -> Speculation:
         overlap = "Draft and target do not run at once: SPIDE's parallel part is left out."
         table = "SPIDE's acceptance table, which ends drafts, is left out."
-        notes = tuple(note for note, there in ((overlap, config.parallel), (table, config.dynamic)) if there)
-        return Speculation("draft", None if config.dynamic else config.num_speculative_tokens, notes=notes)
+        notes = tuple(
+            note for note, there in ((overlap, config.parallel), (table, config.dynamic)) if there
+        )
+        return Speculation(
+            "draft", None if config.dynamic else config.num_speculative_tokens, notes=notes
+        )
 
     def rollout_needed(self) -> int:
-        """While the target verifies gamma tokens the draft makes up to gamma more, unless `overlap_tau` ends that sooner."""
+        """While the target verifies gamma tokens the draft makes up to gamma more, unless
+        `overlap_tau` ends that sooner."""
         if not self.config.parallel or self.config.overlap_tau:
             return 0
         times = self.artifact(HardwareProfile).when(overlapping=True)
@@ -77,19 +114,27 @@ class Spide(Strategy):
 
     def overlap_steps(self, times: HardwareProfile, unverified: int) -> int:
         """Draft steps that fit into a verification of so many tokens."""
-        return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)))
+        return min(
+            int(self.config.max_draft),
+            max(1, math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)),
+        )
 
     @property
     def longest_draft(self) -> int:
-        return int(self.config.max_draft if self.config.dynamic else self.config.num_speculative_tokens)
+        return int(
+            self.config.max_draft if self.config.dynamic else self.config.num_speculative_tokens
+        )
 
     @cached_property
     def table(self) -> AcceptanceTable:
-        """What all requests read and, unless they work on copies, write. First asked for by the thread that decodes, as all of `run` is."""
+        """What all requests read and, unless they work on copies, write. First asked for by the
+        thread that decodes, as all of `run` is."""
         if self.config.calibrated:
             return self.artifact(AcceptanceTable)
         nothing = [0] * len(MIDPOINTS)
-        return AcceptanceTable.empty().with_counts(nothing, nothing, sampled=AcceptanceTable.empty())
+        return AcceptanceTable.empty().with_counts(
+            nothing, nothing, sampled=AcceptanceTable.empty()
+        )
 
     def run(self, session: Session) -> Step[None]:
         table = self.table.at(session.sampling.temperature)
@@ -106,8 +151,18 @@ class Spide(Strategy):
             yield from serial(session, drafter, Exact(), learn)
             return
         times = self.artifact(HardwareProfile).when(overlapping=True)
-        ahead = DraftModel(CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft), with_confidence=True)
-        yield from intertwined(session, drafter, ahead, Exact(), lambda unverified: self.overlap_steps(times, unverified), learn)
+        ahead = DraftModel(
+            CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft),
+            with_confidence=True,
+        )
+        yield from intertwined(
+            session,
+            drafter,
+            ahead,
+            Exact(),
+            lambda unverified: self.overlap_steps(times, unverified),
+            learn,
+        )
 
     def stop_policy(self, table: AcceptanceTable) -> StopPolicy:
         if not self.config.dynamic:

@@ -1,4 +1,5 @@
-"""SuffixDecoding: what followed the longest match of the text's end, in the text or in a datastore, is the draft (2411.04975)."""
+"""SuffixDecoding: what followed the longest match of the text's end, in the text or in a datastore,
+is the draft (2411.04975)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation, SuffixSettings
 
-NOTE = ("vLLM alone has suffix decoding; it caches answers instead of reading the datastore. The others look up n-grams of the context, "
-        "and the rule for a draft's length is left out.")
+NOTE = (
+    "vLLM alone has suffix decoding; it caches answers instead of reading the datastore. "
+    "The others look up n-grams of the context, "
+    "and the rule for a draft's length is left out."
+)
 
 
 class SuffixDecoding(Strategy):
@@ -27,20 +31,40 @@ class SuffixDecoding(Strategy):
     roles = ("target",)
     optional_artifacts = ("datastore",)
     search_space = space(alpha=(1.0, 2.0), max_draft=(4, 8, 16), max_branches=(1, 2))
-    # replayable stays False: the datastore is made of the traces that a replay reads, and would find every text in itself
+    # replayable stays False: the datastore is made of the traces that a replay reads, and would
+    # find every text in itself
 
     class Config(StrategyConfig):
-        alpha: float = Field(1.0, gt=0, le=8, description="longest draft for each token of the match")
+        alpha: float = Field(
+            1.0, gt=0, le=8, description="longest draft for each token of the match"
+        )
         max_draft: int = Field(8, ge=1, le=64, description="tokens of a draft at most")
-        max_branches: int = Field(1, ge=1, le=8, description="alternatives at one place at most; 1 drafts chains")
-        min_probability: float = Field(0.1, ge=0, le=1, description="smallest share of the occurrences that a drafted path has")
-        use_datastore: bool = Field(True, description="look into the datastore too, where there is one")
+        max_branches: int = Field(
+            1, ge=1, le=8, description="alternatives at one place at most; 1 drafts chains"
+        )
+        min_probability: float = Field(
+            0.1, ge=0, le=1, description="smallest share of the occurrences that a drafted path has"
+        )
+        use_datastore: bool = Field(
+            True, description="look into the datastore too, where there is one"
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("ngram", config.max_draft, ngram=3, suffix=SuffixSettings(config.alpha, config.min_probability), notes=(NOTE,))
+        return Speculation(
+            "ngram",
+            config.max_draft,
+            ngram=3,
+            suffix=SuffixSettings(config.alpha, config.min_probability),
+            notes=(NOTE,),
+        )
 
     def run(self, session: Session) -> Step[None]:
-        config, datastore = self.config, self.optional_artifact(Datastore) if self.config.use_datastore else None
-        drafter = Suffix(config.alpha, config.max_draft, config.max_branches, config.min_probability, datastore)
+        config, datastore = (
+            self.config,
+            self.optional_artifact(Datastore) if self.config.use_datastore else None,
+        )
+        drafter = Suffix(
+            config.alpha, config.max_draft, config.max_branches, config.min_probability, datastore
+        )
         yield from serial_trees(session, drafter, ExactTree())

@@ -25,13 +25,22 @@ class SVIP(Strategy):
     search_space = space(threshold=Span(0.15, 0.6, 0.05), max_draft=(8, 16, 40))
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.3, ge=0, le=2, description="stop after a token whose sqrt(entropy_scale·H) exceeds this")
-        entropy_scale: float = Field(0.15, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
+        threshold: float = Field(
+            0.3,
+            ge=0,
+            le=2,
+            description="stop after a token whose sqrt(entropy_scale·H) exceeds this",
+        )
+        entropy_scale: float = Field(
+            0.15, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound"
+        )
         max_draft: int = Field(40, ge=1, le=64, description="longest draft")
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("draft", notes=("SVIP's entropy threshold, which ends drafts, is left out.",))
+        return Speculation(
+            "draft", notes=("SVIP's entropy threshold, which ends drafts, is left out.",)
+        )
 
     def run(self, session: Session) -> Step[None]:
         stop = HighEntropy(self.config.threshold, self.config.max_draft, self.config.entropy_scale)

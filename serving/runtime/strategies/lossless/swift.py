@@ -1,4 +1,5 @@
-"""SWIFT: the target drafts for itself, skipping some of its attention and feed-forward sublayers (Xia 2024, 2410.06916)."""
+"""SWIFT: the target drafts for itself, skipping some of its attention and feed-forward sublayers
+(Xia 2024, 2410.06916)."""
 
 from __future__ import annotations
 
@@ -24,11 +25,22 @@ class Swift(Strategy):
     # replayable stays False: a trace holds nothing that the target says with sublayers skipped
 
     class Config(StrategyConfig):
-        skip_ratio: float = Field(0.45, ge=0, lt=1, description="share of the sublayers that is skipped while drafting")
-        threshold: float = Field(0.8, ge=0, le=1, description="stop after a token of lower probability")
+        skip_ratio: float = Field(
+            0.45, ge=0, lt=1, description="share of the sublayers that is skipped while drafting"
+        )
+        threshold: float = Field(
+            0.8, ge=0, le=1, description="stop after a token of lower probability"
+        )
         max_draft: int = Field(8, ge=1, le=64, description="longest draft")
-        interval: int = Field(16, ge=0, le=1000, description="rounds between two candidates for the skipped set; 0: it stays as it is")
-        window: int = Field(32, ge=1, le=256, description="last tokens of the text that a candidate is tried on")
+        interval: int = Field(
+            16,
+            ge=0,
+            le=1000,
+            description="rounds between two candidates for the skipped set; 0: it stays as it is",
+        )
+        window: int = Field(
+            32, ge=1, le=256, description="last tokens of the text that a candidate is tried on"
+        )
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
@@ -37,11 +49,14 @@ class Swift(Strategy):
     def run(self, session: Session) -> Step[None]:
         config = self.config
         stop = UnlikelyToken(config.threshold, config.max_draft)
-        drafter = SelfDraft(self.search(session), stop, interval=config.interval, window=config.window)
+        drafter = SelfDraft(
+            self.search(session), stop, interval=config.interval, window=config.window
+        )
         yield from serial(session, drafter, Exact())
 
     def search(self, session: Session) -> SkipSearch:
-        """What all requests have found so far; in deterministic mode a search of the request's own."""
+        """What all requests have found so far; in deterministic mode a search of the request's
+        own."""
         sublayers = getattr(session.target.model, "sublayers", 0)
         if self.resources.deterministic:
             return SkipSearch(sublayers, self.config.skip_ratio)

@@ -28,10 +28,18 @@ class VanillaSD(Strategy):
     search_space = space(num_speculative_tokens=Span(1, 12))
 
     class Config(StrategyConfig):
-        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
-        draft_first: bool = Field(False, description="draft before the target has read the prompt, as the papers' loops do: a longer time "
-                                                     "to the first token, and one target call less")
-        drafter: DrafterRole = Field("draft", description="the model that drafts; qualifier: as PyramidSD's baselines do")
+        num_speculative_tokens: int = Field(
+            5, ge=1, le=32, description="gamma: draft tokens per round"
+        )
+        draft_first: bool = Field(
+            False,
+            description="draft before the target has read the prompt, as the papers' loops do: a "
+            "longer time "
+            "to the first token, and one target call less",
+        )
+        drafter: DrafterRole = Field(
+            "draft", description="the model that drafts; qualifier: as PyramidSD's baselines do"
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation | None:

@@ -28,10 +28,16 @@ class FuzzySD(Strategy):
     search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.05, 0.1, 0.2, 0.3))
 
     class Config(StrategyConfig):
-        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
-        divergence: DivergenceName = Field("js", description="of the raw distributions; the paper's thresholds mean fsd_js")
+        num_speculative_tokens: int = Field(
+            5, ge=1, le=32, description="gamma: draft tokens per round"
+        )
+        divergence: DivergenceName = Field(
+            "js", description="of the raw distributions; the paper's thresholds mean fsd_js"
+        )
         tau: float = Field(0.2, ge=0, description="T: largest divergence that is kept")
-        drafter: DrafterRole = Field("draft", description="the model that drafts; qualifier: as PyramidSD's baselines do")
+        drafter: DrafterRole = Field(
+            "draft", description="the model that drafts; qualifier: as PyramidSD's baselines do"
+        )
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         chosen = super().choose_models(drafting_with(self.config.drafter, models))
@@ -42,7 +48,11 @@ class FuzzySD(Strategy):
     def speculation(cls, config: Any) -> Speculation | None:
         if config.drafter == "qualifier":
             return None  # an engine gets the pair's draft model
-        return Speculation("draft", config.num_speculative_tokens, notes=("The divergence that fuzzy_sd tolerates is left out.",))
+        return Speculation(
+            "draft",
+            config.num_speculative_tokens,
+            notes=("The divergence that fuzzy_sd tolerates is left out.",),
+        )
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))

@@ -1,4 +1,5 @@
-"""Lossy speculative decoding: a rejected token stays if the target finds it likely enough (CSD's baseline, Eq. 3 alone)."""
+"""Lossy speculative decoding: a rejected token stays if the target finds it likely enough (CSD's
+baseline, Eq. 3 alone)."""
 
 from __future__ import annotations
 
@@ -24,13 +25,23 @@ class LossySD(Strategy):
     search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.3, 0.45, 0.6, 0.8))
 
     class Config(StrategyConfig):
-        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
-        tau: float = Field(0.6, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is kept")
+        num_speculative_tokens: int = Field(
+            5, ge=1, le=32, description="gamma: draft tokens per round"
+        )
+        tau: float = Field(
+            0.6, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is kept"
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("draft", config.num_speculative_tokens, notes=("lossy_sd's threshold on p(x)/p(t*) is left out.",))
+        return Speculation(
+            "draft",
+            config.num_speculative_tokens,
+            notes=("lossy_sd's threshold on p(x)/p(t*) is left out.",),
+        )
 
     def run(self, session: Session) -> Step[None]:
         rule = Rescue(None, 0, self.config.tau, self.resources.special_tokens)
-        yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)
+        yield from serial(
+            session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule
+        )

@@ -1,4 +1,5 @@
-"""Mentored decoding: the most acceptance that a budget of divergence from the target buys (Hugging Face, 2024)."""
+"""Mentored decoding: the most acceptance that a budget of divergence from the target buys (Hugging
+Face, 2024)."""
 
 from __future__ import annotations
 
@@ -24,12 +25,25 @@ class Mentored(Strategy):
     search_space = space(num_speculative_tokens=(3, 5, 7), budget=(0.05, 0.1, 0.2, 0.4))
 
     class Config(StrategyConfig):
-        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
-        budget: float = Field(0.2, ge=0, description="D: KL(p‖π) of the result π from the target's p, in nats; exact at 0 and when greedy")
+        num_speculative_tokens: int = Field(
+            5, ge=1, le=32, description="gamma: draft tokens per round"
+        )
+        budget: float = Field(
+            0.2,
+            ge=0,
+            description=(
+                "D: KL(p‖π) of the result π from the target's p, in nats; exact at 0 and when "
+                "greedy"
+            ),
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("draft", config.num_speculative_tokens, notes=("The divergence budget of mentored decoding is left out.",))
+        return Speculation(
+            "draft",
+            config.num_speculative_tokens,
+            notes=("The divergence budget of mentored decoding is left out.",),
+        )
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))

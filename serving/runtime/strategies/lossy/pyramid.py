@@ -1,4 +1,5 @@
-"""PyramidSD: draft, qualifier and target, each judging the one below (PyramidSD, sections 3.2 and 3.4)."""
+"""PyramidSD: draft, qualifier and target, each judging the one below (PyramidSD, sections 3.2 and
+3.4)."""
 
 from __future__ import annotations
 
@@ -27,10 +28,18 @@ LENGTHS, TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0.4, 0.5)
 class PyramidConfig(StrategyConfig):
     """What both variants share."""
 
-    num_draft_tokens: int = Field(5, ge=1, le=32, description="l_D: draft tokens per inner round, about half of l_Q")
-    num_speculative_tokens: int = Field(10, ge=1, le=32, description="l_Q: qualified tokens that the target judges at once")
-    divergence: DivergenceName = Field("js", description="of the raw distributions; the paper's thresholds mean fsd_js")
-    tau_target: float = Field(0.3, ge=0, description="tau_T: largest divergence of target and qualifier that is kept")
+    num_draft_tokens: int = Field(
+        5, ge=1, le=32, description="l_D: draft tokens per inner round, about half of l_Q"
+    )
+    num_speculative_tokens: int = Field(
+        10, ge=1, le=32, description="l_Q: qualified tokens that the target judges at once"
+    )
+    divergence: DivergenceName = Field(
+        "js", description="of the raw distributions; the paper's thresholds mean fsd_js"
+    )
+    tau_target: float = Field(
+        0.3, ge=0, description="tau_T: largest divergence of target and qualifier that is kept"
+    )
 
 
 class Pyramid(Strategy):
@@ -56,7 +65,9 @@ class Pyramid(Strategy):
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_draft_tokens))
         accepts = Fuzzy(self.config.divergence, self.config.tau_target)
-        yield from pyramid(session, drafter, self.qualifies(), accepts, self.config.num_speculative_tokens)
+        yield from pyramid(
+            session, drafter, self.qualifies(), accepts, self.config.num_speculative_tokens
+        )
 
 
 class PyramidAssisted(Pyramid):
@@ -81,13 +92,18 @@ class PyramidFuzzy(Pyramid):
     search_space = space(num_speculative_tokens=LENGTHS, tau_target=TAUS, tau_qualifier=TAUS)
 
     class Config(PyramidConfig):
-        tau_qualifier: float = Field(0.2, ge=0, description="tau_Q: largest divergence of qualifier and draft that is kept")
+        tau_qualifier: float = Field(
+            0.2, ge=0, description="tau_Q: largest divergence of qualifier and draft that is kept"
+        )
 
         @model_validator(mode="after")
         def _ordered(self) -> PyramidFuzzy.Config:
             if self.tau_qualifier > self.tau_target:
-                raise ValueError(f"tau_qualifier {self.tau_qualifier} must not exceed tau_target {self.tau_target}: "
-                                 "the qualifier filters before the target does")
+                raise ValueError(
+                    f"tau_qualifier {self.tau_qualifier} must not exceed tau_target "
+                    f"{self.tau_target}: "
+                    "the qualifier filters before the target does"
+                )
             return self
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:

@@ -1,4 +1,5 @@
-"""SPRINTER: a learned verifier accepts draft tokens sequentially; the target judges only flagged ones (Algorithm 2)."""
+"""SPRINTER: a learned verifier accepts draft tokens sequentially; the target judges only flagged
+ones (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -22,15 +23,29 @@ class Sprinter(Strategy):
     lossless = False
     paper = "SPRINTER, Algorithm 2 and section 3.2"
     artifacts = ("verifier",)
-    search_space = space(tau=(None, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9))  # None: the verifier's own
+    # None: the verifier's own
+    search_space = space(tau=(None, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9))
 
     class Config(StrategyConfig):
-        tau: float | None = Field(None, ge=0, le=1, description="keep a token while its score >= tau; None: the verifier's own")
-        max_run: int = Field(20, ge=1, le=64, description="longest run; its last token is always judged by the target")
+        tau: float | None = Field(
+            None,
+            ge=0,
+            le=1,
+            description="keep a token while its score >= tau; None: the verifier's own",
+        )
+        max_run: int = Field(
+            20,
+            ge=1,
+            le=64,
+            description="longest run; its last token is always judged by the target",
+        )
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("draft", notes=("SPRINTER's verifier, which judges tokens in the target's place, is left out.",))
+        return Speculation(
+            "draft",
+            notes=("SPRINTER's verifier, which judges tokens in the target's place, is left out.",),
+        )
 
     @property
     def longest_draft(self) -> int:

@@ -1,4 +1,5 @@
-"""The page at `/`: static files of this folder, under a policy that lets it fetch from its own server and nowhere else."""
+"""The page at `/`: static files of this folder, under a policy that lets it fetch from its own
+server and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException, Response
 
 FOLDER = Path(__file__).parent
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-         ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"),
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -21,8 +28,13 @@ HEADERS = {
 
 
 def page_router() -> APIRouter:
-    """`GET /` and `GET /page/{name}`. The files are read once, so no request ever names a path of the machine."""
-    files = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in FOLDER.iterdir() if path.suffix in TYPES}
+    """`GET /` and `GET /page/{name}`. The files are read once, so no request ever names a path of
+    the machine."""
+    files = {
+        path.name: (path.read_bytes(), TYPES[path.suffix])
+        for path in FOLDER.iterdir()
+        if path.suffix in TYPES
+    }
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")

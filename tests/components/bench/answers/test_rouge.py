@@ -4,26 +4,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.answers.rouge import longest_common_subsequence, mean_rouge_l, rouge_l, rouge_n
+from components.bench.answers.rouge import (
+    longest_common_subsequence,
+    mean_rouge_l,
+    rouge_l,
+    rouge_n,
+)
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
 
 
-@pytest.mark.parametrize(("answer", "reference", "f1"), [
-    ("police killed the gunman", "police kill the gunman", 0.75),  # Lin (2004), section 3.1: precision and recall 3/4
-    ("the gunman kill police", "police kill the gunman", 0.5),
-    ("the gunman police killed", "police killed the gunman", 0.5),
-    ("It's 3.5!", "it s 3 5", 1.0), ("no", "yes", 0.0), ("", "", 0.0), ("Straße", "stra e", 1.0)])
+@pytest.mark.parametrize(
+    ("answer", "reference", "f1"),
+    [
+        # Lin (2004), section 3.1: precision and recall 3/4
+        ("police killed the gunman", "police kill the gunman", 0.75),
+        ("the gunman kill police", "police kill the gunman", 0.5),
+        ("the gunman police killed", "police killed the gunman", 0.5),
+        ("It's 3.5!", "it s 3 5", 1.0),
+        ("no", "yes", 0.0),
+        ("", "", 0.0),
+        ("Straße", "stra e", 1.0),
+    ],
+)
 def test_known_values(answer, reference, f1):
     assert rouge_l(answer, reference) == pytest.approx(f1)
 
 
-@pytest.mark.parametrize(("answer", "reference", "n", "f1"), [
-    ("police killed the gunman", "police kill the gunman", 1, 0.75),
-    ("police killed the gunman", "police kill the gunman", 2, 1 / 3),  # one pair of three
-    ("the gunman kill police", "police kill the gunman", 1, 1.0),  # the order of single words does not count
-    ("the the the", "the cat", 1, 0.4),  # a word counts as often as both have it
-    ("", "yes", 1, 0.0), ("yes", "yes", 2, 0.0)])
+@pytest.mark.parametrize(
+    ("answer", "reference", "n", "f1"),
+    [
+        ("police killed the gunman", "police kill the gunman", 1, 0.75),
+        ("police killed the gunman", "police kill the gunman", 2, 1 / 3),  # one pair of three
+        # the order of single words does not count
+        ("the gunman kill police", "police kill the gunman", 1, 1.0),
+        ("the the the", "the cat", 1, 0.4),  # a word counts as often as both have it
+        ("", "yes", 1, 0.0),
+        ("yes", "yes", 2, 0.0),
+    ],
+)
 def test_known_values_of_runs_of_words(answer, reference, n, f1):
     assert rouge_n(answer, reference, n) == pytest.approx(f1)
 

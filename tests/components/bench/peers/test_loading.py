@@ -49,7 +49,9 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedPair:
     return loaded
 
 
-def test_a_peer_that_is_not_installed_names_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_installed_names_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path))
     with raises_code("peer_not_installed", "vllm", "make peers"):
         check_peers(["transformers", "vllm"])
@@ -58,37 +60,75 @@ def test_a_peer_that_is_not_installed_names_the_task(tmp_path: Path, monkeypatch
         check_peers(["vllm"])
 
 
-@pytest.mark.parametrize(("settings", "named"), [({"device": "cuda"}, "--device cpu"), ({"temperature": 0.7}, "--temperature 0"),
-                                                 ({"padded": True}, "--pad-target")])
-def test_a_bench_that_they_could_not_repeat_is_refused(root: Path, settings: dict[str, object], named: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"device": "cuda"}, "--device cpu"),
+        ({"temperature": 0.7}, "--temperature 0"),
+        ({"padded": True}, "--pad-target"),
+    ],
+)
+def test_a_bench_that_they_could_not_repeat_is_refused(
+    root: Path, settings: dict[str, object], named: str
+) -> None:
     check_peers(["transformers"], **settings)  # type: ignore[arg-type]
     with raises_code("peer_settings", "vllm", named):
         check_peers(["transformers", "vllm"], **settings)  # type: ignore[arg-type]
 
 
-def test_the_report_has_a_row_for_each_variant_with_version_and_interval(root: Path, pair: LoadedPair) -> None:
-    report = run_bench(pair, [StrategyChoice("prompt_lookup")], PROMPTS, StrategyResources(),
-                       BenchSettings(max_tokens=6, peers=("transformers", "vllm", "llama.cpp"), threads=1, cost_ratios=False))
+def test_the_report_has_a_row_for_each_variant_with_version_and_interval(
+    root: Path, pair: LoadedPair
+) -> None:
+    report = run_bench(
+        pair,
+        [StrategyChoice("prompt_lookup")],
+        PROMPTS,
+        StrategyResources(),
+        BenchSettings(
+            max_tokens=6, peers=("transformers", "vllm", "llama.cpp"), threads=1, cost_ratios=False
+        ),
+    )
     labels = [label for label, _ in entries_of(report)]
     assert [label for label in labels if "fake" in label] == [
-        "vllm (fake 1.0): autoregressive", "vllm (fake 1.0): ngram", "vllm (fake 1.0): draft_model",
-        "llama.cpp (fake 1.0): autoregressive", "llama.cpp (fake 1.0): prompt_lookup"]
-    for entry in (*report.peers["vllm"].entries.values(), *report.peers["llama.cpp"].entries.values()):
+        "vllm (fake 1.0): autoregressive",
+        "vllm (fake 1.0): ngram",
+        "vllm (fake 1.0): draft_model",
+        "llama.cpp (fake 1.0): autoregressive",
+        "llama.cpp (fake 1.0): prompt_lookup",
+    ]
+    for entry in (
+        *report.peers["vllm"].entries.values(),
+        *report.peers["llama.cpp"].entries.values(),
+    ):
         assert entry.tokens_per_second
         assert entry.speedup_low <= entry.speedup <= entry.speedup_high  # type: ignore[operator]
-    assert {"autoregressive / vllm, plain", "best lossless / fastest of llama.cpp"} <= {row.name for row in report.headlines}
+    assert {"autoregressive / vllm, plain", "best lossless / fastest of llama.cpp"} <= {
+        row.name for row in report.headlines
+    }
     assert "fake: 1 threads, OMP_NUM_THREADS=1" in bench_markdown(report)
-    assert BenchReport.from_json(report.to_json()) == BenchReport.from_json(BenchReport.from_json(report.to_json()).to_json())
+    assert BenchReport.from_json(report.to_json()) == BenchReport.from_json(
+        BenchReport.from_json(report.to_json()).to_json()
+    )
     assert report.to_json()["peers"]["vllm"]["version"] == "fake 1.0"
 
 
 def test_vllm_gets_the_pairs_head_with_what_it_borrows(root: Path, pair: LoadedPair) -> None:
     module = pair.modules["target"]
     network = Eagle3Network(head_config(module.config, 3, (0, 1, 1)))
-    head = Eagle3Head(dict(network.state_dict()), network.config, torch.tensor([1, 2, 5]), (0, 1, 1), "d" * 64, ORIGIN)
+    head = Eagle3Head(
+        dict(network.state_dict()),
+        network.config,
+        torch.tensor([1, 2, 5]),
+        (0, 1, 1),
+        "d" * 64,
+        ORIGIN,
+    )
     found = variants_of("vllm", pair, 2, head)["eagle3"]
     assert found is not None
-    assert load_file(Path(found["model"]) / "model.safetensors")["lm_head.weight"].shape == (3, module.config.hidden_size)
+    assert load_file(Path(found["model"]) / "model.safetensors")["lm_head.weight"].shape == (
+        3,
+        module.config.hidden_size,
+    )
     assert "eagle3" not in variants_of("vllm", pair, 2)
 
 
@@ -101,17 +141,22 @@ def test_peers_end_with_the_bench(root: Path, pair: LoadedPair) -> None:
             os.killpg(pid, 0)
 
 
-def test_one_that_cannot_start_ends_those_before_it(root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start_ends_those_before_it(
+    root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", "start")
     with raises_code("engine_failed", "vllm/autoregressive"), open_peers(pair, ["vllm"]):
         pytest.fail("it has not started")
 
 
-def test_models_are_read_from_where_they_were_loaded_and_others_are_written(root: Path, pair: LoadedPair,
-                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_read_from_where_they_were_loaded_and_others_are_written(
+    root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert model_folder(pair, "target") == Path(pair.modules["target"].name_or_path)
     pair.modules["draft"].name_or_path = ""  # as of a distilled draft
-    monkeypatch.setattr(type(pair.tokenizer), "save_pretrained", lambda self, into: None, raising=False)
+    monkeypatch.setattr(
+        type(pair.tokenizer), "save_pretrained", lambda self, into: None, raising=False
+    )
     folder = model_folder(pair, "draft")
     assert folder.is_relative_to(root)
     assert (folder / "model.safetensors").is_file()
@@ -129,12 +174,15 @@ def test_a_folder_that_was_not_finished_is_not_there(root: Path) -> None:
 
 
 def test_gguf_has_the_same_weights_as_transformers_reads_it(root: Path, pair: LoadedPair) -> None:
-    """transformers undoes the order of queries and keys, so equal logits say that ours is llama.cpp's."""
+    """transformers undoes the order of queries and keys, so equal logits say that ours is
+    llama.cpp's."""
     pytest.importorskip("gguf")
     from transformers import AutoModelForCausalLM
 
     file = gguf_of(pair)
-    read = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32
+    )
     ids = torch.tensor([[5, 9, 3, 7, 11]])
     with torch.no_grad(), own_attention(pair.modules["target"]):
         expected = pair.modules["target"](ids).logits
@@ -155,13 +203,27 @@ def test_gguf_keeps_bfloat16(tmp_path: Path) -> None:
     assert tensors["blk.0.attn_norm.weight"].tensor_type.name == "F32"
 
 
-@pytest.mark.parametrize("settings", [{"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-                                      {"attention_bias": True}])
-def test_a_model_that_gguf_would_not_describe_is_refused(tmp_path: Path, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        {"attention_bias": True},
+    ],
+)
+def test_a_model_that_gguf_would_not_describe_is_refused(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
     pytest.importorskip("gguf")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, **settings)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        **settings,
+    )
     with raises_code("no_gguf", "--peer llama.cpp"):
         write_gguf(LlamaForCausalLM(config), tmp_path / "m.gguf")
     with raises_code("no_gguf", "gpt_neo"):

@@ -1,4 +1,5 @@
-"""The real peers decode what the target's own greedy choice is: `DRAFTWELL_TEST_PEERS` names the folder that `make peers` filled."""
+"""The real peers decode what the target's own greedy choice is: `DRAFTWELL_TEST_PEERS` names the
+folder that `make peers` filled."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ TOKENS, PROMPTS = 24, 2
 def test_every_variant_gives_the_targets_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.environ.get("DRAFTWELL_TEST_PEERS")
     if not folder or not (Path(folder) / name / INSTALLED).is_file():
-        pytest.skip(f"{name} is not installed: `make peers PEERS_DIR=folder`, then DRAFTWELL_TEST_PEERS=folder")
+        pytest.skip(
+            f"{name} is not installed: `make peers PEERS_DIR=folder`, then "
+            "DRAFTWELL_TEST_PEERS=folder"
+        )
     monkeypatch.setenv("DRAFTWELL_PEERS", folder)
     pair = default_pair()
     with two_threads(), open_peers(pair, [name], gamma=2, context=512) as groups:
@@ -31,7 +35,8 @@ def test_every_variant_gives_the_targets_tokens(name: str, monkeypatch: pytest.M
 
 
 def check(contender: Contender, prompt_id: str, ids: list[int], expected: list[int]) -> None:
-    """The same tokens, or the first difference where the target's two best are nearly tied; and a clock that runs."""
+    """The same tokens, or the first difference where the target's two best are nearly tied; and a
+    clock that runs."""
     pair = default_pair()
     made = contender.generate(ids, pair.sampling(max_tokens=TOKENS))
     found = difference(pair, prompt_id, ids, made.tokens, expected)

@@ -1,4 +1,5 @@
-"""The time between tokens while a long prompt is read: on planted times, and against a running server."""
+"""The time between tokens while a long prompt is read: on planted times, and against a running
+server."""
 
 from __future__ import annotations
 
@@ -21,9 +22,12 @@ def running_server(url: str) -> Any:
 
 
 def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
-    """The longest pause begins while the prompt is read and ends behind its first token, so a window of ends alone misses it."""
+    """The longest pause begins while the prompt is read and ends behind its first token, so a
+    window of ends alone misses it."""
     row = summary("ours", 1, [[0.0, 0.1, 0.2, 0.3, 5.3], [0.0, 0.15]], sent=0.25, read=5.2)
-    assert row == Stall("ours", 1, *(pytest.approx(figure) for figure in (100.0, 150.0, 2550.0, 5000.0, 4.95)))
+    assert row == Stall(
+        "ours", 1, *(pytest.approx(figure) for figure in (100.0, 150.0, 2550.0, 5000.0, 4.95))
+    )
     cells = [list(column.cells) for column in stall_table([row], "caption").columns]
     assert [str(cells[i][0]) for i in (0, 2, 3, 5, 6)] == ["ours", "100", "150", "5000", "50.00"]
 
@@ -45,5 +49,8 @@ def test_against_a_server() -> None:
 
 
 def test_a_refused_request_is_told() -> None:
-    with serving(served_pair("autoregressive", slots=3)) as (url, _), raises_code("load_test_failed", "ours", "400"):
+    with (
+        serving(served_pair("autoregressive", slots=3)) as (url, _),
+        raises_code("load_test_failed", "ours", "400"),
+    ):
         stall(running_server(url), 1, PROMPTS, " ".join(["one"] * 5000), steady_seconds=0.2)

@@ -1,4 +1,5 @@
-"""A server's process: it ends with the one that started it, whatever ends that, and says why it ended."""
+"""A server's process: it ends with the one that started it, whatever ends that, and says why it
+ended."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ if "running" in sys.argv[1]:
     with server.running():
         time.sleep(300)
 time.sleep(300)
-"""
+"""  # noqa: E501
 
 
 def in_group(group: int) -> list[int]:
@@ -44,9 +45,16 @@ def in_group(group: int) -> list[int]:
 
 
 @pytest.mark.parametrize("log", ["running", "stopped"])
-def test_it_ends_with_all_that_it_started_when_its_starter_is_killed(log: str, tmp_path: Path) -> None:
-    """It served on, with the model in memory and the port taken; also a process of its own and one that is stopped have to end."""
-    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path / log), *COMMAND], cwd=REPO, stdout=subprocess.PIPE) as starter:
+def test_it_ends_with_all_that_it_started_when_its_starter_is_killed(
+    log: str, tmp_path: Path
+) -> None:
+    """It served on, with the model in memory and the port taken; also a process of its own and one
+    that is stopped have to end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path / log), *COMMAND],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+    ) as starter:
         try:
             assert starter.stdout is not None
             group = int(starter.stdout.readline())

@@ -1,4 +1,5 @@
-"""The search on another engine: what it tries, what it chooses, lengths by load, and that it resumes."""
+"""The search on another engine: what it tries, what it chooses, lengths by load, and that it
+resumes."""
 
 from __future__ import annotations
 
@@ -33,39 +34,74 @@ from tests.support.peers.fake_engine import maker
 PROMPTS = [[5 + i, 6, 7 + i % 3] for i in range(10)]
 
 
-def lab(speeds: Mapping[str, float], *, log: list[str] | None = None, file: Path | None = None, slots: int = 1,
-        faults: Sequence[str] = (), prompts: Sequence[Sequence[int]] = PROMPTS, head: bool = False) -> Lab:
+def lab(
+    speeds: Mapping[str, float],
+    *,
+    log: list[str] | None = None,
+    file: Path | None = None,
+    slots: int = 1,
+    faults: Sequence[str] = (),
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    head: bool = False,
+) -> Lab:
     files = VllmFiles(Path("t"), draft=Path("d"), head=Path("h") if head else None)
-    return Lab(maker(speeds, [] if log is None else log, faults), files, prompts, Sampling(max_tokens=12), slots, 64, 8,
-               Measurements(file, {"of": 1}))
+    return Lab(
+        maker(speeds, [] if log is None else log, faults),
+        files,
+        prompts,
+        Sampling(max_tokens=12),
+        slots,
+        64,
+        8,
+        Measurements(file, {"of": 1}),
+    )
 
 
 def test_the_fastest_sure_way_is_chosen_and_engines_end() -> None:
     log: list[str] = []
-    found = tune_engine(lab({"draft_model:3": 1.4, "draft_model": 1.2, "ngram": 1.1}, log=log), EngineTuneSettings())
+    found = tune_engine(
+        lab({"draft_model:3": 1.4, "draft_model": 1.2, "ngram": 1.1}, log=log), EngineTuneSettings()
+    )
     assert found.chosen == Method("draft_model", 3)
     assert "1.40" in found.reason
     assert found.left_out == {"eagle3": "the pair has no head that the engine can read"}
     assert {figure.label for figure in found.explored} == {
-        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", "cascade(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
+        "ngram(k=3,n=2)",
+        "ngram(k=5,n=2)",
+        "ngram(k=8,n=2)",
+        "suffix(k=8)",
+        "cascade(k=8)",
+        *(f"draft_model(k={k})" for k in (1, 2, 3, 5)),
+    }
     assert len(found.confirmed) == 3
     assert found.confirmed[0].groups == 10
     assert sorted(line for line in log if line.startswith("start")) == sorted(
-        line.replace("stop", "start") for line in log if line.startswith("stop"))
+        line.replace("stop", "start") for line in log if line.startswith("stop")
+    )
     assert EngineChoice.model_validate_json(found.model_dump_json()) == found
 
 
-@pytest.mark.parametrize(("speeds", "prompts", "words"), [
-    ({}, PROMPTS, "nothing is surely faster"), ({"ngram": 2.0}, PROMPTS[:5], "too few")])
-def test_plain_decoding_stays_unless_another_is_surely_faster(speeds: dict[str, float], prompts: list[list[int]], words: str) -> None:
+@pytest.mark.parametrize(
+    ("speeds", "prompts", "words"),
+    [({}, PROMPTS, "nothing is surely faster"), ({"ngram": 2.0}, PROMPTS[:5], "too few")],
+)
+def test_plain_decoding_stays_unless_another_is_surely_faster(
+    speeds: dict[str, float], prompts: list[list[int]], words: str
+) -> None:
     found = tune_engine(lab(speeds, prompts=prompts), EngineTuneSettings())
     assert found.chosen == Method()
     assert words in found.reason
 
 
 def test_what_the_environment_lacks_is_left_out_by_name() -> None:
-    found = tune_engine(lab({}), EngineTuneSettings(methods=("suffix",)), lambda package: package == "arctic-inference")
-    assert found.left_out == {"suffix": "the engine's environment has no arctic-inference: install it there"}
+    found = tune_engine(
+        lab({}),
+        EngineTuneSettings(methods=("suffix",)),
+        lambda package: package == "arctic-inference",
+    )
+    assert found.left_out == {
+        "suffix": "the engine's environment has no arctic-inference: install it there"
+    }
     assert found.chosen == Method()
     with raises_code("bad_method", "lookahead"):
         EngineTuneSettings(methods=("lookahead",))
@@ -73,25 +109,46 @@ def test_what_the_environment_lacks_is_left_out_by_name() -> None:
 
 def test_a_way_with_which_the_engine_does_not_start_is_left_out() -> None:
     settings = EngineTuneSettings(methods=("ngram", "suffix", "draft_model"))
-    found = tune_engine(lab({"draft_model:2": 1.5}, faults=["start ngram(k=5,n=3)", "start suffix(k=8)"]), settings)
+    found = tune_engine(
+        lab({"draft_model:2": 1.5}, faults=["start ngram(k=5,n=3)", "start suffix(k=8)"]), settings
+    )
     assert found.chosen == Method("draft_model", 2)
     assert {name: why.partition(": ")[2] for name, why in found.left_out.items()} == {
-        "ngram": "ngram(k=5,n=3) has no kernel", "suffix": "suffix(k=8) has no kernel"}
-    found = tune_engine(lab({"draft_model:3": 1.5}, faults=["start draft_model(k=2)"]), EngineTuneSettings(methods=("draft_model",)))
+        "ngram": "ngram(k=5,n=3) has no kernel",
+        "suffix": "suffix(k=8) has no kernel",
+    }
+    found = tune_engine(
+        lab({"draft_model:3": 1.5}, faults=["start draft_model(k=2)"]),
+        EngineTuneSettings(methods=("draft_model",)),
+    )
     assert found.chosen == Method("draft_model", 3)
     assert set(found.left_out) == {"draft_model(k=2)"}, "one length says nothing of the others"
     assert {figure.label for figure in found.explored} == {f"draft_model(k={k})" for k in (1, 3, 5)}
     by_load = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
-    found = tune_engine(lab({"draft_model:2": 1.5, "draft_model:2@4": 0.8}, slots=4, faults=["start draft_model(k=2@1-1,0@2-4)"]), by_load)
+    found = tune_engine(
+        lab(
+            {"draft_model:2": 1.5, "draft_model:2@4": 0.8},
+            slots=4,
+            faults=["start draft_model(k=2@1-1,0@2-4)"],
+        ),
+        by_load,
+    )
     assert found.chosen == Method()
     with raises_code("engine_failed", "off"):
         tune_engine(lab({}, faults=["start off"]), settings)
 
 
 def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
-    file, speeds, first, second = tmp_path / "m.json", {"draft_model:2": 1.5}, list[str](), list[str]()
+    file, speeds, first, second = (
+        tmp_path / "m.json",
+        {"draft_model:2": 1.5},
+        list[str](),
+        list[str](),
+    )
     with raises_code("engine_killed", "draft_model(k=3)"):
-        tune_engine(lab(speeds, log=first, file=file, faults=["draft_model(k=3)"]), EngineTuneSettings())
+        tune_engine(
+            lab(speeds, log=first, file=file, faults=["draft_model(k=3)"]), EngineTuneSettings()
+        )
     assert first[-2:] == ["stop draft_model(k=3)", "stop off"]
     found = tune_engine(lab(speeds, log=second, file=file), EngineTuneSettings())
     started = [line for line in second if line.startswith("start")]
@@ -105,20 +162,32 @@ def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_way_that_fails_while_it_decodes_is_left_out_and_plain_decoding_is_not() -> None:
     settings = EngineTuneSettings(methods=("suffix", "draft_model"))
-    found = tune_engine(lab({"draft_model:3": 1.5}, faults=["crash suffix(k=8)", "crash draft_model(k=5)"]), settings)
+    found = tune_engine(
+        lab({"draft_model:3": 1.5}, faults=["crash suffix(k=8)", "crash draft_model(k=5)"]),
+        settings,
+    )
     assert found.chosen == Method("draft_model", 3)
-    assert found.left_out == {name: f"the engine fails while it decodes with it: {label} has crashed"
-                              for name, label in (("suffix", "suffix(k=8)"), ("draft_model(k=5)", "draft_model(k=5)"))}
+    assert found.left_out == {
+        name: f"the engine fails while it decodes with it: {label} has crashed"
+        for name, label in (("suffix", "suffix(k=8)"), ("draft_model(k=5)", "draft_model(k=5)"))
+    }
     with raises_code("engine_failed", "off has crashed"):
         tune_engine(lab({}, faults=["crash off"]), settings)
 
 
-@pytest.mark.parametrize("faults", [("start suffix(k=8)", "crash cascade(k=8)"), ("start cascade(k=8)", "crash suffix(k=8)")])
-def test_where_nothing_runs_plain_decoding_is_not_chosen_in_silence(faults: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "faults",
+    [("start suffix(k=8)", "crash cascade(k=8)"), ("start cascade(k=8)", "crash suffix(k=8)")],
+)
+def test_where_nothing_runs_plain_decoding_is_not_chosen_in_silence(
+    faults: tuple[str, ...],
+) -> None:
     settings = EngineTuneSettings(methods=("suffix", "cascade", "eagle3"))
     with raises_code("no_method_runs", "suffix(k=8)", "cascade(k=8)", "--methods"):
         tune_engine(lab({}, faults=faults), settings)
-    assert tune_engine(lab({}, faults=faults[:1]), settings).chosen == Method(), "another one runs, and is slower"
+    assert tune_engine(lab({}, faults=faults[:1]), settings).chosen == Method(), (
+        "another one runs, and is slower"
+    )
 
 
 class Clock:
@@ -137,10 +206,19 @@ def test_time_limits_what_is_measured_and_the_middle_comes_first(seconds: float)
     clock = Clock()
     measured = lab({"draft_model:2": 1.5, "draft_model": 1.3, "ngram": 1.1})
     measured.budget = Budget(seconds, clock)
-    found = tune_engine(measured, EngineTuneSettings(methods=("ngram", "draft_model")), texts=[([5, 6], [5, 6])])
+    found = tune_engine(
+        measured, EngineTuneSettings(methods=("ngram", "draft_model")), texts=[([5, 6], [5, 6])]
+    )
     labels = [figure.label for figure in found.explored]
-    whole = ["ngram(k=5,n=2)", "draft_model(k=3)", "draft_model(k=2)", "draft_model(k=5)", "draft_model(k=1)", "ngram(k=3,n=2)",
-             "ngram(k=8,n=2)"]
+    whole = [
+        "ngram(k=5,n=2)",
+        "draft_model(k=3)",
+        "draft_model(k=2)",
+        "draft_model(k=5)",
+        "draft_model(k=1)",
+        "ngram(k=3,n=2)",
+        "ngram(k=8,n=2)",
+    ]
     assert labels == whole[: len(labels)]
     late = [label for label in whole if label not in labels]
     assert {found.left_out.get(label) for label in late} <= {NO_TIME}
@@ -168,8 +246,20 @@ def test_a_budget_learns_what_measurements_cost() -> None:
 
 
 def figures_of(**ratios: float) -> tuple[Figure, ...]:
-    return tuple(Figure(label=label, at_once=1, groups=8, prompts=8, ratio=ratio, low=ratio, high=ratio, tokens_per_second=ratio,
-                        plain_tokens_per_second=1.0) for label, ratio in ratios.items())
+    return tuple(
+        Figure(
+            label=label,
+            at_once=1,
+            groups=8,
+            prompts=8,
+            ratio=ratio,
+            low=ratio,
+            high=ratio,
+            tokens_per_second=ratio,
+            plain_tokens_per_second=1.0,
+        )
+        for label, ratio in ratios.items()
+    )
 
 
 def choice_of(name: str, k: int, **more: Any) -> EngineChoice:
@@ -180,8 +270,13 @@ def test_regret_compares_what_was_measured_on_the_same_prompts() -> None:
     names = {2: "draft_model(k=2)", 3: "draft_model(k=3)", 5: "draft_model(k=5)"}
     explored = figures_of(**{names[2]: 1.5, names[3]: 1.8, names[5]: 1.6})
     confirmed = figures_of(**{names[2]: 1.4, names[3]: 1.3})
-    made = {k: regret_of(choice_of("draft_model", k, explored=explored, confirmed=confirmed)) for k in (2, 3)}
-    assert (made[2].best, round(made[2].regret, 4)) == (names[5], round(1.6 / 1.5 - 1, 4)), "3 was luck: on all prompts it is slower"
+    made = {
+        k: regret_of(choice_of("draft_model", k, explored=explored, confirmed=confirmed))
+        for k in (2, 3)
+    }
+    assert (made[2].best, round(made[2].regret, 4)) == (names[5], round(1.6 / 1.5 - 1, 4)), (
+        "3 was luck: on all prompts it is slower"
+    )
     assert (made[3].best, round(made[3].regret, 4)) == (names[2], round(1.4 / 1.3 - 1, 4))
     plain = regret_of(choice_of("off", 0, explored=explored, confirmed=confirmed))
     assert (plain.best, round(plain.regret, 4), plain.settings) == (names[5], 0.6, 3)
@@ -190,11 +285,19 @@ def test_regret_compares_what_was_measured_on_the_same_prompts() -> None:
 
 def test_a_grids_regret_has_an_interval_and_knows_slow_minutes() -> None:
     """The choice was measured in a minute in which everything took twice as long."""
+
     def beside(plain: float, other: float) -> Beside:
-        return Beside(at_once=1, plain=Side(seconds=[plain] * 8, tokens=[4] * 8), other=Side(seconds=[other] * 8, tokens=[4] * 8))
+        return Beside(
+            at_once=1,
+            plain=Side(seconds=[plain] * 8, tokens=[4] * 8),
+            other=Side(seconds=[other] * 8, tokens=[4] * 8),
+        )
 
     grid = {"draft_model(k=2)": beside(2.0, 1.25), "draft_model(k=3)": beside(1.0, 0.5)}
-    found, led, plain = (grid_regret(choice_of(*one), grid) for one in (("draft_model", 2), ("draft_model", 3), ("off", 0)))
+    found, led, plain = (
+        grid_regret(choice_of(*one), grid)
+        for one in (("draft_model", 2), ("draft_model", 3), ("off", 0))
+    )
     assert found is not None
     assert (found.best, found.settings) == ("draft_model(k=3)", 2)
     assert [round(one or 0, 6) for one in (found.regret, found.low, found.high)] == [0.25] * 3
@@ -208,16 +311,24 @@ def test_a_grids_regret_has_an_interval_and_knows_slow_minutes() -> None:
 
 
 def test_a_grids_regret_compares_speeds_as_a_choice_does() -> None:
-    """Seconds are summed over prompts: a long one counts as much as it takes, and not as any other."""
+    """Seconds are summed over prompts: a long one counts as much as it takes, and not as any
+    other."""
+
     def beside(long: float, short: float) -> Beside:
-        return Beside(at_once=1, plain=Side(seconds=[10.0, 1.0] * 4, tokens=[4] * 8), other=Side(seconds=[long, short] * 4, tokens=[4] * 8))
+        return Beside(
+            at_once=1,
+            plain=Side(seconds=[10.0, 1.0] * 4, tokens=[4] * 8),
+            other=Side(seconds=[long, short] * 4, tokens=[4] * 8),
+        )
 
     grid = {"draft_model(k=2)": beside(5.0, 1.0), "draft_model(k=3)": beside(8.0, 0.3)}
     figures = {label: figure_of(label, one).ratio for label, one in grid.items()}
     found = grid_regret(choice_of("draft_model", 3), grid)
     assert found is not None
     assert found.best == max(figures, key=lambda label: figures[label]) == "draft_model(k=2)"
-    assert found.regret == pytest.approx(figures["draft_model(k=2)"] / figures["draft_model(k=3)"] - 1)
+    assert found.regret == pytest.approx(
+        figures["draft_model(k=2)"] / figures["draft_model(k=3)"] - 1
+    )
     assert found.low is not None
     assert found.high is not None
     assert found.low <= found.regret <= found.high
@@ -225,10 +336,18 @@ def test_a_grids_regret_compares_speeds_as_a_choice_does() -> None:
 
 def test_a_grids_regret_is_uncertain_where_the_choice_leads() -> None:
     """Two that are equally fast on prompts of other kinds: which one leads is chance."""
-    def beside(*seconds: float) -> Beside:
-        return Beside(at_once=1, plain=Side(seconds=[1.0] * 8, tokens=[4] * 8), other=Side(seconds=list(seconds), tokens=[4] * 8))
 
-    grid = {"draft_model(k=2)": beside(*[0.5, 0.69] * 4), "draft_model(k=3)": beside(*[0.7, 0.5] * 4)}
+    def beside(*seconds: float) -> Beside:
+        return Beside(
+            at_once=1,
+            plain=Side(seconds=[1.0] * 8, tokens=[4] * 8),
+            other=Side(seconds=list(seconds), tokens=[4] * 8),
+        )
+
+    grid = {
+        "draft_model(k=2)": beside(*[0.5, 0.69] * 4),
+        "draft_model(k=3)": beside(*[0.7, 0.5] * 4),
+    }
     found = grid_regret(choice_of("draft_model", 2), grid)
     assert found is not None
     assert (found.best, found.regret, found.low) == ("draft_model(k=2)", 0.0, 0.0)
@@ -249,9 +368,15 @@ def test_a_grid_is_measured_again_with_the_choice_in_it() -> None:
     planted, beside, _ = grid_of(measured, settings, choice.model_copy(update={"k": 4}), [])
     assert set(planted) == {f"draft_model(k={k})" for k in (1, 2, 3, 4, 5)}
     assert final is not None
-    assert (final.winner, final.loser, round(final.ratio, 3)) == ("draft_model(k=3)", "off", 1.5), "the others are slower than plain"
+    assert (final.winner, final.loser, round(final.ratio, 3)) == ("draft_model(k=3)", "off", 1.5), (
+        "the others are slower than plain"
+    )
     assert beside is not None
-    assert (beside.winner, beside.loser, round(beside.ratio, 3)) == ("draft_model(k=3)", "draft_model(k=4)", 1.25)
+    assert (beside.winner, beside.loser, round(beside.ratio, 3)) == (
+        "draft_model(k=3)",
+        "draft_model(k=4)",
+        1.25,
+    )
 
 
 def test_a_final_decides_between_those_that_plain_decoding_does_not_tell_apart() -> None:
@@ -260,16 +385,33 @@ def test_a_final_decides_between_those_that_plain_decoding_does_not_tell_apart()
     speeds = {"draft_model:3": 1.5, "draft_model:2": 1.45, "ngram": 1.05}
     measured, settings = lab(speeds, log=log), EngineTuneSettings()
     (figure,) = figures_of(x=1.0)
-    lucky = {method: figure.model_copy(update={"label": method.label, "ratio": ratio, "low": low, "high": high})
-             for method, ratio, low, high in ((Method("draft_model", 2), 1.52, 1.4, 1.6), (Method("draft_model", 3), 1.48, 1.4, 1.6),
-                                              (Method("ngram", 5, 2), 1.2, 1.1, 1.3))}
+    lucky = {
+        method: figure.model_copy(
+            update={"label": method.label, "ratio": ratio, "low": low, "high": high}
+        )
+        for method, ratio, low, high in (
+            (Method("draft_model", 2), 1.52, 1.4, 1.6),
+            (Method("draft_model", 3), 1.48, 1.4, 1.6),
+            (Method("ngram", 5, 2), 1.2, 1.1, 1.3),
+        )
+    }
     out: dict[str, str] = {}
     found, finals = play_finals(measured, settings, sure(lucky), lucky, out)
-    assert [method for method, _ in found] == [Method("draft_model", 3), Method("draft_model", 2), Method("ngram", 5, 2)]
-    assert [(one.winner, one.loser, round(one.ratio, 3)) for one in finals] == [("draft_model(k=3)", "draft_model(k=2)", 1.034)]
-    assert found[0][1].endswith("; draft_model(k=3) is 1.03 times as fast as draft_model(k=2) beside it (1.03 to 1.03)")
+    assert [method for method, _ in found] == [
+        Method("draft_model", 3),
+        Method("draft_model", 2),
+        Method("ngram", 5, 2),
+    ]
+    assert [(one.winner, one.loser, round(one.ratio, 3)) for one in finals] == [
+        ("draft_model(k=3)", "draft_model(k=2)", 1.034)
+    ]
+    assert found[0][1].endswith(
+        "; draft_model(k=3) is 1.03 times as fast as draft_model(k=2) beside it (1.03 to 1.03)"
+    )
     assert out == {}
-    assert not any("off" in line for line in log), "at most two engines are up, and both are of the final"
+    assert not any("off" in line for line in log), (
+        "at most two engines are up, and both are of the final"
+    )
     starts, stops = (sum(line.startswith(word) for line in log) for word in ("start", "stop"))
     assert starts == stops == 2
     choice = choice_of("draft_model", 3, confirmed=tuple(lucky.values()), finals=tuple(finals))
@@ -281,21 +423,38 @@ def test_a_final_decides_between_those_that_plain_decoding_does_not_tell_apart()
 def equals(*ratios: tuple[Method, float]) -> dict[Method, Figure]:
     """Confirmed settings of which no interval says which is faster."""
     (figure,) = figures_of(x=1.0)
-    return {method: figure.model_copy(update={"label": method.label, "ratio": ratio, "low": 1.1, "high": 1.9}) for method, ratio in ratios}
+    return {
+        method: figure.model_copy(
+            update={"label": method.label, "ratio": ratio, "low": 1.1, "high": 1.9}
+        )
+        for method, ratio in ratios
+    }
 
 
 def test_finals_rank_all_that_took_part() -> None:
-    """The second beats the first, and the third the second: if the third does not pay at other loads, the second is next, not the first."""
+    """The second beats the first, and the third the second: if the third does not pay at other
+    loads, the second is next, not the first."""
     first, second, third = (Method("draft_model", k) for k in (1, 2, 3))
     confirmed = equals((first, 1.6), (second, 1.5), (third, 1.4))
     measured = lab({"draft_model:1": 1.3, "draft_model:2": 1.4, "draft_model:3": 1.5})
     found, finals = play_finals(measured, EngineTuneSettings(), sure(confirmed), confirmed, {})
     assert [method for method, _ in found] == [third, second, first]
-    assert [(one.winner, one.loser) for one in finals] == [(second.label, first.label), (third.label, second.label)]
-    chosen = regret_of(choice_of("draft_model", 2, confirmed=tuple(confirmed.values()), finals=tuple(finals)))
-    assert (chosen.best, round(chosen.regret, 3)) == (third.label, round(1.5 / 1.4 - 1, 3)), "the choice lost to it"
-    led = regret_of(choice_of("draft_model", 3, confirmed=tuple(confirmed.values()), finals=tuple(finals)))
-    assert (led.best, round(led.regret, 3)) == (first.label, round(1.6 / 1.4 - 1, 3)), "these two were not beside each other"
+    assert [(one.winner, one.loser) for one in finals] == [
+        (second.label, first.label),
+        (third.label, second.label),
+    ]
+    chosen = regret_of(
+        choice_of("draft_model", 2, confirmed=tuple(confirmed.values()), finals=tuple(finals))
+    )
+    assert (chosen.best, round(chosen.regret, 3)) == (third.label, round(1.5 / 1.4 - 1, 3)), (
+        "the choice lost to it"
+    )
+    led = regret_of(
+        choice_of("draft_model", 3, confirmed=tuple(confirmed.values()), finals=tuple(finals))
+    )
+    assert (led.best, round(led.regret, 3)) == (first.label, round(1.6 / 1.4 - 1, 3)), (
+        "these two were not beside each other"
+    )
 
 
 def test_a_final_asks_each_engine_first_for_every_prompt() -> None:
@@ -310,11 +469,18 @@ def test_a_final_asks_each_engine_first_for_every_prompt() -> None:
         assert [len(engines) for engines in first.values()] == [2] * count
 
 
-@pytest.mark.parametrize(("faults", "levels", "seconds", "why"), [
-    (["crash draft_model(k=3)"], (1,), None, "fails while it decodes"), ([], (1,), -1.0, NO_TIME),
-    (["draft_model(k=3)"], (1,), None, "was killed"), ([], (1, 8), 30.0, NO_TIME)])
-def test_a_final_that_fails_or_has_no_time_leaves_the_order(faults: list[str], levels: tuple[int, ...], seconds: float | None,
-                                                            why: str) -> None:
+@pytest.mark.parametrize(
+    ("faults", "levels", "seconds", "why"),
+    [
+        (["crash draft_model(k=3)"], (1,), None, "fails while it decodes"),
+        ([], (1,), -1.0, NO_TIME),
+        (["draft_model(k=3)"], (1,), None, "was killed"),
+        ([], (1, 8), 30.0, NO_TIME),
+    ],
+)
+def test_a_final_that_fails_or_has_no_time_leaves_the_order(
+    faults: list[str], levels: tuple[int, ...], seconds: float | None, why: str
+) -> None:
     two, three = Method("draft_model", 2), Method("draft_model", 3)
     confirmed, out = equals((two, 1.5), (three, 1.4)), dict[str, str]()
     log: list[str] = []
@@ -322,10 +488,14 @@ def test_a_final_that_fails_or_has_no_time_leaves_the_order(faults: list[str], l
     measured.budget = Budget(seconds, lambda: clock.now)
     with measured.budget.decoding(1, 1):
         clock.now += 1.0  # a final takes 20 s, and eight groups of the other load 8 s and more
-    found, finals = play_finals(measured, EngineTuneSettings(levels=levels, groups=12), sure(confirmed), confirmed, out)
+    found, finals = play_finals(
+        measured, EngineTuneSettings(levels=levels, groups=12), sure(confirmed), confirmed, out
+    )
     assert ([method for method, _ in found], finals) == ([two, three], [])
     assert why in out["draft_model(k=3) beside draft_model(k=2)"]
-    assert sum(line.startswith("start") for line in log) == sum(line.startswith("stop") for line in log)
+    assert sum(line.startswith("start") for line in log) == sum(
+        line.startswith("stop") for line in log
+    )
 
 
 def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> None:
@@ -335,11 +505,16 @@ def test_where_the_fastest_does_not_pay_at_all_loads_the_next_one_is_tried() -> 
     assert found.chosen == Method("eagle3", 3, schedule=((1, 1, 3), (2, 8, 0)))
     assert "one length" in found.left_out["suffix(k=8) by load"]
     assert found.reason.startswith("eagle3(k=3) is 1.58 times")
-    assert [figure.label for figure in found.loads] == ["suffix(k=8)", *(f"eagle3(k={k})" for k in (3, 1, 2, 5))]
+    assert [figure.label for figure in found.loads] == [
+        "suffix(k=8)",
+        *(f"eagle3(k={k})" for k in (3, 1, 2, 5)),
+    ]
     assert [figure.at_once for figure in found.scheduled] == [1, 8]
     found = tune_engine(lab({**speeds, "eagle3:3": 0.95}, slots=8, head=True), settings)
     assert found.chosen == Method()
-    assert found.reason.startswith("plain decoding, because suffix(k=8) is not surely faster at all loads")
+    assert found.reason.startswith(
+        "plain decoding, because suffix(k=8) is not surely faster at all loads"
+    )
     found = tune_engine(lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True), settings)
     assert (found.chosen, found.levels) == (Method(), ())
     assert "; eagle3 is surely faster than plain decoding at no load" in found.reason
@@ -361,7 +536,9 @@ def test_a_length_of_none_that_is_slower_than_plain_decoding_is_no_choice() -> N
 
 def test_methods_that_are_tried_by_load_share_the_tail() -> None:
     tails: list[tuple[str, float]] = []
-    measured = lab({"suffix": 1.6, "suffix:8@4": 0.9, "draft_model:5": 1.5, "draft_model:5@4": 0.8}, slots=4)
+    measured = lab(
+        {"suffix": 1.6, "suffix:8@4": 0.9, "draft_model:5": 1.5, "draft_model:5@4": 0.8}, slots=4
+    )
     inner = measured.measure
 
     def measure(method: Method, stage: str, *given: Any, **more: Any) -> list[Figure]:
@@ -371,14 +548,19 @@ def test_methods_that_are_tried_by_load_share_the_tail() -> None:
     measured.measure = measure  # type: ignore[method-assign]
     tune_engine(measured, EngineTuneSettings(methods=("suffix", "draft_model"), levels=(1, 4)))
     assert [tail for stage, tail in tails if stage == "load"] == [0.05 / 2] + [0.05 / 4 / 2] * 4
-    assert {tail for stage, tail in tails if stage == "schedule"} == {0.05 / 2, 0.05}, "slower than plain decoding at the gate's own tail"
+    assert {tail for stage, tail in tails if stage == "schedule"} == {0.05 / 2, 0.05}, (
+        "slower than plain decoding at the gate's own tail"
+    )
 
 
 def test_without_time_for_other_loads_the_fastest_is_chosen_for_single_requests() -> None:
     measured = lab({"draft_model:3": 1.5, "ngram": 1.3}, slots=4)
     settings = EngineTuneSettings(methods=("draft_model", "ngram"), levels=(1, 4))
     with measured.open():
-        confirmed = {method: measured.measure(method, "confirm")[0] for method in (Method("draft_model", 3), Method("ngram", 5, 2))}
+        confirmed = {
+            method: measured.measure(method, "confirm")[0]
+            for method in (Method("draft_model", 3), Method("ngram", 5, 2))
+        }
         measured.budget = Budget(-1.0)
         found = choose_by_load(measured, settings, sure(confirmed), choice_of("draft_model", 3))
     assert (found.chosen, found.levels) == (Method("draft_model", 3), ())
@@ -386,9 +568,17 @@ def test_without_time_for_other_loads_the_fastest_is_chosen_for_single_requests(
 
 
 def test_lengths_follow_the_load_and_are_confirmed() -> None:
-    speeds = {"draft_model:5": 1.5, "draft_model:5@4": 0.8, "draft_model:2@4": 1.2, "draft_model:1": 1.1, "draft_model@8": 0.7}
+    speeds = {
+        "draft_model:5": 1.5,
+        "draft_model:5@4": 0.8,
+        "draft_model:2@4": 1.2,
+        "draft_model:1": 1.1,
+        "draft_model@8": 0.7,
+    }
     speeds |= {f"draft_model:{k}@8": 0.7 for k in (1, 2, 3, 5)}
-    found = tune_engine(lab(speeds, slots=8), EngineTuneSettings(methods=("draft_model",), levels=(1, 4, 8)))
+    found = tune_engine(
+        lab(speeds, slots=8), EngineTuneSettings(methods=("draft_model",), levels=(1, 4, 8))
+    )
     assert [(level.at_once, level.k) for level in found.levels] == [(1, 5), (4, 2), (8, 0)]
     assert found.schedule == ((1, 1, 5), (2, 4, 2), (5, 8, 0))
     assert found.chosen.label == "draft_model(k=5@1-1,2@2-4,0@5-8)"
@@ -396,45 +586,95 @@ def test_lengths_follow_the_load_and_are_confirmed() -> None:
     assert found.levels[-1].open == (0,)
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [
-    ({"scheduled@4": 0.9}, Method("draft_model", 5, schedule=((1, 1, 5), (2, 4, 0)))),
-    ({"scheduled@1": 0.9, "scheduled@4": 0.9}, Method())])
-def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, float], chosen: Method) -> None:
+@pytest.mark.parametrize(
+    ("slow", "chosen"),
+    [
+        ({"scheduled@4": 0.9}, Method("draft_model", 5, schedule=((1, 1, 5), (2, 4, 0)))),
+        ({"scheduled@1": 0.9, "scheduled@4": 0.9}, Method()),
+    ],
+)
+def test_drafts_that_are_not_faster_in_the_schedule_leave_it(
+    slow: dict[str, float], chosen: Method
+) -> None:
     speeds = {"draft_model:5": 1.5, "draft_model:5@4": 0.8, "draft_model:2@4": 1.2, **slow}
-    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    found = tune_engine(
+        lab(speeds, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
+    )
     assert found.chosen == chosen
-    assert [figure.surely_slower for figure in found.scheduled] == ([False, False] if chosen.k else [True, True])
+    assert [figure.surely_slower for figure in found.scheduled] == (
+        [False, False] if chosen.k else [True, True]
+    )
 
 
-@pytest.mark.parametrize(("speeds", "method", "loads"), [
-    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
+@pytest.mark.parametrize(
+    ("speeds", "method", "loads"),
+    [({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])],
+)
 def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
-    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
-    assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
+    found = tune_engine(
+        lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4))
+    )
+    assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (
+        method,
+        (),
+        loads,
+    )
 
 
 def test_where_no_length_of_the_finalists_pays_at_all_loads_other_methods_are_tried() -> None:
-    """All three finalists are lengths of the head, which costs a pass where nothing is drafted, too."""
-    speeds = {"eagle3:5": 1.6, "eagle3:3": 1.5, "eagle3:2": 1.4, "eagle3:0@8": 0.94, "custom_class": 1.3,
-              "custom_class:8@8": 0.8, "draft_model:3": 1.2, "ngram": 1.1}
-    speeds |= {f"{name}:{k}@8": 0.6 for name, lengths in (("eagle3", (1, 2, 3, 5)), ("draft_model", (1, 2, 3, 5)), ("ngram", (3, 5, 8)))
-               for k in lengths}
-    settings = EngineTuneSettings(methods=("ngram", "cascade", "draft_model", "eagle3"), levels=(1, 8))
+    """All three finalists are lengths of the head, which costs a pass where nothing is drafted,
+    too."""
+    speeds = {
+        "eagle3:5": 1.6,
+        "eagle3:3": 1.5,
+        "eagle3:2": 1.4,
+        "eagle3:0@8": 0.94,
+        "custom_class": 1.3,
+        "custom_class:8@8": 0.8,
+        "draft_model:3": 1.2,
+        "ngram": 1.1,
+    }
+    speeds |= {
+        f"{name}:{k}@8": 0.6
+        for name, lengths in (
+            ("eagle3", (1, 2, 3, 5)),
+            ("draft_model", (1, 2, 3, 5)),
+            ("ngram", (3, 5, 8)),
+        )
+        for k in lengths
+    }
+    settings = EngineTuneSettings(
+        methods=("ngram", "cascade", "draft_model", "eagle3"), levels=(1, 8)
+    )
     found = tune_engine(lab(speeds, slots=8, head=True), settings)
     assert (found.method, found.schedule) == ("cascade", ((1, 1, 8), (2, 8, 0)))
-    assert [figure.label for figure in found.confirmed] == [*(f"eagle3(k={k})" for k in (5, 3, 2)), "cascade(k=8)", "draft_model(k=3)",
-                                                            "ngram(k=5,n=2)"]
+    assert [figure.label for figure in found.confirmed] == [
+        *(f"eagle3(k={k})" for k in (5, 3, 2)),
+        "cascade(k=8)",
+        "draft_model(k=3)",
+        "ngram(k=5,n=2)",
+    ]
     assert "0.94 times" in found.left_out["eagle3(k=5) by load"]
     nothing = tune_engine(lab({**speeds, "scheduled@1": 0.9}, slots=8, head=True), settings)
     assert nothing.chosen == Method()
-    assert "eagle3 is surely faster than plain decoding at no load; cascade is" in nothing.reason, "all that was tried"
+    assert "eagle3 is surely faster than plain decoding at no load; cascade is" in nothing.reason, (
+        "all that was tried"
+    )
     failing = lab(speeds, slots=8, head=True, faults=["start cascade(k=8)"])
     assert tune_engine(failing, settings).schedule == ((1, 1, 3), (2, 8, 0)), "the next one"
 
 
-def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_not_pay_there() -> None:
+def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_not_pay_there() -> (
+    None
+):
     """There is time to confirm it and for a load, but not for the lengths together."""
-    speeds = {"eagle3:3": 1.6, "eagle3:5": 1.5, "eagle3:2": 1.4, "eagle3:0@8": 0.94, "custom_class": 1.3}
+    speeds = {
+        "eagle3:3": 1.6,
+        "eagle3:5": 1.5,
+        "eagle3:2": 1.4,
+        "eagle3:0@8": 0.94,
+        "custom_class": 1.3,
+    }
     speeds |= {f"eagle3:{k}@8": 0.6 for k in (1, 2, 3, 5)}
     settings = EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8))
     measured = lab(speeds, slots=8, head=True)
@@ -451,7 +691,13 @@ def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_no
     assert (found.chosen, found.left_out["cascade(k=8)"]) == (Method(), NO_TIME)
     with measured.open():
         confirmed = {method: inner(method, "confirm")[0] for method in (Method("cascade", 8),)}
-        late = choose_by_load(measured, settings, sure(confirmed), found, before="plain decoding, because a head does not pay at 8")
+        late = choose_by_load(
+            measured,
+            settings,
+            sure(confirmed),
+            found,
+            before="plain decoding, because a head does not pay at 8",
+        )
     assert (late.chosen, late.levels) == (Method(), ())
     assert late.reason == f"plain decoding, because a head does not pay at 8; {NO_TIME}"
 
@@ -459,16 +705,37 @@ def test_a_method_that_was_not_measured_at_other_loads_replaces_none_that_did_no
 def test_of_further_methods_those_are_confirmed_that_may_be_faster() -> None:
     """On six prompts .92 [.77, 1.24] was 1.27 on twelve."""
     (figure,) = figures_of(x=1.0)
-    explored = {method: figure.model_copy(update={"ratio": ratio, "low": low, "high": high}) for method, ratio, low, high in (
-        (Method("eagle3", 3), 1.6, 1.4, 1.8), (Method("eagle3", 5), 1.5, 1.3, 1.7), (Method("cascade", 8), 0.92, 0.77, 1.24),
-        (Method("ngram", 5, 2), 0.8, 0.7, 0.9), (Method("draft_model", 2), 1.1, 1.0, 1.2), (Method("draft_model", 3), 1.0, 0.9, 1.1))}
-    assert best_of_others(explored, [Method("eagle3", 3), Method("eagle3", 5)]) == [Method("draft_model", 2), Method("cascade", 8)]
+    explored = {
+        method: figure.model_copy(update={"ratio": ratio, "low": low, "high": high})
+        for method, ratio, low, high in (
+            (Method("eagle3", 3), 1.6, 1.4, 1.8),
+            (Method("eagle3", 5), 1.5, 1.3, 1.7),
+            (Method("cascade", 8), 0.92, 0.77, 1.24),
+            (Method("ngram", 5, 2), 0.8, 0.7, 0.9),
+            (Method("draft_model", 2), 1.1, 1.0, 1.2),
+            (Method("draft_model", 3), 1.0, 0.9, 1.1),
+        )
+    }
+    assert best_of_others(explored, [Method("eagle3", 3), Method("eagle3", 5)]) == [
+        Method("draft_model", 2),
+        Method("cascade", 8),
+    ]
 
 
 def test_our_plug_in_drafts_by_load_and_costs_nothing_where_it_does_not() -> None:
-    """A head's cache is kept complete where nothing is drafted, too, so that the fastest for one request is no choice for many."""
-    speeds = {"eagle3:5": 1.6, "eagle3:5@8": 0.6, "eagle3:0@8": 0.94, "custom_class": 1.3, "custom_class:8@8": 0.8}
-    found = tune_engine(lab(speeds, slots=8, head=True), EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8)))
+    """A head's cache is kept complete where nothing is drafted, too, so that the fastest for one
+    request is no choice for many."""
+    speeds = {
+        "eagle3:5": 1.6,
+        "eagle3:5@8": 0.6,
+        "eagle3:0@8": 0.94,
+        "custom_class": 1.3,
+        "custom_class:8@8": 0.8,
+    }
+    found = tune_engine(
+        lab(speeds, slots=8, head=True),
+        EngineTuneSettings(methods=("cascade", "eagle3"), levels=(1, 8)),
+    )
     assert (found.method, found.schedule) == ("cascade", ((1, 1, 8), (2, 8, 0)))
     config = found.chosen.speculative_config(VllmFiles(Path("t")))
     assert config is not None
@@ -476,14 +743,25 @@ def test_our_plug_in_drafts_by_load_and_costs_nothing_where_it_does_not() -> Non
 
 
 def test_one_length_for_all_loads_needs_no_schedule() -> None:
-    found = tune_engine(lab({"draft_model:3": 1.5}, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    found = tune_engine(
+        lab({"draft_model:3": 1.5}, slots=4),
+        EngineTuneSettings(methods=("draft_model",), levels=(1, 4)),
+    )
     assert found.chosen == Method("draft_model", 3)
     assert found.scheduled == ()
 
 
 def test_a_level_needs_distinct_prompts_and_finalists_share_the_tail() -> None:
-    base: dict[str, Any] = {"label": "x", "at_once": 4, "groups": 8, "ratio": 1.5, "low": 1.4, "high": 1.6, "tokens_per_second": 3.0,
-            "plain_tokens_per_second": 2.0}
+    base: dict[str, Any] = {
+        "label": "x",
+        "at_once": 4,
+        "groups": 8,
+        "ratio": 1.5,
+        "low": 1.4,
+        "high": 1.6,
+        "tokens_per_second": 3.0,
+        "plain_tokens_per_second": 2.0,
+    }
     assert [level_of(4, {3: Figure(prompts=prompts, **base)}).k for prompts in (7, 8)] == [0, 3]
     tails: list[float] = []
     measured = lab({"draft_model:5": 1.5}, slots=4)
@@ -514,18 +792,29 @@ def test_the_n_of_ngrams_is_what_texts_decide() -> None:
     counts = {n: passes(text, 5, n) for n in (1, 2, 3)}
     assert best_n([text], 5, (1, 2, 3)) == min(counts, key=lambda n: (counts[n], n))
     settings = EngineTuneSettings(ngram_n=(1, 2, 3), ngram_k=(5,))
-    assert candidates(["ngram"], settings, [text]) == [Method("ngram", 5, best_n([text], 5, (1, 2, 3)))]
+    assert candidates(["ngram"], settings, [text]) == [
+        Method("ngram", 5, best_n([text], 5, (1, 2, 3)))
+    ]
     assert candidates(["ngram"], settings, None) == [Method("ngram", 5, 2)]
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 4))
-def test_a_replay_needs_at_most_a_pass_a_token(prompt: list[int], answer: list[int], k: int) -> None:
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.integers(1, 4),
+)
+def test_a_replay_needs_at_most_a_pass_a_token(
+    prompt: list[int], answer: list[int], k: int
+) -> None:
     assert -(-len(answer) // (k + 1)) <= passes((prompt, answer), k, 3) <= len(answer)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=10), st.integers(1, 4), st.integers(1, 3))
-def test_a_draft_is_what_followed_the_longest_ngram_at_its_first_place(context: list[int], k: int, n: int) -> None:
-    """Against vLLM's algorithm in another form: the longest match of the reversed text, its rightmost place there."""
+def test_a_draft_is_what_followed_the_longest_ngram_at_its_first_place(
+    context: list[int], k: int, n: int
+) -> None:
+    """Against vLLM's algorithm in another form: the longest match of the reversed text, its
+    rightmost place there."""
     best, place = 0, 0
     reverse = context[::-1]
     for i in range(1, len(reverse)):

@@ -1,4 +1,5 @@
-"""The HTML report of a tuning: whole, self-contained, escaped, and with every figure of the choice."""
+"""The HTML report of a tuning: whole, self-contained, escaped, and with every figure of the
+choice."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action", "poster")]
+        self.addresses += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data", "action", "poster")
+        ]
         assert not [name for name, _ in attrs if name.startswith("on")]
         if tag not in VOID:
             self.open.append(tag)
@@ -69,8 +74,14 @@ def test_a_report_is_whole_and_needs_nothing_else(tmp_path: Path, evidence: dict
     assert page.open == []
     assert text.lstrip().lower().startswith("<!doctype html>")
     assert page.addresses
-    assert [address for address in page.addresses if not address.startswith(("data:image/png;base64,iVBOR", "#"))] == []
-    assert page.tags.count("img") == len(list(tmp_path.glob("tuning_*.png"))) + ("artifacts" in evidence)
+    assert [
+        address
+        for address in page.addresses
+        if not address.startswith(("data:image/png;base64,iVBOR", "#"))
+    ] == []
+    assert page.tags.count("img") == len(list(tmp_path.glob("tuning_*.png"))) + (
+        "artifacts" in evidence
+    )
     assert "script" not in page.tags
     assert "link" not in page.tags
     assert not re.search(r"https?:|url\(|@import", re.sub(r"base64,[\w+/=]+", "", text))
@@ -79,17 +90,35 @@ def test_a_report_is_whole_and_needs_nothing_else(tmp_path: Path, evidence: dict
 
 
 def test_pictures_are_of_the_artifacts_that_were_tuned_with(tmp_path: Path) -> None:
-    """A verifier that was trained since, a picture without a stamp, one that was drawn anew, and no picture at all."""
-    evidence = {**LOSSLESS, "artifacts": {"acceptance_table": "a" * 64, "verifier": "b" * 64, "correction_memory": "c" * 64}}
-    for name, digest in (("roc", "d" * 64), ("acceptance_by_confidence", "a" * 64), ("reliability", "")):
+    """A verifier that was trained since, a picture without a stamp, one that was drawn anew, and no
+    picture at all."""
+    evidence = {
+        **LOSSLESS,
+        "artifacts": {
+            "acceptance_table": "a" * 64,
+            "verifier": "b" * 64,
+            "correction_memory": "c" * 64,
+        },
+    }
+    for name, digest in (
+        ("roc", "d" * 64),
+        ("acceptance_by_confidence", "a" * 64),
+        ("reliability", ""),
+    ):
         rejection_tail([5, 2, 1], tmp_path / f"{name}.png")
         if digest:
             note_artifact(tmp_path / f"{name}.png", digest)
     (tmp_path / "rejections.png").write_bytes(b"no picture")
 
     def captions() -> set[str]:
-        text = html.unescape(write_tuning_report(TuningEvidence.read(evidence), tmp_path).read_text())
-        return {stem for stem, caption in CAPTIONS.items() if caption in text and not stem.startswith("tuning_")}
+        text = html.unescape(
+            write_tuning_report(TuningEvidence.read(evidence), tmp_path).read_text()
+        )
+        return {
+            stem
+            for stem, caption in CAPTIONS.items()
+            if caption in text and not stem.startswith("tuning_")
+        }
 
     assert captions() == {"acceptance_by_confidence"}
     note_artifact(tmp_path / "roc.png", "b" * 64)
@@ -98,10 +127,47 @@ def test_pictures_are_of_the_artifacts_that_were_tuned_with(tmp_path: Path) -> N
     assert captions() == {"acceptance_by_confidence"}
 
 
-@pytest.mark.parametrize(("evidence", "values"), [
-    (LOSSLESS, ["spide(parallel=True, tau=0.4)", "1.57 [1.52, 1.64]", "47.6", "21.00", "21.01", "20.00", "4.8%", "0.500", "0.94"]),
-    (LOSSY, ["csd(num_speculative_tokens=6, tau=0.05)", "1.89 [1.84, 1.96]", "57.1", "17.50", "7.0%", "0.80"]),
-    (OLD, ["vanilla_sd(num_speculative_tokens=2)", "1.20 [1.10, 1.30]", "40.0", "25.00", "28.00", "12.0%"])])
+@pytest.mark.parametrize(
+    ("evidence", "values"),
+    [
+        (
+            LOSSLESS,
+            [
+                "spide(parallel=True, tau=0.4)",
+                "1.57 [1.52, 1.64]",
+                "47.6",
+                "21.00",
+                "21.01",
+                "20.00",
+                "4.8%",
+                "0.500",
+                "0.94",
+            ],
+        ),
+        (
+            LOSSY,
+            [
+                "csd(num_speculative_tokens=6, tau=0.05)",
+                "1.89 [1.84, 1.96]",
+                "57.1",
+                "17.50",
+                "7.0%",
+                "0.80",
+            ],
+        ),
+        (
+            OLD,
+            [
+                "vanilla_sd(num_speculative_tokens=2)",
+                "1.20 [1.10, 1.30]",
+                "40.0",
+                "25.00",
+                "28.00",
+                "12.0%",
+            ],
+        ),
+    ],
+)
 def test_every_figure_of_the_choice_appears(evidence: dict[str, Any], values: list[str]) -> None:
     shown = dict(choice_figures(TuningEvidence.read(evidence)))
     text = page_of(evidence).text
@@ -112,16 +178,30 @@ def test_every_figure_of_the_choice_appears(evidence: dict[str, Any], values: li
 
 def test_what_was_tried_measured_dropped_and_left_out_is_there() -> None:
     text = page_of(LOSSLESS).text
-    for words in ("place 2 of 2", "it is lossy, and only lossless strategies are allowed", "Tried (10)", "7" * 64, "cpu-test",
-                  "spide(parallel=True, tau=0.4) ← chosen", "max_quality_loss 0.1", "vanilla_sd(num_speculative_tokens=1)",
-                  "leaves out 5.0%"):
+    for words in (
+        "place 2 of 2",
+        "it is lossy, and only lossless strategies are allowed",
+        "Tried (10)",
+        "7" * 64,
+        "cpu-test",
+        "spide(parallel=True, tau=0.4) ← chosen",
+        "max_quality_loss 0.1",
+        "vanilla_sd(num_speculative_tokens=1)",
+        "leaves out 5.0%",
+    ):
         assert words in text
     assert text.count("← chosen") == 2  # in the confirmation and among all that was measured
     assert "None" not in text.replace("num_speculative_tokens=None", "")
     sections = {section.title: section for section in tuning_tables(TuningEvidence.read(LOSSLESS))}
-    assert [row[0] for row in sections["Pareto front"].rows] == ["vanilla_sd(num_speculative_tokens=3)", "spide(parallel=True, tau=0.4)"]
+    assert [row[0] for row in sections["Pareto front"].rows] == [
+        "vanilla_sd(num_speculative_tokens=3)",
+        "spide(parallel=True, tau=0.4)",
+    ]
     assert sections["Measured"].rows[0][0] == "autoregressive"
-    assert len({len(row) for row in sections["Measured"].rows} | {len(sections["Measured"].columns)}) == 1
+    assert (
+        len({len(row) for row in sections["Measured"].rows} | {len(sections["Measured"].columns)})
+        == 1
+    )
 
 
 def test_the_confirmation_goes_before_what_was_measured_while_selecting() -> None:
@@ -131,7 +211,9 @@ def test_the_confirmation_goes_before_what_was_measured_while_selecting() -> Non
         (row,) = [row for row in sections[title].rows if "chosen" in row[0]]
         assert row[2].startswith("1.57")
     unconfirmed = {**LOSSLESS, "confirmation": None, "measured": []}
-    assert dict(choice_figures(TuningEvidence.read(unconfirmed)))["times as fast as plain decoding"].startswith("1.48")
+    assert dict(choice_figures(TuningEvidence.read(unconfirmed)))[
+        "times as fast as plain decoding"
+    ].startswith("1.48")
 
 
 def test_names_from_outside_are_text() -> None:
@@ -145,14 +227,25 @@ def test_names_from_outside_are_text() -> None:
 def test_plain_decoding_as_the_choice_and_a_choice_that_was_not_measured() -> None:
     plain = page_of({**LOSSLESS, "choice": PLAIN})
     assert "30.3" in plain.text
-    nothing = {**LOSSLESS, "measured": [], "rungs": [], "confirmation": {}, "trials": [], "front": []}
+    nothing = {
+        **LOSSLESS,
+        "measured": [],
+        "rungs": [],
+        "confirmation": {},
+        "trials": [],
+        "front": [],
+    }
     assert choice_figures(TuningEvidence.read(nothing)) == []
     assert "spide(parallel=True, tau=0.4)" in page_of(nothing).text
 
 
 def test_thousands_of_trials_stay_readable_and_small() -> None:
     many = TuningEvidence.read(
-        {**LOSSLESS, "trials": [trial("svip", 20 + i / 100, 0.5, threshold=i / 5000) for i in range(5000)], "front": [0]}
+        {
+            **LOSSLESS,
+            "trials": [trial("svip", 20 + i / 100, 0.5, threshold=i / 5000) for i in range(5000)],
+            "front": [0],
+        }
     )
     text = tuning_html(many, [], tuning_tables(many))
     assert len(text) < 500_000
@@ -160,18 +253,36 @@ def test_thousands_of_trials_stay_readable_and_small() -> None:
 
 
 def test_replays_that_are_estimates_are_reported_with_the_fix() -> None:
-    short = LOSSLESS | {"rollouts": {"length": 16, "beyond": {"pearl": 2, "vanilla_sd": 1}, "inexact": 3, "replayed": 10}}
+    short = LOSSLESS | {
+        "rollouts": {
+            "length": 16,
+            "beyond": {"pearl": 2, "vanilla_sd": 1},
+            "inexact": 3,
+            "replayed": 10,
+        }
+    }
     text = page_of(short).text
-    for part in ("3 of 10 replays are estimates", "rollouts of 16 tokens", "2 of pearl, 1 of vanilla_sd", "collect --rollout"):
+    for part in (
+        "3 of 10 replays are estimates",
+        "rollouts of 16 tokens",
+        "2 of pearl, 1 of vanilla_sd",
+        "collect --rollout",
+    ):
         assert part in text
     enough = LOSSLESS | {"rollouts": {"length": 16, "beyond": {}, "inexact": 0, "replayed": 10}}
     assert "collect --rollout" not in page_of(enough).text
 
 
 def test_evidence_of_a_newer_release_or_of_another_shape_is_refused_by_name() -> None:
-    with raises_code("evidence_too_new", "tuning.json", f"version {EVIDENCE_VERSION + 1}", "draftwell tune"):
+    with raises_code(
+        "evidence_too_new", "tuning.json", f"version {EVIDENCE_VERSION + 1}", "draftwell tune"
+    ):
         TuningEvidence.read({**LOSSLESS, "schema_version": EVIDENCE_VERSION + 1}, "tuning.json")
-    for broken in ({**LOSSLESS, "trials": [{"strategy": "svip"}]}, {"reason": "no choice"}, {**LOSSLESS, "rungs": 3}):
+    for broken in (
+        {**LOSSLESS, "trials": [{"strategy": "svip"}]},
+        {"reason": "no choice"},
+        {**LOSSLESS, "rungs": 3},
+    ):
         with raises_code("evidence_unreadable", "tuning.json", "draftwell tune"):
             TuningEvidence.read(broken, "tuning.json")
 
@@ -184,4 +295,6 @@ def test_evidence_is_written_as_it_was_read(evidence: dict[str, Any]) -> None:
 def test_evidence_without_a_version_is_version_0() -> None:
     read = TuningEvidence.read(OLD)
     assert (read.schema_version, str(read.choice)) == (0, "vanilla_sd(num_speculative_tokens=2)")
-    assert TuningEvidence.read({"strategy": "svip", "parameters": {}, "trials": []}).choice == StrategyChoice("svip"), "a tuning.json"
+    assert TuningEvidence.read(
+        {"strategy": "svip", "parameters": {}, "trials": []}
+    ).choice == StrategyChoice("svip"), "a tuning.json"

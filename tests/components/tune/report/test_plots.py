@@ -13,13 +13,28 @@ from matplotlib.figure import Figure
 
 from components.tune.evidence import TuningEvidence
 from components.tune.report import plots as tuning_plots
-from components.tune.report.plots import LENGTHS, THRESHOLDS, lower_left, pareto_plot, predicted_against_measured, speed_over
+from components.tune.report.plots import (
+    LENGTHS,
+    THRESHOLDS,
+    lower_left,
+    pareto_plot,
+    predicted_against_measured,
+    speed_over,
+)
 from tests.support.loop import tuning_evidence
 from tests.support.loop.tuning_evidence import CHOICE, trial
 
-ALL = ["tuning_pareto.png", "tuning_speed_over_tau.png", "tuning_speed_over_gamma.png", "tuning_predicted.png"]
+ALL = [
+    "tuning_pareto.png",
+    "tuning_speed_over_tau.png",
+    "tuning_speed_over_gamma.png",
+    "tuning_predicted.png",
+]
 NOWHERE = Path("nowhere.png")
-LOSSLESS, LOSSY, OLD = (TuningEvidence.read(one) for one in (tuning_evidence.LOSSLESS, tuning_evidence.LOSSY, tuning_evidence.OLD))
+LOSSLESS, LOSSY, OLD = (
+    TuningEvidence.read(one)
+    for one in (tuning_evidence.LOSSLESS, tuning_evidence.LOSSY, tuning_evidence.OLD)
+)
 
 
 def lossless(**changed: Any) -> TuningEvidence:
@@ -65,7 +80,8 @@ def test_all_plots_are_written_and_those_of_an_older_tuning_go_away(tmp_path: Pa
 
 
 def test_older_evidence_gives_the_plots_it_suffices_for(tmp_path: Path) -> None:
-    assert [path.name for path in tuning_plots.tuning_plots(OLD, tmp_path)] == ALL[1:]  # it knows neither calls nor divergence
+    # it knows neither calls nor divergence
+    assert [path.name for path in tuning_plots.tuning_plots(OLD, tmp_path)] == ALL[1:]
 
 
 def test_the_front_of_lossless_trials_is_of_time_and_target_calls(drawn: list[Any]) -> None:
@@ -75,7 +91,8 @@ def test_the_front_of_lossless_trials_is_of_time_and_target_calls(drawn: list[An
     assert line(axes, "front") == [(0.5, 29.0), (0.52, 20.0)]
     assert marks(axes, "vanilla_sd") == [(0.7, 30.0), (0.55, 28.0), (0.5, 29.0)]
     assert marks(axes, "spide parallel, measured") == [(0.5, 21.0)]
-    assert marks(axes, "chosen") == [(0.5, 21.0)]  # where it was measured, not where it was predicted
+    # where it was measured, not where it was predicted
+    assert marks(axes, "chosen") == [(0.5, 21.0)]
 
 
 def test_with_lossy_trials_the_front_is_of_time_and_divergence(drawn: list[Any]) -> None:
@@ -84,22 +101,36 @@ def test_with_lossy_trials_the_front_is_of_time_and_divergence(drawn: list[Any])
     assert "divergence" in axes.get_xlabel()
     assert line(axes, "front") == [(0.0, 20.0), (0.06, 18.0)]
     assert marks(axes, "csd, measured") == [(0.06, 18.0), (0.08, 19.0), (0.07, 17.5)]
-    assert [one.get_label() for one in axes.collections].count("csd") == 0  # nothing of it was predicted
+    # nothing of it was predicted
+    assert [one.get_label() for one in axes.collections].count("csd") == 0
     assert marks(axes, "chosen") == [(0.07, 17.5)]
 
 
-def test_speed_over_tau_is_the_fastest_prediction_of_each_value_and_the_choice_as_measured(drawn: list[Any]) -> None:
+def test_speed_over_tau_is_the_fastest_prediction_of_each_value_and_the_choice_as_measured(
+    drawn: list[Any],
+) -> None:
     assert speed_over(LOSSLESS, THRESHOLDS, "tau", NOWHERE)
     (axes,) = drawn
-    assert line(axes, "spide parallel (tau), predicted") == [(0.4, 50.0), (0.6, round(1000 / 22, 6))]  # not 1000 / 24, with max_draft = 4
-    assert line(axes, "spide (tau), predicted") == [(0.4, round(1000 / 27, 6)), (0.6, round(1000 / 26, 6))]
+    # not 1000 / 24, with max_draft = 4
+    assert line(axes, "spide parallel (tau), predicted") == [
+        (0.4, 50.0),
+        (0.6, round(1000 / 22, 6)),
+    ]
+    assert line(axes, "spide (tau), predicted") == [
+        (0.4, round(1000 / 27, 6)),
+        (0.6, round(1000 / 26, 6)),
+    ]
     assert marks(axes, "chosen") == [(0.4, round(1000 / 21, 6))]
     assert line(axes, "autoregressive, measured")[0][1] == round(1000 / 33, 6)
 
 
 def test_measured_speeds_have_the_interval_of_their_speedup(drawn: list[Any]) -> None:
     assert speed_over(LOSSLESS, THRESHOLDS, "tau", NOWHERE)
-    (bars,) = [container for container in drawn[0].containers if container.get_label() == "spide parallel (tau), measured"]
+    (bars,) = [
+        container
+        for container in drawn[0].containers
+        if container.get_label() == "spide parallel (tau), measured"
+    ]
     (segment,) = bars.lines[2][0].get_segments()
     base = 1000 / 33.0
     assert np.allclose(segment[:, 1], [(1.5714 - 0.05) * base, (1.5714 + 0.07) * base], atol=0.01)
@@ -109,10 +140,25 @@ def test_a_value_that_is_no_number_has_no_place_and_one_value_is_no_curve(drawn:
     assert speed_over(LOSSLESS, LENGTHS, "gamma", NOWHERE)
     (axes,) = drawn
     assert line(axes, "vanilla_sd (num_speculative_tokens), predicted") == [
-        (1.0, round(1000 / 30, 6)), (2.0, round(1000 / 28, 6)), (3.0, round(1000 / 29, 6))]
+        (1.0, round(1000 / 30, 6)),
+        (2.0, round(1000 / 28, 6)),
+        (3.0, round(1000 / 29, 6)),
+    ]
     assert not [one for one in axes.lines if "pearl" in str(one.get_label())]  # None and 4
-    assert speed_over(lossless(trials=[trial("svip", 20.0, 0.5, threshold=0.3)], measured=[], rungs=[], confirmation={}),
-                      THRESHOLDS, "tau", NOWHERE) is None
+    assert (
+        speed_over(
+            lossless(
+                trials=[trial("svip", 20.0, 0.5, threshold=0.3)],
+                measured=[],
+                rungs=[],
+                confirmation={},
+            ),
+            THRESHOLDS,
+            "tau",
+            NOWHERE,
+        )
+        is None
+    )
 
 
 def test_predictions_are_compared_where_something_was_predicted(drawn: list[Any]) -> None:
@@ -126,8 +172,15 @@ def test_predictions_are_compared_where_something_was_predicted(drawn: list[Any]
 
 
 def test_figures_that_are_no_number_are_left_out(drawn: list[Any]) -> None:
-    broken = [trial("svip", value, 0.5, threshold=0.3) for value in (float("nan"), float("inf"), 0.0)]
-    assert tuning_plots.tuning_plots(lossless(trials=broken, measured=[], rungs=[], confirmation={}), Path("nowhere")) == []
+    broken = [
+        trial("svip", value, 0.5, threshold=0.3) for value in (float("nan"), float("inf"), 0.0)
+    ]
+    assert (
+        tuning_plots.tuning_plots(
+            lossless(trials=broken, measured=[], rungs=[], confirmation={}), Path("nowhere")
+        )
+        == []
+    )
 
 
 def test_lower_left_against_brute_force() -> None:

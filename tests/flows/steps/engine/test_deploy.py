@@ -16,8 +16,18 @@ from tests.support.peers.environments import install
 
 def figure(at_once: int, groups: int, each: list[tuple[int, int]]) -> Figure:
     parts = [Acceptance(rounds=rounds, accepted_at=(kept,)) for kept, rounds in each]
-    return Figure(label="ngram", at_once=at_once, groups=groups, prompts=3, ratio=1.0, low=1.0, high=1.0, tokens_per_second=1.0,
-                  plain_tokens_per_second=1.0, acceptance=Acceptance.total(parts))
+    return Figure(
+        label="ngram",
+        at_once=at_once,
+        groups=groups,
+        prompts=3,
+        ratio=1.0,
+        low=1.0,
+        high=1.0,
+        tokens_per_second=1.0,
+        plain_tokens_per_second=1.0,
+        acceptance=Acceptance.total(parts),
+    )
 
 
 def test_answers_of_a_prompt_count_together_at_all_loads() -> None:
@@ -28,7 +38,11 @@ def test_answers_of_a_prompt_count_together_at_all_loads() -> None:
     assert order != [place % 3 for place in range(20)]
     many = figure(4, 5, [(place, 10) for place in order])
     counts = [order.count(place) for place in range(3)]
-    assert counts_by_prompt([one, many]) == [(1, 2 + 10 * counts[0]), (counts[1], 10 * counts[1]), (3 + 2 * counts[2], 4 + 10 * counts[2])]
+    assert counts_by_prompt([one, many]) == [
+        (1, 2 + 10 * counts[0]),
+        (counts[1], 10 * counts[1]),
+        (3 + 2 * counts[2], 4 + 10 * counts[2]),
+    ]
 
 
 def test_of_an_earlier_choice_no_counts_of_prompts_are_known() -> None:
@@ -37,7 +51,9 @@ def test_of_an_earlier_choice_no_counts_of_prompts_are_known() -> None:
     assert counts_by_prompt([old]) == counts_by_prompt([]) == []
 
 
-def test_a_server_keeps_the_preload_that_a_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_keeps_the_preload_that_a_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path / "peers", monkeypatch, ("vllm",))
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("PYTHONPATH", "ours")

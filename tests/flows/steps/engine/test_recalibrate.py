@@ -1,4 +1,5 @@
-"""When a recalibration of another engine begins, waits and restarts: the loop itself is a stand-in that makes the next bundle."""
+"""When a recalibration of another engine begins, waits and restarts: the loop itself is a stand-in
+that makes the next bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ import pytest
 from components.drift.schema import DRIFTED
 from flows.steps.engine import recalibrate
 from flows.steps.engine.loop import LoopSettings
-from flows.steps.engine.recalibrate import EngineDriftSettings, EngineRecalibration, recalibrate_engine
+from flows.steps.engine.recalibrate import (
+    EngineDriftSettings,
+    EngineRecalibration,
+    recalibrate_engine,
+)
 from flows.steps.monitor import load_limits
 from registry.bundles.places import link_current
 from serving.errors import DraftwellError
@@ -30,7 +35,11 @@ class Case:
     """A pair whose bundle 1 is served, with twelve recorded prompts."""
 
     def __init__(self, root: Path):
-        self.home, self.spool, self.prompts = root / "dist" / "vllm" / "tiny", root / "spool", root / "prompts.jsonl"
+        self.home, self.spool, self.prompts = (
+            root / "dist" / "vllm" / "tiny",
+            root / "spool",
+            root / "prompts.jsonl",
+        )
         self.folder = root / "space"
         self.loops: list[list[str]] = []
         self.restarts, self.restarted, self.place_named = 0, True, False
@@ -54,7 +63,13 @@ class Case:
 
     def count(self, bundle: str, hours: float = 0.0) -> None:
         self.spool.mkdir(exist_ok=True)
-        line = {"version": 1, "begun": time.time() - 3600 * hours, "bundle": bundle, "rounds": 9, "accepted_at": [9]}
+        line = {
+            "version": 1,
+            "begun": time.time() - 3600 * hours,
+            "bundle": bundle,
+            "rounds": 9,
+            "accepted_at": [9],
+        }
         with (self.spool / "acceptance-1.ndjson").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -63,11 +78,24 @@ class Case:
         return self.restarted
 
     def run(self, *, drifted: bool = True, fresh: bool = False) -> dict[str, Any]:
-        space: Any = SimpleNamespace(folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny")))
+        space: Any = SimpleNamespace(
+            folder=self.folder, workspace=SimpleNamespace(spec=SimpleNamespace(name="tiny"))
+        )
         thresholds: Any = None
         wanted = LoopSettings(collected=4, tuned=4, judged=4, out=self.home.parents[1], fresh=fresh)
-        return Checked(space, wanted, thresholds, LIMITS, print, self.prompts, self.spool, self.restart, place_named=self.place_named,
-                       case=self, found=drifted).run()
+        return Checked(
+            space,
+            wanted,
+            thresholds,
+            LIMITS,
+            print,
+            self.prompts,
+            self.spool,
+            self.restart,
+            place_named=self.place_named,
+            case=self,
+            found=drifted,
+        ).run()
 
     def age(self, hours: float) -> None:
         """Let the last recalibration, and the bundle, be as old."""
@@ -75,7 +103,10 @@ class Case:
         if file.exists():
             state = recalibrate.Begun.model_validate_json(file.read_text())
             ago = timedelta(hours=hours)
-            changed = {"at": state.at - ago, "failed": None if state.failed is None else state.failed - ago}
+            changed = {
+                "at": state.at - ago,
+                "failed": None if state.failed is None else state.failed - ago,
+            }
             file.write_text(state.model_copy(update=changed).model_dump_json())
         os.utime(self.home / "current" / "manifest.json", (then, then))
 
@@ -95,7 +126,9 @@ class Checked(EngineRecalibration):
     found: bool
 
     def check(self) -> Any:
-        drift = SimpleNamespace(drifted=True, verdict=DRIFTED, why="other traffic", notes=("two lines are left out",))
+        drift = SimpleNamespace(
+            drifted=True, verdict=DRIFTED, why="other traffic", notes=("two lines are left out",)
+        )
         return drift if self.found else None
 
 
@@ -112,7 +145,11 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
             if made.fault is not None:
                 raise made.fault
             current = (made.home / "current").resolve()
-            same = json.loads((current / "manifest.json").read_text())["settings"]["speculative"] == made.makes is None
+            same = (
+                json.loads((current / "manifest.json").read_text())["settings"]["speculative"]
+                == made.makes
+                is None
+            )
             number = max(int(path.name.partition("-")[0]) for path in made.home.glob("*-cpu")) + 1
             self.activate(current if same else made.bundle(number, made.makes))
             return {"record": {"passed": True, "checks": []}}
@@ -144,19 +181,27 @@ def test_what_a_person_has_taken_back_stays_taken_back(case: Case) -> None:
     case.age(LIMITS.repeat_after_hours + 1)
     again = case.run()
     assert (again["state"], len(case.loops)) == ("answered", 1)
-    assert again["why"] == "2-cpu was taken back by hand, and 1-cpu is served again: --fresh tunes again"
+    assert (
+        again["why"]
+        == "2-cpu was taken back by hand, and 1-cpu is served again: --fresh tunes again"
+    )
     assert case.run(fresh=True)["state"] == "deployed"
     assert (case.home / "current").resolve().name == "3-cpu"
 
 
 def test_what_was_restarted_nowhere_is_not_called_deployed(case: Case) -> None:
-    """vLLM under another user, in a container or on another machine; it served on with the bundle before, unnoticed."""
+    """vLLM under another user, in a container or on another machine; it served on with the bundle
+    before, unnoticed."""
     case.restarted = False
     case.count("tiny/1-cpu")
     for _ in range(2):
         with raises_code("nothing_restarted", "2-cpu is ready", "--restart"):
             case.run()
-        assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == ("deploying", "2-cpu", 1)
+        assert (case.state(), (case.home / "current").resolve().name, len(case.loops)) == (
+            "deploying",
+            "2-cpu",
+            1,
+        )
     case.restarted = True
     assert (case.run()["state"], case.state(), case.restarts) == ("deployed", "deployed", 3)
 
@@ -193,7 +238,9 @@ def test_a_bundle_that_was_taken_back_before_it_was_restarted_stays_taken_back(c
     assert (case.home / "current").resolve().name == "1-cpu"
 
 
-def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(bundle: Path) -> None:
         raise KeyboardInterrupt
 
@@ -205,10 +252,15 @@ def test_what_was_killed_before_current_moved_is_not_taken_for_taken_back(case: 
 
 
 @pytest.mark.parametrize("counted", [None, "old", "of another"])
-def test_where_nothing_was_served_nothing_has_to_be_restarted(case: Case, counted: str | None) -> None:
+def test_where_nothing_was_served_nothing_has_to_be_restarted(
+    case: Case, counted: str | None
+) -> None:
     case.restarted = False
     if counted is not None:
-        case.count("tiny/1-cpu" if counted == "old" else "tiny/7-cpu", LIMITS.stale_after_hours + 1 if counted == "old" else 0.0)
+        case.count(
+            "tiny/1-cpu" if counted == "old" else "tiny/7-cpu",
+            LIMITS.stale_after_hours + 1 if counted == "old" else 0.0,
+        )
     assert case.run()["state"] == "deployed"
 
 
@@ -221,7 +273,9 @@ def test_plain_decoding_is_tuned_again_on_newer_prompts_after_a_while(case: Case
     assert "tuned again on newer prompts after" in young["why"]
     case.age(LIMITS.repeat_after_hours + 1)
     assert (case.run(drifted=False)["state"], len(case.loops)) == ("deployed", 1)
-    assert ((case.home / "current").resolve().name, case.restarts) == ("2-cpu", 0), "the same again: nothing is restarted"
+    assert ((case.home / "current").resolve().name, case.restarts) == ("2-cpu", 0), (
+        "the same again: nothing is restarted"
+    )
     assert (case.run(drifted=False)["state"], len(case.loops)) == ("answered", 1)
     case.age(LIMITS.repeat_after_hours + 1)
     assert "no other prompts" in case.run(drifted=False)["why"]
@@ -262,10 +316,20 @@ def test_plain_decoding_without_recorded_prompts_is_no_error(case: Case) -> None
     assert case.run(drifted=False)["state"] == "not enough yet"
 
 
-@pytest.mark.parametrize(("changes", "code", "words"), [
-    ({"restart": " "}, "bad_setting", "--restart is empty"),
-    ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200")])
-def test_mistakes_are_refused_before_traffic_has_drifted(case: Case, changes: dict[str, Any], code: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"restart": " "}, "bad_setting", "--restart is empty"),
+        ({"collect_prompts": 200}, "bad_setting", "add up to 228, and only the newest 200"),
+    ],
+)
+def test_mistakes_are_refused_before_traffic_has_drifted(
+    case: Case, changes: dict[str, Any], code: str, words: str
+) -> None:
     space: Any = None  # nothing is looked at before
     with raises_code(code, words):
-        recalibrate_engine(space, EngineDriftSettings.model_validate({"out": case.home.parents[1], **changes}), print)
+        recalibrate_engine(
+            space,
+            EngineDriftSettings.model_validate({"out": case.home.parents[1], **changes}),
+            print,
+        )

@@ -1,4 +1,5 @@
-"""Bundles for vLLM: numbered, whole or not there, the same one not twice, and `current` moves at the end."""
+"""Bundles for vLLM: numbered, whole or not there, the same one not twice, and `current` moves at
+the end."""
 
 from __future__ import annotations
 
@@ -16,8 +17,18 @@ from registry.bundles.vllm.settings import VllmServing, gated_serving
 from tests.support.errors import raises_code
 
 RECORD: dict[str, Any] = {
-    "engine": "vllm", "version": "0.32.0", "device_class": "cpu-x", "dtype": "bfloat16", "fingerprint": "f" * 64, "passed": True,
-    "settings": {"method": "draft_model", "model": "/where/it/was/measured", "num_speculative_tokens": 2}}
+    "engine": "vllm",
+    "version": "0.32.0",
+    "device_class": "cpu-x",
+    "dtype": "bfloat16",
+    "fingerprint": "f" * 64,
+    "passed": True,
+    "settings": {
+        "method": "draft_model",
+        "model": "/where/it/was/measured",
+        "num_speculative_tokens": 2,
+    },
+}
 
 
 @pytest.fixture
@@ -27,7 +38,13 @@ def models(tmp_path: Path) -> dict[str, Path]:
     for role in ("target", "draft"):
         folder = tmp_path / role
         folder.mkdir()
-        for name in ("config.json", "model.safetensors", "tokenizer.json", ".weights.sha256.json", "notes.md"):
+        for name in (
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            ".weights.sha256.json",
+            "notes.md",
+        ):
             (folder / name).write_text(f"{role} {name}")
         found[f"models/{role}"] = folder
     return found
@@ -37,24 +54,50 @@ def models(tmp_path: Path) -> dict[str, Path]:
 def build(tmp_path: Path, models: dict[str, Path]) -> Callable[..., Path]:
     def made(*, activate: bool = True, **changes: Any) -> Path:
         def settings(number: int) -> VllmServing:
-            return gated_serving(RECORD, device="cpu", fingerprint="f" * 64, draft="models/draft", pair="tiny", release=number,
-                                 model="models/target", **changes)
+            return gated_serving(
+                RECORD,
+                device="cpu",
+                fingerprint="f" * 64,
+                draft="models/draft",
+                pair="tiny",
+                release=number,
+                model="models/target",
+                **changes,
+            )
 
-        return build_vllm_bundle(tmp_path / "dist", "tiny", "cpu", settings, models=models,
-                                 files={"requirements-engine.txt": b"vllm==1\n"}, activate=activate)
+        return build_vllm_bundle(
+            tmp_path / "dist",
+            "tiny",
+            "cpu",
+            settings,
+            models=models,
+            files={"requirements-engine.txt": b"vllm==1\n"},
+            activate=activate,
+        )
 
     return made
 
 
-def test_bundles_are_numbered_and_the_same_one_is_not_built_twice(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_bundles_are_numbered_and_the_same_one_is_not_built_twice(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
     home = bundles_of(tmp_path / "dist", "tiny")
     first = build()
     assert (first, (home / "current").resolve()) == (home / "1-cpu", first)
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     names = {path.relative_to(first).as_posix() for path in before}
-    assert {"models/target/model.safetensors", "models/draft/tokenizer.json", "requirements-engine.txt", "serve.sh", "check.py"} <= names
+    assert {
+        "models/target/model.safetensors",
+        "models/draft/tokenizer.json",
+        "requirements-engine.txt",
+        "serve.sh",
+        "check.py",
+    } <= names
     assert not {name for name in names if "notes" in name or "weights.sha" in name}
-    assert json.loads((first / "manifest.json").read_text())["settings"]["speculative"]["model"] == "models/draft"
+    assert (
+        json.loads((first / "manifest.json").read_text())["settings"]["speculative"]["model"]
+        == "models/draft"
+    )
     assert build() == first
     second = build(max_num_seqs=4)
     assert (second.name, (home / "current").resolve()) == ("2-cpu", second)
@@ -64,7 +107,9 @@ def test_bundles_are_numbered_and_the_same_one_is_not_built_twice(build: Callabl
     assert [path.name for path in prune(home, 1)] == []
 
 
-def test_one_that_has_to_be_tried_first_leaves_current_until_then(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_one_that_has_to_be_tried_first_leaves_current_until_then(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
     home, first = bundles_of(tmp_path / "dist", "tiny"), build()
     second = build(max_num_seqs=4, activate=False)
     assert (second.name, (home / "current").resolve()) == ("2-cpu", first)
@@ -72,12 +117,16 @@ def test_one_that_has_to_be_tried_first_leaves_current_until_then(build: Callabl
     assert (home / "current").resolve() == second
 
 
-def test_the_threads_that_were_measured_are_in_the_bundle_where_the_record_has_them(build: Callable[..., Path],
-                                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threads_that_were_measured_are_in_the_bundle_where_the_record_has_them(
+    build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = build()
     monkeypatch.setitem(RECORD, "threads", 3)
     made = build()
-    assert [json.loads((one / "manifest.json").read_text())["settings"]["gate"]["threads"] for one in (old, made)] == [None, 3]
+    assert [
+        json.loads((one / "manifest.json").read_text())["settings"]["gate"]["threads"]
+        for one in (old, made)
+    ] == [None, 3]
     assert "cpu.py cores 3)" in (made / "serve.sh").read_text()
     assert "cpu.py cores)" in (old / "serve.sh").read_text()
 
@@ -91,8 +140,9 @@ def test_a_damaged_bundle_is_built_again_under_the_next_number(build: Callable[.
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_refused_and_current_stays(build: Callable[..., Path], models: dict[str, Path], tmp_path: Path,
-                                                     name: str) -> None:
+def test_a_missing_file_is_refused_and_current_stays(
+    build: Callable[..., Path], models: dict[str, Path], tmp_path: Path, name: str
+) -> None:
     first = build()
     (models["models/draft"] / name).unlink()
     with raises_code("missing_file", "draft"):
@@ -102,13 +152,17 @@ def test_a_missing_file_is_refused_and_current_stays(build: Callable[..., Path],
     assert (home / "current").resolve() == first
 
 
-def test_settings_that_were_not_judged_leave_nothing(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_settings_that_were_not_judged_leave_nothing(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
     with raises_code("bad_value", "dtype float16"):
         build(dtype="float16")
     assert not (tmp_path / "dist").exists()
 
 
-def test_one_that_breaks_off_leaves_current(build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_breaks_off_leaves_current(
+    build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = build()
 
     def killed(bundle: Path) -> None:
@@ -121,12 +175,19 @@ def test_one_that_breaks_off_leaves_current(build: Callable[..., Path], tmp_path
 
 
 def test_the_environment_is_locked_with_hashes_where_all_are_known(tmp_path: Path) -> None:
-    entry = {"metadata": {"name": "One", "version": "1.0"}, "download_info": {"archive_info": {"hashes": {"sha256": "a" * 64}}}}
+    entry = {
+        "metadata": {"name": "One", "version": "1.0"},
+        "download_info": {"archive_info": {"hashes": {"sha256": "a" * 64}}},
+    }
     (tmp_path / "1.json").write_text(json.dumps({"install": [entry]}))
-    assert engine_lock({"one": "1.0"}, tmp_path).splitlines()[1:] == [f"one==1.0 --hash=sha256:{'a' * 64}"]
+    assert engine_lock({"one": "1.0"}, tmp_path).splitlines()[1:] == [
+        f"one==1.0 --hash=sha256:{'a' * 64}"
+    ]
     without = engine_lock({"one": "1.0", "two": "2.0"}, tmp_path)
     assert "not recorded which files were installed of two." in without
     assert without.splitlines()[2:] == ["one==1.0", "two==2.0"]
     index = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    assert engine_lock({"torch": "2.9.0+cpu"}, tmp_path).splitlines()[1] == index, "PyPI has no such build"
+    assert engine_lock({"torch": "2.9.0+cpu"}, tmp_path).splitlines()[1] == index, (
+        "PyPI has no such build"
+    )
     assert "index" not in engine_lock({"torch": "2.9.0"}, tmp_path)

@@ -14,15 +14,35 @@ from registry.bundles.vllm.render import write_bundle
 from registry.bundles.vllm.settings import VllmServing
 from tests.support.errors import raises_code
 
-GATE = {"version": "0.32.0", "device": "cpu", "device_class": "cpu-x86-64-2c-avx2", "dtype": "bfloat16", "fingerprint": "f" * 64,
-        "settings": None, "passed": True}
+GATE = {
+    "version": "0.32.0",
+    "device": "cpu",
+    "device_class": "cpu-x86-64-2c-avx2",
+    "dtype": "bfloat16",
+    "fingerprint": "f" * 64,
+    "settings": None,
+    "passed": True,
+}
 
 
 def bundle(root: Path, number: int, image: str | None = "mine", **more: Any) -> Path:
     folder = root / f"{number}-cpu"
     (folder / "models" / "target").mkdir(parents=True)
-    write_bundle(VllmServing.model_validate({"pair": "tiny", "release": number, "model": "models/target", "dtype": "bfloat16",
-                                             "fingerprint": "f" * 64, "image": image, "gate": GATE, **more}), folder)
+    write_bundle(
+        VllmServing.model_validate(
+            {
+                "pair": "tiny",
+                "release": number,
+                "model": "models/target",
+                "dtype": "bfloat16",
+                "fingerprint": "f" * 64,
+                "image": image,
+                "gate": GATE,
+                **more,
+            }
+        ),
+        folder,
+    )
     return folder
 
 
@@ -41,7 +61,11 @@ def test_what_was_made_or_changed_is_kept_and_all_else_is_new(old: Path, tmp_pat
     new = bundle(tmp_path, 2)
     assert keep_edits(old, new) == Kept((".env", "chart/values.yaml"))
     values = (new / "chart" / "values.yaml").read_text()
-    assert ("startSeconds: 99" in values, "draftwell-tiny:2-cpu" in values, "1-cpu" in values) == (True, True, False)
+    assert ("startSeconds: 99" in values, "draftwell-tiny:2-cpu" in values, "1-cpu" in values) == (
+        True,
+        True,
+        False,
+    )
     assert (new / ".env").stat().st_mode & 0o777 == 0o600
     assert "1-cpu" not in (new / "compose.yaml").read_text()
     assert keep_edits(old, new) == Kept(), "what was changed there since is a person's"
@@ -53,7 +77,9 @@ def test_files_that_the_new_bundle_has_no_use_for_are_left_out(old: Path, tmp_pa
     assert not (new / "chart").exists()
 
 
-def test_files_of_an_earlier_version_that_nobody_changed_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_earlier_version_that_nobody_changed_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They counted as a user's changes, and corrections of the templates never arrived."""
     with monkeypatch.context() as earlier:
         earlier.setattr(render, "OWN_WORDS", "Rendered by an earlier version.")
@@ -66,9 +92,12 @@ def test_files_of_an_earlier_version_that_nobody_changed_are_made_anew(tmp_path:
 
 @pytest.mark.parametrize("free", [["compose.yaml"], None])
 def test_of_a_bundle_that_does_not_say_what_it_was_made_with_only_what_is_surely_the_users_is_kept(
-        old: Path, tmp_path: Path, free: list[str] | None) -> None:
+    old: Path, tmp_path: Path, free: list[str] | None
+) -> None:
     new = bundle(tmp_path, 2)
-    (old / "manifest.json").write_text(json.dumps({"settings": {"release": 1}, **({} if free is None else {"free": free})}))
+    (old / "manifest.json").write_text(
+        json.dumps({"settings": {"release": 1}, **({} if free is None else {"free": free})})
+    )
     (old / "compose.yaml").write_text("image: draftwell-tiny:1-cpu")
     before = (new / "compose.yaml").read_bytes()
     assert keep_edits(old, new) == Kept((".env",), unknown=("chart/values.yaml", "compose.yaml"))

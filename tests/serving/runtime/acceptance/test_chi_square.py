@@ -1,4 +1,5 @@
-"""Sampled outputs against the target's own law, on the default pair; and that the test would see a strategy that errs."""
+"""Sampled outputs against the target's own law, on the default pair; and that the test would see a
+strategy that errs."""
 
 from __future__ import annotations
 
@@ -23,14 +24,20 @@ BOUND = 1e-3
 """Smallest p-value that passes; the seeds are fixed, so that a pass stays a pass."""
 TEXT = "The cat sat on the mat. The cat sat on the chair. The cat sat on the"
 COUNTED, EMITTED = 3, 5
-"""The first token comes from the prompt's forward; drafts reach the second and third only where more may follow."""
+"""The first token comes from the prompt's forward; drafts reach the second and third only where
+more may follow."""
 
 
-def first_tokens(engine: Engine, prompt: list[int], build: Any, samples: int = SAMPLES, **settings: Any) -> list[tuple[int, ...]]:
+def first_tokens(
+    engine: Engine, prompt: list[int], build: Any, samples: int = SAMPLES, **settings: Any
+) -> list[tuple[int, ...]]:
     """The first tokens of seeded requests, eight at once."""
     outputs = []
     for start in range(0, samples, BATCH):
-        jobs = [engine.submit(prompt, Sampling(max_tokens=EMITTED, seed=seed, **settings), build()) for seed in range(start, start + BATCH)]
+        jobs = [
+            engine.submit(prompt, Sampling(max_tokens=EMITTED, seed=seed, **settings), build())
+            for seed in range(start, start + BATCH)
+        ]
         engine.run(jobs)
         outputs += [tuple(job.output[:COUNTED]) for job in jobs]
     return outputs
@@ -43,9 +50,13 @@ def law_of(model: Any, prompt: list[int], sampling: Sampling) -> dict[tuple[int,
         longer = {}
         for text, mass in law.items():
             slot = model.open()
-            row = model.forward([Forward("target", slot, (*prompt, *text), prefill=True)])[0].rows(sampling)
+            row = model.forward([Forward("target", slot, (*prompt, *text), prefill=True)])[0].rows(
+                sampling
+            )
             model.close(slot)
-            longer |= {(*text, token): mass * p for token, p in enumerate(row.probs(0).tolist()) if p > 0}
+            longer |= {
+                (*text, token): mass * p for token, p in enumerate(row.probs(0).tolist()) if p > 0
+            }
         law = longer
     return law
 
@@ -57,16 +68,26 @@ def test_samples_of_the_default_pair_follow_the_targets_law(name):
     prompt = pair.encode(TEXT)
     settings = {"temperature": 1.0, "top_k": 3}
     law = law_of(pair.models["target"], prompt, Sampling(**settings))
-    samples = first_tokens(pair.engine(), prompt, lambda: strategy_of(pair, name), SAMPLES_OF_THE_PAIR, **settings)
+    samples = first_tokens(
+        pair.engine(), prompt, lambda: strategy_of(pair, name), SAMPLES_OF_THE_PAIR, **settings
+    )
     found = p_value(samples, law)
-    print(f"{name}: p = {found:.3f} over {len(law)} outcomes, {len(samples)} samples, commonest {Counter(samples).most_common(2)}")
+    print(
+        f"{name}: p = {found:.3f} over {len(law)} outcomes, {len(samples)} samples, "
+        f"commonest {Counter(samples).most_common(2)}"
+    )
     assert found > BOUND
 
 
 def table_p_value(name: str) -> float:
     models = table_pair(vocab=4, noise=1.5)
     sampling = Sampling(max_tokens=COUNTED, temperature=1.0)
-    samples = first_tokens(Engine(models), [0, 1], lambda: build_strategy(name, {}, table_resources(4)), temperature=1.0)
+    samples = first_tokens(
+        Engine(models),
+        [0, 1],
+        lambda: build_strategy(name, {}, table_resources(4)),
+        temperature=1.0,
+    )
     return p_value(samples, true_law(models["target"], [0, 1], sampling))
 
 
@@ -81,7 +102,8 @@ def test_a_correction_from_the_target_instead_of_the_residual_is_seen(monkeypatc
 
 
 def test_a_draft_probability_of_another_temperature_is_seen(monkeypatch):
-    """q reported from a distribution other than the one that was sampled: here the raw one of a request at temperature .5."""
+    """q reported from a distribution other than the one that was sampled: here the raw one of a
+    request at temperature .5."""
     models = table_pair(vocab=4, noise=1.5, sharpness=0.7)
     settings = {"temperature": 0.5}
     keeps = exact.keeps
@@ -93,7 +115,9 @@ def test_a_draft_probability_of_another_temperature_is_seen(monkeypatch):
     law = true_law(models["target"], [0, 1], Sampling(max_tokens=COUNTED, **settings))
     for rule, right in ((keeps, True), (raw_q, False)):
         monkeypatch.setattr(exact, "keeps", rule)
-        samples = first_tokens(Engine(models), [0, 1], lambda: build_strategy("vanilla_sd"), **settings)
+        samples = first_tokens(
+            Engine(models), [0, 1], lambda: build_strategy("vanilla_sd"), **settings
+        )
         assert (p_value(samples, law) > BOUND) is right
 
 
@@ -102,5 +126,3 @@ def test_the_p_value_is_that_of_the_tables():
     one = p_value(["a"] * 598 + ["b"] * 402, {"a": 0.55, "b": 0.45})
     assert one == pytest.approx(0.00228, rel=0.02), "(598 − 550)²/550 + (402 − 450)²/450 = 9.309"
     assert p_value(["c"], {"a": 1.0}) == 0.0, "impossible outcomes are no matter of chance"
-
-

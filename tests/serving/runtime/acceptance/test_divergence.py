@@ -37,18 +37,26 @@ def slow(name: str, p: list[float], q: list[float], token: int) -> float:
     return abs(math.log(p[token] / q[token])) if min(p[token], q[token]) > 0 else math.inf
 
 
-weights = st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5, 40.0]), min_size=4, max_size=4).filter(any)
+weights = st.lists(
+    st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5, 40.0]), min_size=4, max_size=4
+).filter(any)
 
 
 @given(weights, weights, st.integers(0, 3), st.permutations(range(4)))
-def test_divergences_equal_their_definitions(a: list[float], b: list[float], token: int, order: list[int]) -> None:
+def test_divergences_equal_their_definitions(
+    a: list[float], b: list[float], token: int, order: list[int]
+) -> None:
     p, q = (torch.tensor(w) / sum(w) for w in (a, b))
     for name in NAMES:
         value = divergence(name, p, q, token)
-        assert value == pytest.approx(slow(name, p.double().tolist(), q.double().tolist(), token), abs=2e-6)
+        assert value == pytest.approx(
+            slow(name, p.double().tolist(), q.double().tolist(), token), abs=2e-6
+        )
         assert value >= 0
         assert divergence(name, p, p, token) == pytest.approx(0, abs=1e-7)
-        assert divergence(name, p[order], q[order], order.index(token)) == pytest.approx(value, abs=1e-6), "labels do not matter"
+        assert divergence(name, p[order], q[order], order.index(token)) == pytest.approx(
+            value, abs=1e-6
+        ), "labels do not matter"
         if name != "kl":
             assert divergence(name, q, p, token) == pytest.approx(value, abs=1e-6), "symmetric"
     assert divergence("tv", p, q, token) <= 1 + 1e-6
@@ -75,7 +83,10 @@ def test_a_draft_that_covers_a_part_of_the_vocabulary_has_infinite_divergences()
 
 
 def test_peaked_distributions_whose_tail_underflows_are_safe() -> None:
-    p, q = torch.tensor([0.0, 300.0, -300.0]).softmax(-1), torch.tensor([300.0, 0.0, -300.0]).softmax(-1)
+    p, q = (
+        torch.tensor([0.0, 300.0, -300.0]).softmax(-1),
+        torch.tensor([300.0, 0.0, -300.0]).softmax(-1),
+    )
     assert divergence("js", p, q, 0) == pytest.approx(math.log(2), abs=1e-6)
     assert divergence("tv", p, q, 0) == pytest.approx(1.0)
     assert divergence("kl", p, q, 0) == math.inf

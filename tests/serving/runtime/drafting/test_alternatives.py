@@ -1,4 +1,5 @@
-"""Alternatives beside a head's chain: verified where they pay, kept where they are the target's choice, and counted."""
+"""Alternatives beside a head's chain: verified where they pay, kept where they are the target's
+choice, and counted."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def row(*chances):
 
 
 def draft_of(*rows):
-    return Draft([int(one.sample(0, None)) for one in rows], list(rows), [one.confidence(0) for one in rows])
+    return Draft(
+        [int(one.sample(0, None)) for one in rows], list(rows), [one.confidence(0) for one in rows]
+    )
 
 
 def alternatives(verify):
@@ -42,19 +45,30 @@ def test_the_best_that_pay_are_put_after_the_chain():
     some = alternatives([1.0, 1.0, 1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
     tree = some.around(draft, 8)
     assert (tree.tokens[:2], tree.parents[:2]) == ([0, 1], [ROOT, 0])
-    assert list(zip(tree.tokens[2:], tree.parents[2:], strict=True)) == [(1, ROOT), (2, 0)], "further ones bring less than .1 of a pass"
+    assert list(zip(tree.tokens[2:], tree.parents[2:], strict=True)) == [(1, ROOT), (2, 0)], (
+        "further ones bring less than .1 of a pass"
+    )
     assert len(some.around(draft, 3)) == 3
     assert alternatives([1.0, 1.0, 1.5, 2.0, 2.5, 3.0]).around(draft, 8).is_chain, "none pays"
 
 
 def test_every_judged_position_is_counted():
-    draft, some = draft_of(row(0.5, 0.32, 0.18), row(0.5, 0.32, 0.18), row(0.5, 0.32, 0.18)), alternatives([1.0] * 10)
+    draft, some = (
+        draft_of(row(0.5, 0.32, 0.18), row(0.5, 0.32, 0.18), row(0.5, 0.32, 0.18)),
+        alternatives([1.0] * 10),
+    )
     tree = some.around(draft, 5)
     beside = [place for place in range(3, 5) if tree.parents[place] == 0]
-    alone = some.learn(draft, tree, TreeVerdict([0, *beside[:1]], 2, False, 2) if beside else TreeVerdict([0], 1, True, 2))
+    alone = some.learn(
+        draft,
+        tree,
+        TreeVerdict([0, *beside[:1]], 2, False, 2) if beside else TreeVerdict([0], 1, True, 2),
+    )
     assert (alone.accepted, alone.judged) == (1, 2)
     second, third = AcceptanceTable.bin_of(0.32), AcceptanceTable.bin_of(0.18)
-    assert (some.table.total[second], some.table.accepted[second]) == (2, 1), "at the first place the chain's token was right"
+    assert (some.table.total[second], some.table.accepted[second]) == (2, 1), (
+        "at the first place the chain's token was right"
+    )
     assert (some.table.total[third], some.table.accepted[third]) == (2, 0)
 
 
@@ -69,7 +83,8 @@ def test_alternatives_that_do_not_pay_are_counted_too():
 
 
 def second_best_pair(vocab=8):
-    """A target that counts, and a head whose second choice is always the target's token, never its first."""
+    """A target that counts, and a head whose second choice is always the target's token, never its
+    first."""
     target, head = torch.full((vocab, vocab), -20.0), torch.full((vocab, vocab), -20.0)
     for i in range(vocab):
         target[i, (i + 1) % vocab] = 20.0
@@ -80,28 +95,43 @@ def second_best_pair(vocab=8):
 def watched(monkeypatch):
     """The trees that were verified: tokens of the chain, and of the tree."""
     seen, learn = [], BestDrafter.learn_tree
-    monkeypatch.setattr(BestDrafter, "learn_tree", lambda self, draft, tree, verdict: (
-        seen.append((len(draft), len(tree), verdict)), learn(self, draft, tree, verdict)))
+    monkeypatch.setattr(
+        BestDrafter,
+        "learn_tree",
+        lambda self, draft, tree, verdict: (
+            seen.append((len(draft), len(tree), verdict)),
+            learn(self, draft, tree, verdict),
+        ),
+    )
     return seen
 
 
 def test_a_second_choice_becomes_text(monkeypatch):
     seen, pair = watched(monkeypatch), second_best_pair()
-    strategy = build_strategy("hybrid", {"drafter": "head", "max_draft": 4}, table_resources(8, hardware_profile=FREE))
+    strategy = build_strategy(
+        "hybrid", {"drafter": "head", "max_draft": 4}, table_resources(8, hardware_profile=FREE)
+    )
     job = Engine(pair).generate([0], Sampling(max_tokens=7), strategy)
     assert job.output == [1, 2, 3, 4, 5, 6, 7]
     assert seen, "the head drafted"
     for chain, _, verdict in seen:
-        assert [place >= chain for place in verdict.path] == [True], "the alternative was kept, and nothing of the chain"
+        assert [place >= chain for place in verdict.path] == [True], (
+            "the alternative was kept, and nothing of the chain"
+        )
         assert not verdict.rejected
     assert job.session.stats.target_calls < 7
 
 
 def both_texts(seed):
-    """Hybrid's greedy text and that of plain decoding, of a table so large that it does not repeat soon."""
+    """Hybrid's greedy text and that of plain decoding, of a table so large that it does not repeat
+    soon."""
     pair, asked = table_pair(vocab=40, seed=seed, noise=2.0), Sampling(max_tokens=30)
-    strategy = build_strategy("hybrid", {"drafter": "head", "max_draft": 6}, table_resources(40, hardware_profile=FREE))
-    plain = Engine({"target": pair["target"]}).generate([0, 1], asked, build_strategy("autoregressive"))
+    strategy = build_strategy(
+        "hybrid", {"drafter": "head", "max_draft": 6}, table_resources(40, hardware_profile=FREE)
+    )
+    plain = Engine({"target": pair["target"]}).generate(
+        [0, 1], asked, build_strategy("autoregressive")
+    )
     return Engine(pair).generate([0, 1], asked, strategy).output, plain.output
 
 
@@ -110,21 +140,33 @@ def test_greedy_texts_are_those_of_plain_decoding(monkeypatch, seed):
     seen = watched(monkeypatch)
     text, plain = both_texts(seed)
     assert text == plain
-    assert any(place >= chain for chain, _, verdict in seen for place in verdict.path), "an alternative was kept"
+    assert any(place >= chain for chain, _, verdict in seen for place in verdict.path), (
+        "an alternative was kept"
+    )
     assert all(chain < tree <= 6 for chain, tree, _ in seen)
 
 
 def test_mutant_whose_slot_keeps_the_chain_is_caught(monkeypatch):
-    """After a kept alternative the target must read on behind it, and not behind the draft's first tokens."""
+    """After a kept alternative the target must read on behind it, and not behind the draft's first
+    tokens."""
     keep = TableModel.keep
-    monkeypatch.setattr(TableModel, "keep", lambda self, slot, length, path: keep(self, slot, length, range(len(path))))
+    monkeypatch.setattr(
+        TableModel,
+        "keep",
+        lambda self, slot, length, path: keep(self, slot, length, range(len(path))),
+    )
     assert any(text != plain for text, plain in map(both_texts, range(6)))
 
 
 def test_sampled_and_altered_requests_have_none(monkeypatch):
     seen, pair = watched(monkeypatch), table_pair(vocab=5)
-    strategy = build_strategy("hybrid", {"drafter": "head"}, table_resources(5, hardware_profile=FREE))
-    for asked in (Sampling(max_tokens=40, temperature=1.0, seed=1), Sampling(max_tokens=40, frequency_penalty=0.5)):
+    strategy = build_strategy(
+        "hybrid", {"drafter": "head"}, table_resources(5, hardware_profile=FREE)
+    )
+    for asked in (
+        Sampling(max_tokens=40, temperature=1.0, seed=1),
+        Sampling(max_tokens=40, frequency_penalty=0.5),
+    ):
         Engine(pair).generate([0, 1], asked, strategy)
     assert not seen
 

@@ -10,7 +10,12 @@ import torch
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.drafting.stopping import HighEntropy, LowAcceptanceBound, PredictedRejection, UnlikelyToken
+from serving.runtime.drafting.stopping import (
+    HighEntropy,
+    LowAcceptanceBound,
+    PredictedRejection,
+    UnlikelyToken,
+)
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
@@ -20,10 +25,23 @@ from serving.runtime.strategies import STRATEGIES, StrategyResources, build_stra
 from serving.runtime.types import Draft, Verdict
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
-from tests.support.models.resources import NEEDED, ORIGIN, counting_pair, random_head, table_pair, table_resources
+from tests.support.models.resources import (
+    NEEDED,
+    ORIGIN,
+    counting_pair,
+    random_head,
+    table_pair,
+    table_resources,
+)
 
-LONG = [("svip", {"max_draft": 3}), ("draft_verify", {"threshold": 0.6, "max_draft": 3}), ("adaedl", {"threshold": 0.64, "max_draft": 3}),
-        ("specdec_pp", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6, "heuristic": True})]
+LONG = [
+    ("svip", {"max_draft": 3}),
+    ("draft_verify", {"threshold": 0.6, "max_draft": 3}),
+    ("adaedl", {"threshold": 0.64, "max_draft": 3}),
+    ("specdec_pp", {"threshold": 0.6}),
+    ("hf_dynamic", {"threshold": 0.6}),
+    ("hf_dynamic", {"threshold": 0.6, "heuristic": True}),
+]
 
 
 @pytest.mark.parametrize("seed", [1, 5])
@@ -31,7 +49,12 @@ LONG = [("svip", {"max_draft": 3}), ("draft_verify", {"threshold": 0.6, "max_dra
 def test_five_tokens_follow_the_target(name, parameters, seed):
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=5, temperature=1.0)
     lengths: list[int] = []
-    law = joint_law(lambda: watched(build_strategy(name, parameters, table_resources(2)), lengths), models, [1], sampling)
+    law = joint_law(
+        lambda: watched(build_strategy(name, parameters, table_resources(2)), lengths),
+        models,
+        [1],
+        sampling,
+    )
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
     assert len(set(lengths)) > 2, "drafts of several lengths, or the test proves little"
 
@@ -55,14 +78,18 @@ def watched(strategy, lengths):
 
 
 class Dropping(DraftModel):
-    """The naive mistake: the token that triggers the stop, and what is behind it, is taken out of the draft."""
+    """The naive mistake: the token that triggers the stop, and what is behind it, is taken out of
+    the draft."""
 
     def propose(self, session, limit, pending=None):
         draft = yield from super().propose(session, limit, pending)
         drop = 0
         if isinstance(self.stop, UnlikelyToken) and draft.tokens:
             drop = int(draft.rows[-1].raw_prob(0, draft.tokens[-1]) < self.stop.threshold)
-        if isinstance(self.stop, PredictedRejection) and 1 - self.stop._all_accepted > self.stop.threshold:
+        if (
+            isinstance(self.stop, PredictedRejection)
+            and 1 - self.stop._all_accepted > self.stop.threshold
+        ):
             drop = 2
         kept = draft[: len(draft) - drop]
         session.draft.rollback(len(session.text.ids) + len(kept))
@@ -70,14 +97,23 @@ class Dropping(DraftModel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("draft_verify", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6}), ("specdec_pp", {"threshold": 0.5, "min_draft": 1})])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("draft_verify", {"threshold": 0.6}),
+        ("hf_dynamic", {"threshold": 0.6}),
+        ("specdec_pp", {"threshold": 0.5, "min_draft": 1}),
+    ],
+)
 def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
-    """For svip and adaedl there is nothing to catch: their rules never look at a token, only at its distribution."""
+    """For svip and adaedl there is nothing to catch: their rules never look at a token, only at its
+    distribution."""
     models, sampling = table_pair(vocab=2, seed=1), Sampling(max_tokens=5, temperature=1.0)
 
     def far_off():
-        law = joint_law(lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling)
+        law = joint_law(
+            lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling
+        )
         return distance(law, true_law(models["target"], [1], sampling))
 
     assert far_off() < 1e-6
@@ -86,16 +122,25 @@ def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
 
 
 def flat_pair(vocab: int = 8) -> dict:
-    """A draft that knows nothing: its distribution is uniform, but for a trace of preference for token 3."""
+    """A draft that knows nothing: its distribution is uniform, but for a trace of preference for
+    token 3."""
     draft = torch.zeros(vocab, vocab)
     draft[:, 3] = 1e-3
     return {"target": TableModel(counting_pair(vocab)["target"].table), "draft": TableModel(draft)}
 
 
-@pytest.mark.parametrize(("name", "parameters", "drafted"), [
-    ("svip", {}, 1), ("draft_verify", {}, 1), ("hf_dynamic", {}, 1), ("adaedl", {"threshold": 0.5, "max_draft": 4}, 0)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "drafted"),
+    [
+        ("svip", {}, 1),
+        ("draft_verify", {}, 1),
+        ("hf_dynamic", {}, 1),
+        ("adaedl", {"threshold": 0.5, "max_draft": 4}, 0),
+    ],
+)
 def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, drafted):
-    """Behind a uniform distribution every rule stops at once: behind the token, or before it is drawn."""
+    """Behind a uniform distribution every rule stops at once: behind the token, or before it is
+    drawn."""
     lengths: list[int] = []
     strategy = watched(build_strategy(name, parameters, table_resources(8)), lengths)
     job = Engine(flat_pair()).generate([0], Sampling(max_tokens=8), strategy)
@@ -105,8 +150,15 @@ def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, draft
     assert job.session.stats.drafted == drafted * budget
 
 
-@pytest.mark.parametrize(("name", "parameters", "cap"), [
-    ("svip", {}, 40), ("draft_verify", {}, 8), ("adaedl", {"threshold": 0.5, "max_draft": 6}, 6), ("hf_dynamic", {}, 20)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "cap"),
+    [
+        ("svip", {}, 40),
+        ("draft_verify", {}, 8),
+        ("adaedl", {"threshold": 0.5, "max_draft": 6}, 6),
+        ("hf_dynamic", {}, 20),
+    ],
+)
 def test_a_certain_draft_runs_to_the_cap(name, parameters, cap):
     lengths: list[int] = []
     strategy = watched(build_strategy(name, parameters, table_resources(8)), lengths)
@@ -117,7 +169,11 @@ def test_a_certain_draft_runs_to_the_cap(name, parameters, cap):
 def test_raw_figures_do_not_depend_on_the_temperature():
     logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
     hot = LogitRows(logits, Sampling(temperature=1.0))
-    for warpers in ({"temperature": 0.0}, {"temperature": 0.3, "top_k": 2}, {"temperature": 1.7, "top_p": 0.5}):
+    for warpers in (
+        {"temperature": 0.0},
+        {"temperature": 0.3, "top_k": 2},
+        {"temperature": 1.7, "top_p": 0.5},
+    ):
         rows = LogitRows(logits, Sampling(**warpers))
         for i in range(3):
             assert rows.confidence(i) == hot.confidence(i) < 0.9
@@ -125,10 +181,18 @@ def test_raw_figures_do_not_depend_on_the_temperature():
             assert [rows.raw_prob(i, t) for t in range(12)] == hot.raw(i).tolist()
 
 
-@pytest.mark.parametrize(("name", "parameters", "longest"), [
-    ("svip", {}, 40), ("draft_verify", {}, 8), ("adaedl", {"threshold": 0.5, "max_draft": 8}, 8), ("hf_dynamic", {}, 20)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "longest"),
+    [
+        ("svip", {}, 40),
+        ("draft_verify", {}, 8),
+        ("adaedl", {"threshold": 0.5, "max_draft": 8}, 8),
+        ("hf_dynamic", {}, 20),
+    ],
+)
 def test_greedy_drafts_stay_below_the_cap(name, parameters, longest):
-    """A warped row is one-hot at temperature 0: a rule that read it would draft to its cap every time."""
+    """A warped row is one-hot at temperature 0: a rule that read it would draft to its cap every
+    time."""
     job = Engine(table_pair(vocab=8, noise=0.2)).generate(
         [1], Sampling(max_tokens=120), build_strategy(name, parameters, table_resources(8))
     )
@@ -161,17 +225,35 @@ def test_the_formulas_by_hand():
 
 def constant_head(acceptance: float, width: int = 64) -> AcceptanceHead:
     logit = math.log(acceptance / (1 - acceptance))
-    return AcceptanceHead(torch.zeros(width), torch.ones(width), [], torch.zeros(width), logit, ORIGIN)
+    return AcceptanceHead(
+        torch.zeros(width), torch.ones(width), [], torch.zeros(width), logit, ORIGIN
+    )
 
 
-@pytest.mark.parametrize(("acceptance", "parameters", "length"), [
-    (0.8, {}, 3),  # 1 − .8 = .2 behind the first token, 1 − .64 = .36 > .3 behind the second, and the third is drawn by then
-    (0.69, {}, 2), (0.1, {}, 2), (0.1, {"min_draft": 5}, 5), (0.1, {"min_draft": 1}, 2), (0.99, {}, 20), (0.8, {"threshold": 0.5}, 5)])
+@pytest.mark.parametrize(
+    ("acceptance", "parameters", "length"),
+    [
+        # 1 − .8 = .2 behind the first token, 1 − .64 = .36 > .3 behind the second, and the third is
+        # drawn by then
+        (0.8, {}, 3),
+        (0.69, {}, 2),
+        (0.1, {}, 2),
+        (0.1, {"min_draft": 5}, 5),
+        (0.1, {"min_draft": 1}, 2),
+        (0.99, {}, 20),
+        (0.8, {"threshold": 0.5}, 5),
+    ],
+)
 def test_lengths_that_a_constant_prediction_gives(acceptance, parameters, length):
-    """The first prediction comes with the second token: the state that has read token 1 also gives token 2."""
+    """The first prediction comes with the second token: the state that has read token 1 also gives
+    token 2."""
     lengths: list[int] = []
     resources = table_resources(64, acceptance_head=constant_head(acceptance))
-    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=50), watched(build_strategy("specdec_pp", parameters, resources), lengths))
+    Engine(counting_pair(64)).generate(
+        [0],
+        Sampling(max_tokens=50),
+        watched(build_strategy("specdec_pp", parameters, resources), lengths),
+    )
     assert lengths[0] == max(lengths) == length
 
 
@@ -180,13 +262,16 @@ def test_the_head_reads_the_state_behind_each_drafted_token_once():
 
     class Spy(AcceptanceHead):
         def acceptance(self, state):
-            seen.append(int(state.argmax()))  # a table's state is its logits: the token that comes next
+            # a table's state is its logits: the token that comes next
+            seen.append(int(state.argmax()))
             return 0.99
 
     width = 64
     spy = Spy(torch.zeros(width), torch.ones(width), [], torch.zeros(width), 0.0, ORIGIN)
     Engine(counting_pair(width)).generate(
-        [0], Sampling(max_tokens=6), build_strategy("specdec_pp", {}, table_resources(64, acceptance_head=spy))
+        [0],
+        Sampling(max_tokens=6),
+        build_strategy("specdec_pp", {}, table_resources(64, acceptance_head=spy)),
     )
     # Text 1; draft 2, 3, 4, 5: the states that have read 2, 3 and 4 put 3, 4 and 5.
     assert seen == [3, 4, 5]
@@ -195,10 +280,14 @@ def test_the_head_reads_the_state_behind_each_drafted_token_once():
 def test_a_head_for_other_states_is_refused_in_a_line():
     resources = table_resources(8, acceptance_head=random_head(5))
     with raises_code("state_size_differs", "5 numbers", "8") as error:
-        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, resources))
+        Engine(table_pair(vocab=8)).generate(
+            [1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, resources)
+        )
     assert "\n" not in str(error.value)
     with raises_code("artifact_missing", "draftwell train --kind acceptance_head"):
-        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, StrategyResources()))
+        Engine(table_pair(vocab=8)).generate(
+            [1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, StrategyResources())
+        )
 
 
 def round_of(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
@@ -212,11 +301,14 @@ def test_the_adaptive_threshold_by_hand():
         threshold.learn(*round_of(drafted, accepted))
         trace.append((round(threshold.rate, 5), round(threshold.value, 6)))
     assert trace == [
-        (0.5, 0.801), (0.75, 0.802), (0.875, 0.803),  # below .9: th + .01, a tenth of it at once
+        (0.5, 0.801),
+        (0.75, 0.802),
+        (0.875, 0.803),  # below .9: th + .01, a tenth of it at once
         (0.9375, 0.803),  # as long as it may be: stays
         (0.96875, 0.802),  # shorter: th − .01
         (0.96875, 0.802),  # nothing drafted, nothing learnt
-        (0.60938, 0.803)]
+        (0.60938, 0.803),
+    ]
     high, low = AdaptiveThreshold(1.0, cap=8), AdaptiveThreshold(0.0, cap=8)
     high.learn(*round_of(4, 0))
     low.resume({"value": 0.0, "rate": 1.0})
@@ -248,16 +340,24 @@ def values_learnt(monkeypatch, cls) -> list[float]:
     return values
 
 
-STATEFUL = [("draft_verify", {}, AdaptiveThreshold), ("adaedl", {"threshold": 0.4, "max_draft": 8}, AdaptiveThreshold),
-            ("hf_dynamic", {"heuristic": True}, HeuristicLength)]
+STATEFUL = [
+    ("draft_verify", {}, AdaptiveThreshold),
+    ("adaedl", {"threshold": 0.4, "max_draft": 8}, AdaptiveThreshold),
+    ("hf_dynamic", {"heuristic": True}, HeuristicLength),
+]
 
 
 @pytest.mark.parametrize(("name", "parameters", "rule"), STATEFUL, ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, deterministic):
-    """draft_verify with every request; the others are shared, but for deterministic mode (docs/methods.md, "State")."""
+    """draft_verify with every request; the others are shared, but for deterministic mode
+    (docs/methods.md, "State")."""
     values = values_learnt(monkeypatch, rule)
-    strategy = build_strategy(name, parameters, StrategyResources(table_resources(8).artifacts, deterministic=deterministic))
+    strategy = build_strategy(
+        name,
+        parameters,
+        StrategyResources(table_resources(8).artifacts, deterministic=deterministic),
+    )
     runs = []
     for _ in range(2):
         values.clear()
@@ -267,15 +367,26 @@ def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, de
     assert (runs[0] == runs[1]) == (deterministic or name == "draft_verify")
 
 
-@pytest.mark.parametrize(("name", "parameters", "rule"), [
-    ("draft_verify", {"threshold": 0.0}, AdaptiveThreshold), ("adaedl", {"threshold": 0.0, "max_draft": 8}, AdaptiveThreshold),
-    ("hf_dynamic", {"threshold": 0.0, "heuristic": True}, HeuristicLength)], ids=str)
-@pytest.mark.parametrize(("limit", "learns"), [(0, False), (1, False), (3, False), (UNLIMITED, True)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "rule"),
+    [
+        ("draft_verify", {"threshold": 0.0}, AdaptiveThreshold),
+        ("adaedl", {"threshold": 0.0, "max_draft": 8}, AdaptiveThreshold),
+        ("hf_dynamic", {"threshold": 0.0, "heuristic": True}, HeuristicLength),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("limit", "learns"), [(0, False), (1, False), (3, False), (UNLIMITED, True)]
+)
 def test_drafts_that_a_limit_cut_teach_nothing(monkeypatch, name, parameters, rule, limit, learns):
-    """The policy would have gone on: the length is the limit's, and so is the share that was kept."""
+    """The policy would have gone on: the length is the limit's, and so is the share that was
+    kept."""
     values = values_learnt(monkeypatch, rule)
     engine = Engine(table_pair(vocab=8, noise=0.2))
-    job = engine.submit([1], Sampling(max_tokens=40), build_strategy(name, parameters, table_resources(8)), limit)
+    job = engine.submit(
+        [1], Sampling(max_tokens=40), build_strategy(name, parameters, table_resources(8)), limit
+    )
     engine.run([job])
     assert (len(set(values)) > 1) == learns
 
@@ -283,31 +394,53 @@ def test_drafts_that_a_limit_cut_teach_nothing(monkeypatch, name, parameters, ru
 def test_a_draft_that_its_policy_ended_below_the_limit_is_learnt_from(monkeypatch):
     values = values_learnt(monkeypatch, AdaptiveThreshold)
     engine = Engine(table_pair(vocab=8, noise=0.2))
-    engine.run([engine.submit([1], Sampling(max_tokens=40), build_strategy("draft_verify", {"max_draft": 2}, table_resources(8)), 3)])
+    engine.run(
+        [
+            engine.submit(
+                [1],
+                Sampling(max_tokens=40),
+                build_strategy("draft_verify", {"max_draft": 2}, table_resources(8)),
+                3,
+            )
+        ]
+    )
     assert len(set(values)) > 1
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_shared_threshold_ends_drafting_where_every_draft_is_wrong(deterministic):
-    """adaedl's limit as docs/methods.md has it: it rises with every rejection, and where nothing is drafted nothing lowers it again."""
+    """adaedl's limit as docs/methods.md has it: it rises with every rejection, and where nothing is
+    drafted nothing lowers it again."""
     target = TableModel.random(8, 0)
-    wrong = torch.zeros_like(target.table).scatter(-1, target.table.argmin(-1, keepdim=True), 3.0)  # as sure everywhere
+    # as sure everywhere
+    wrong = torch.zeros_like(target.table).scatter(-1, target.table.argmin(-1, keepdim=True), 3.0)
     probs = torch.softmax(torch.tensor([3.0] + [0.0] * 7), 0)
     bound = 1 - math.sqrt(0.2 * -float((probs * probs.log()).sum()))
-    strategy = build_strategy("adaedl", {"threshold": bound - 0.0995, "max_draft": 4}, StrategyResources(deterministic=deterministic))
+    strategy = build_strategy(
+        "adaedl",
+        {"threshold": bound - 0.0995, "max_draft": 4},
+        StrategyResources(deterministic=deterministic),
+    )
     drafted, values = [], []
     for i in range(4):
-        stats = Engine({"target": target, "draft": TableModel(wrong)}).generate([i], Sampling(max_tokens=60), strategy).session.stats
+        stats = (
+            Engine({"target": target, "draft": TableModel(wrong)})
+            .generate([i], Sampling(max_tokens=60), strategy)
+            .session.stats
+        )
         assert stats.accepted == 0
         drafted.append(stats.drafted > 0)
         values.append(strategy.shared.value)
     assert drafted == ([True] * 4 if deterministic else [True, True, False, False])
     if not deterministic:
-        assert bound < values[1] == values[2] == values[3] < bound + 0.002, "it stands where it ended drafting"
+        assert bound < values[1] == values[2] == values[3] < bound + 0.002, (
+            "it stands where it ended drafting"
+        )
 
 
 def test_the_threshold_that_was_learnt_is_the_one_used(monkeypatch):
-    """A certain pair: every round of 8 is kept whole, so the rate climbs to .9 and the threshold stays from there on."""
+    """A certain pair: every round of 8 is kept whole, so the rate climbs to .9 and the threshold
+    stays from there on."""
     values = values_learnt(monkeypatch, AdaptiveThreshold)
     used: list[float] = []
     stop_after = UnlikelyToken.stop_after
@@ -317,20 +450,30 @@ def test_the_threshold_that_was_learnt_is_the_one_used(monkeypatch):
         return stop_after(self, row, token)
 
     monkeypatch.setattr(UnlikelyToken, "stop_after", spy)
-    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=1 + 5 * 9), build_strategy("draft_verify", {}, table_resources(64)))
+    Engine(counting_pair(64)).generate(
+        [0], Sampling(max_tokens=1 + 5 * 9), build_strategy("draft_verify", {}, table_resources(64))
+    )
     assert values == [0.801, 0.802, 0.803, 0.803, 0.803]
     assert used == [t for t in (0.8, 0.801, 0.802, 0.803, 0.803) for _ in range(8)]
 
 
 @pytest.mark.parametrize(("temperature", "first"), [(0.0, 0.8), (1.0, 0.5)])
 def test_the_first_threshold_depends_on_the_sampling(temperature, first):
-    assert build_strategy("draft_verify").first_threshold(Sampling(temperature=temperature)) == first
-    assert build_strategy("draft_verify", {"threshold": 0.1}).first_threshold(Sampling(temperature=temperature)) == 0.1
+    assert (
+        build_strategy("draft_verify").first_threshold(Sampling(temperature=temperature)) == first
+    )
+    assert (
+        build_strategy("draft_verify", {"threshold": 0.1}).first_threshold(
+            Sampling(temperature=temperature)
+        )
+        == 0.1
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters", "rule"), STATEFUL, ids=str)
 def test_learning_happens_between_verifications_only(monkeypatch, name, parameters, rule):
-    """Two requests at once on shared state: each learns behind its own verification and before its own next draft."""
+    """Two requests at once on shared state: each learns behind its own verification and before its
+    own next draft."""
     events: dict[int, list[str]] = {}
     current: list[int] = []
     strategy = build_strategy(name, parameters, StrategyResources(table_resources(8).artifacts))
@@ -363,19 +506,34 @@ def test_learning_happens_between_verifications_only(monkeypatch, name, paramete
 
 
 def test_settings_without_a_default_are_asked_for_in_a_line():
-    for given, missing in (({}, "threshold and max_draft"), ({"max_draft": 4}, "threshold"), ({"threshold": 0.4}, "max_draft")):
-        with raises_code("parameter_missing", f"adaedl has no default for {missing}:", "--set") as error:
+    for given, missing in (
+        ({}, "threshold and max_draft"),
+        ({"max_draft": 4}, "threshold"),
+        ({"threshold": 0.4}, "max_draft"),
+    ):
+        with raises_code(
+            "parameter_missing", f"adaedl has no default for {missing}:", "--set"
+        ) as error:
             build_strategy("adaedl", given)
         assert "\n" not in str(error.value)
     with raises_code("unknown_parameter", "'treshold'"):  # a misspelt name explains the missing one
         build_strategy("adaedl", {"treshold": 0.4, "max_draft": 4})
     described = describe(STRATEGIES["adaedl"])["parameters"]
-    assert {name: p["required"] for name, p in described.items()} == {"threshold": True, "max_draft": True, "entropy_scale": False}
+    assert {name: p["required"] for name, p in described.items()} == {
+        "threshold": True,
+        "max_draft": True,
+        "entropy_scale": False,
+    }
 
 
 def test_every_setting_without_a_default_is_known_to_the_tests():
-    needed = {name: {p for p, info in describe(cls)["parameters"].items() if info["required"]} for name, cls in STRATEGIES.items()}
-    assert {name: set(settings) for name, settings in NEEDED.items()} == {name: found for name, found in needed.items() if found}
+    needed = {
+        name: {p for p, info in describe(cls)["parameters"].items() if info["required"]}
+        for name, cls in STRATEGIES.items()
+    }
+    assert {name: set(settings) for name, settings in NEEDED.items()} == {
+        name: found for name, found in needed.items() if found
+    }
 
 
 def test_lengths_in_the_wrong_order_are_refused():

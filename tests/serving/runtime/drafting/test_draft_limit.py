@@ -1,4 +1,5 @@
-"""A limit on drafts that changes while a request runs: every strategy obeys, none loses exactness, and plain decoding needs no draft."""
+"""A limit on drafts that changes while a request runs: every strategy obeys, none loses exactness,
+and plain decoding needs no draft."""
 
 from __future__ import annotations
 
@@ -24,28 +25,42 @@ def usual(name: str) -> Strategy:
 
 
 def limit_by(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]) -> None:
-    """Another limit behind every forward, of whichever model and in the midst of drafts: wilder than any load."""
+    """Another limit behind every forward, of whichever model and in the midst of drafts: wilder
+    than any load."""
 
     def limit(session: Session) -> int:
         stats = session.stats
         return limits[(stats.target_calls + stats.prefill_calls + stats.draft_calls) % len(limits)]
 
-    monkeypatch.setattr(Session, "draft_limit", property(limit, lambda session, value: None), raising=False)
+    monkeypatch.setattr(
+        Session, "draft_limit", property(limit, lambda session, value: None), raising=False
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters", "limits"), in_turn(VARIANTS, LIMITS), ids=str)
-def test_the_joint_law_is_the_targets_however_the_limit_changes(monkeypatch, name, parameters, limits):
+def test_the_joint_law_is_the_targets_however_the_limit_changes(
+    monkeypatch, name, parameters, limits
+):
     limit_by(monkeypatch, limits)
-    models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2}))
-    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
+    models, sampling = (
+        table_pair(),
+        Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2})),
+    )
+    law = joint_law(
+        lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling
+    )
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize("name", [name for name in DRAFTING if STRATEGIES[name].lossless])
 def test_greedy_text_is_the_targets_while_the_limit_moves_between_steps(name):
-    alone = Engine(table_pair(vocab=8)).generate([1, 2], Sampling(max_tokens=40), build_strategy("autoregressive"))
+    alone = Engine(table_pair(vocab=8)).generate(
+        [1, 2], Sampling(max_tokens=40), build_strategy("autoregressive")
+    )
     engine, limits = Engine(table_pair(vocab=8)), cycle([0, 2, 5, 1, 0, 0, UNLIMITED])
-    jobs = [engine.submit([1, 2], Sampling(max_tokens=40), usual(name), next(limits)) for _ in range(3)]
+    jobs = [
+        engine.submit([1, 2], Sampling(max_tokens=40), usual(name), next(limits)) for _ in range(3)
+    ]
     while engine.jobs:
         for job in jobs:
             job.session.draft_limit = next(limits)
@@ -56,9 +71,12 @@ def test_greedy_text_is_the_targets_while_the_limit_moves_between_steps(name):
 
 @pytest.mark.parametrize("name", DRAFTING)
 def test_a_limit_of_none_is_plain_decoding(name):
-    """As many target calls as tokens, and not one forward of a draft: that is what makes it as fast."""
+    """As many target calls as tokens, and not one forward of a draft: that is what makes it as
+    fast."""
     engine = Engine(table_pair(vocab=8))
-    plain = engine.generate([1, 2], Sampling(max_tokens=20), build_strategy("autoregressive")).session.stats
+    plain = engine.generate(
+        [1, 2], Sampling(max_tokens=20), build_strategy("autoregressive")
+    ).session.stats
     job = engine.submit([1, 2], Sampling(max_tokens=20), usual(name), 0)
     engine.run([job])
     stats = job.session.stats
@@ -69,10 +87,14 @@ def test_a_limit_of_none_is_plain_decoding(name):
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("name", [name for name in DRAFTING if name != "sprinter"])
-def test_no_verification_is_of_more_draft_tokens_than_the_limit_and_the_one_behind_an_overlap(name, limit):
+def test_no_verification_is_of_more_draft_tokens_than_the_limit_and_the_one_behind_an_overlap(
+    name, limit
+):
     models = table_pair(vocab=8, noise=0.1)
     sizes, forward = [], models["target"].forward
-    models["target"].forward = lambda rows: (sizes.extend(row.keep for row in rows), forward(rows))[1]
+    models["target"].forward = lambda rows: (sizes.extend(row.keep for row in rows), forward(rows))[
+        1
+    ]
     engine = Engine(models, split=False)
     job = engine.submit([1, 2], Sampling(max_tokens=60), usual(name), limit)
     engine.run([job])
@@ -82,7 +104,8 @@ def test_no_verification_is_of_more_draft_tokens_than_the_limit_and_the_one_behi
 
 
 def test_without_a_server_nothing_is_limited():
-    job = Engine(table_pair(vocab=8, noise=0.0)).generate([1], Sampling(max_tokens=60), build_strategy(
-        "vanilla_sd", {"num_speculative_tokens": 32}))
+    job = Engine(table_pair(vocab=8, noise=0.0)).generate(
+        [1], Sampling(max_tokens=60), build_strategy("vanilla_sd", {"num_speculative_tokens": 32})
+    )
     assert job.session.draft_limit == UNLIMITED
     assert max(job.session.stats.judged_at) == 31

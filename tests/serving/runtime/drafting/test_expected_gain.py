@@ -11,7 +11,13 @@ import torch
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.datastore import Datastore
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.runtime.drafting.best_drafter import PROBE, READ_ALONG, BestDrafter, Candidate, Experience
+from serving.runtime.drafting.best_drafter import (
+    PROBE,
+    READ_ALONG,
+    BestDrafter,
+    Candidate,
+    Experience,
+)
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
@@ -33,7 +39,9 @@ def naive(verify, step, chances, free):
     return gains
 
 
-@pytest.mark.parametrize("chances", [[0.9] * 8, [0.5, 0.5, 0.1, 0.9], [0.1] * 4, [0.3, 0.99, 0.99, 0.99, 0.99]], ids=str)
+@pytest.mark.parametrize(
+    "chances", [[0.9] * 8, [0.5, 0.5, 0.1, 0.9], [0.1] * 4, [0.3, 0.99, 0.99, 0.99, 0.99]], ids=str
+)
 def test_lengths_by_definition(chances):
     costs = RoundCosts(STEPS, 0.1)
     free = naive(STEPS, 0.0, chances, 0)
@@ -41,7 +49,9 @@ def test_lengths_by_definition(chances):
     expected = (best + 1, pytest.approx(free[best], abs=1e-6)) if free[best] > 0 else (0, 0.0)
     assert costs.best_length(chances) == expected
     for computed in (0, 1):
-        assert costs.outlook(0, 1.0, chances, computed) == pytest.approx(max(naive(STEPS, 0.1, chances, computed)), abs=1e-6)
+        assert costs.outlook(0, 1.0, chances, computed) == pytest.approx(
+            max(naive(STEPS, 0.1, chances, computed)), abs=1e-6
+        )
 
 
 def test_measured_times_that_fall_are_not_believed():
@@ -60,7 +70,9 @@ def test_a_draft_ends_where_no_further_token_is_worth_it():
     table = AcceptanceTable([1000] * 20, [int(1000 * (0.02 + 0.05 * b)) for b in range(20)], ORIGIN)
     stop = WorthDrafting(RoundCosts(STEPS, 0.1), table, 0.5, 6)
     stop.start()
-    assert stop.stop_before(rows(0.51)), "a token of a low chance does not pay for a longer verification"
+    assert stop.stop_before(rows(0.51)), (
+        "a token of a low chance does not pay for a longer verification"
+    )
     stop.start()
     drafted = 0
     while not stop.stop_before(rows(0.999)) and not stop.stop_after(rows(0.999), 0):
@@ -71,7 +83,9 @@ def test_a_draft_ends_where_no_further_token_is_worth_it():
 @dataclass
 class Lane:
     length: int
-    model: TableModel = field(default_factory=lambda: TableModel(torch.zeros(2, 2), max_context=1000))
+    model: TableModel = field(
+        default_factory=lambda: TableModel(torch.zeros(2, 2), max_context=1000)
+    )
 
 
 class Spy:
@@ -98,8 +112,12 @@ def candidate(seen, step=0.1, asked=None):
 
 
 def play(models, rounds, accepted):
-    """Rounds on a text in which nothing repeats; `accepted(model)`: tokens that the target keeps of its draft."""
-    drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), models, 4), Spy([1])
+    """Rounds on a text in which nothing repeats; `accepted(model)`: tokens that the target keeps of
+    its draft."""
+    drafter, session = (
+        BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), models, 4),
+        Spy([1]),
+    )
     for token in range(2, 2 + rounds):
         session.text.ids.append(100 + token)
         draft = next_value(drafter.propose(session, 4))
@@ -117,7 +135,9 @@ def next_value(steps):
 def test_a_model_that_gains_nothing_is_tried_ever_less_often():
     asked, seen = [], Experience(gain=-0.5)
     play([candidate(seen, 0.3, asked)], 7 * PROBE, lambda model: 0)
-    assert asked == [2 + PROBE - 1, 2 + 3 * PROBE - 1, 2 + 7 * PROBE - 1], "after 12, 24 and 48 rounds; also over many short requests"
+    assert asked == [2 + PROBE - 1, 2 + 3 * PROBE - 1, 2 + 7 * PROBE - 1], (
+        "after 12, 24 and 48 rounds; also over many short requests"
+    )
     assert seen.gain < 0
     play([candidate(seen, 0.3, asked)], 8 * PROBE, lambda model: 1)
     assert seen.patience == PROBE
@@ -126,7 +146,9 @@ def test_a_model_that_gains_nothing_is_tried_ever_less_often():
 def test_a_model_that_a_text_has_outgrown_is_left_out():
     asked = []
     session = Spy(list(range(998)))
-    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [candidate(Experience(), 0.1, asked)], 4)
+    drafter = BestDrafter(
+        RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [candidate(Experience(), 0.1, asked)], 4
+    )
     next_value(drafter.propose(session, 2))
     assert len(asked) == 1
     session.text.ids.append(998)
@@ -136,7 +158,12 @@ def test_a_model_that_a_text_has_outgrown_is_left_out():
 
 def test_what_is_looked_up_and_not_proposed_is_not_counted_as_drafted():
     session = Spy([1, 2, 3, 4, 5, 6, 1, 2, 3])
-    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [600] * 20, ORIGIN), [candidate(Experience(gain=3.0))], 4)
+    drafter = BestDrafter(
+        RoundCosts(STEPS, 0.0),
+        AcceptanceTable([1000] * 20, [600] * 20, ORIGIN),
+        [candidate(Experience(gain=3.0))],
+        4,
+    )
     next_value(drafter.propose(session, 4))
     assert drafter.chosen is not None
     assert session.stats.drafted == 0
@@ -152,10 +179,17 @@ def test_of_two_models_the_one_that_gains_more_drafts_most():
 
 
 def test_a_datastore_that_errs_does_not_spoil_the_look_up_in_the_text():
-    """Its continuations are counted apart: they are no longer proposed, those of the request's own text are."""
+    """Its continuations are counted apart: they are no longer proposed, those of the request's own
+    text are."""
     stored = Datastore.from_texts([[7, 8, 9, 20 + i, 7, 8, 9, 20 + i] for i in range(3)], ORIGIN)
-    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), [], 4, stored,
-                          AcceptanceTable([10] * 20, [9] * 20, ORIGIN))
+    drafter = BestDrafter(
+        RoundCosts(STEPS, 0.0),
+        AcceptanceTable([1000] * 20, [950] * 20, ORIGIN),
+        [],
+        4,
+        stored,
+        AcceptanceTable([10] * 20, [9] * 20, ORIGIN),
+    )
     for _ in range(300):
         draft = next_value(drafter.propose(Spy([1, 2, 7, 8, 9]), 4))
         drafter.learn(draft, Verdict(0, 5, min(1, len(draft))))
@@ -165,7 +199,12 @@ def test_a_datastore_that_errs_does_not_spoil_the_look_up_in_the_text():
 
 
 def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
-    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), [candidate(Experience(gain=0.2))], 4)
+    drafter = BestDrafter(
+        RoundCosts(STEPS, 0.0),
+        AcceptanceTable([1000] * 20, [950] * 20, ORIGIN),
+        [candidate(Experience(gain=0.2))],
+        4,
+    )
     draft = next_value(drafter.propose(Spy([1, 2, 3, 4, 5, 6, 1, 2, 3]), 4))
     assert drafter.chosen is None
     assert draft.tokens == [4, 5, 6, 1][: len(draft)]
@@ -176,7 +215,10 @@ def test_a_model_does_not_read_a_prompt_that_it_cannot_make_good():
     asked = []
     one = candidate(Experience(gain=0.2), 0.1, asked)
     one.costs.reading = 0.1
-    drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4), Spy(list(range(400)))
+    drafter, session = (
+        BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4),
+        Spy(list(range(400))),
+    )
     session.lanes["draft"].length = 0
     next_value(drafter.propose(session, 4))
     assert not asked, "40 passes to read, and 100 tokens to gain a fifth of a pass at each"
@@ -186,7 +228,8 @@ def test_a_model_does_not_read_a_prompt_that_it_cannot_make_good():
 
 
 def test_with_prohibitive_costs_it_is_plain_decoding():
-    """Verification in proportion to its tokens, and a step as dear as a pass: nothing is worth it, and nothing is drafted."""
+    """Verification in proportion to its tokens, and a step as dear as a pass: nothing is worth it,
+    and nothing is drafted."""
     profile = HardwareProfile(1.0, {1: 1.0, 32: 64.0}, 0.0, ORIGIN, t_head=1.0)
     resources = StrategyResources({"hardware_profile": profile}, deterministic=True)
     models = table_pair(vocab=5)
@@ -194,58 +237,103 @@ def test_with_prohibitive_costs_it_is_plain_decoding():
     job = Engine(models).generate([0, 1, 0], Sampling(max_tokens=40), strategy)
     assert job.session.stats.drafted == 0
     assert job.session.stats.draft_calls == 0
-    assert job.output == Engine(models).generate([0, 1, 0], Sampling(max_tokens=40), build_strategy("autoregressive")).output
+    assert (
+        job.output
+        == Engine(models)
+        .generate([0, 1, 0], Sampling(max_tokens=40), build_strategy("autoregressive"))
+        .output
+    )
 
 
 @pytest.mark.parametrize("drafter", ["head", "draft"])
 def test_a_model_that_is_always_right_is_used(drafter):
     models = counting_pair()
     models["head"] = models["draft"]
-    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)})
-    job = Engine(models).generate([0], Sampling(max_tokens=60), build_strategy("hybrid", {"drafter": drafter}, resources))
+    resources = StrategyResources(
+        {
+            "hardware_profile": HardwareProfile(
+                0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1
+            )
+        }
+    )
+    job = Engine(models).generate(
+        [0], Sampling(max_tokens=60), build_strategy("hybrid", {"drafter": drafter}, resources)
+    )
     assert job.session.stats.accepted > 40
     assert job.session.stats.target_calls < 25
 
 
-@pytest.mark.parametrize(("deterministic", "asked", "learns"), [
-    (False, {}, True), (True, {}, False), (False, {"repeatable": True}, True),
-    (False, {"temperature": 1.0}, True), (False, {"temperature": 1.0, "repeatable": True}, False)], ids=str)
-def test_requests_learn_from_each_other_unless_each_decides_for_itself(deterministic, asked, learns):
-    """A sampled request with a seed neither leaves anything behind nor depends on what others left; greedy text is always the same."""
-    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)},
-                                  deterministic=deterministic)
+@pytest.mark.parametrize(
+    ("deterministic", "asked", "learns"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"repeatable": True}, True),
+        (False, {"temperature": 1.0}, True),
+        (False, {"temperature": 1.0, "repeatable": True}, False),
+    ],
+    ids=str,
+)
+def test_requests_learn_from_each_other_unless_each_decides_for_itself(
+    deterministic, asked, learns
+):
+    """A sampled request with a seed neither leaves anything behind nor depends on what others left;
+    greedy text is always the same."""
+    resources = StrategyResources(
+        {
+            "hardware_profile": HardwareProfile(
+                0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1
+            )
+        },
+        deterministic=deterministic,
+    )
     strategy = build_strategy("hybrid", {"drafter": "none"}, resources)
     Engine(counting_pair()).generate([0], Sampling(max_tokens=60, **asked), strategy)
     assert (sum(sum(seen.lookup.total) for seen in strategy.seen.values()) > 0) is learns
 
 
 def test_a_seeded_sampled_answer_does_not_depend_on_earlier_requests():
-    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN)})
+    resources = StrategyResources(
+        {"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN)}
+    )
     strategy = build_strategy("hybrid", {}, resources)
     models = table_pair(vocab=5)
     seeded = Sampling(max_tokens=40, temperature=1.0, seed=3, repeatable=True)
     alone = Engine(models).generate([0, 1, 0], seeded, strategy)
     for seed in range(4):
-        Engine(models).generate([0, 1, 0], Sampling(max_tokens=60, temperature=1.0, seed=seed), strategy)
+        Engine(models).generate(
+            [0, 1, 0], Sampling(max_tokens=60, temperature=1.0, seed=seed), strategy
+        )
     after = Engine(models).generate([0, 1, 0], seeded, strategy)
-    assert (after.output, after.session.stats.drafted) == (alone.output, alone.session.stats.drafted)
+    assert (after.output, after.session.stats.drafted) == (
+        alone.output,
+        alone.session.stats.drafted,
+    )
 
 
 def test_time_outside_forward_passes_is_counted():
     rest = RoundOverheads(round=0.1, token=0.05, figure=0.02)
-    details = RequestTimes(t_draft={1: 0.1}, prefill={"draft": {64: 6.4}}, per_context_token={}, context=1, rest=rest)
-    costs = RoundCosts.of(HardwareProfile(0.1, {1: 0.9, 3: 1.1}, 0.1, ORIGIN, details=details), 0.08, 2, "draft")
+    details = RequestTimes(
+        t_draft={1: 0.1}, prefill={"draft": {64: 6.4}}, per_context_token={}, context=1, rest=rest
+    )
+    costs = RoundCosts.of(
+        HardwareProfile(0.1, {1: 0.9, 3: 1.1}, 0.1, ORIGIN, details=details), 0.08, 2, "draft"
+    )
     assert costs.verify == pytest.approx([1.0, 1.0, 1.15, 1.3])
     assert costs.step == pytest.approx(0.1)
     assert costs.reading == pytest.approx(0.1)
 
 
 def test_a_model_that_lost_is_tried_again_where_trying_costs_little():
-    """Though it has to read a prompt: reading costs 3 passes, so it is due once rounds have taken 150."""
+    """Though it has to read a prompt: reading costs 3 passes, so it is due once rounds have taken
+    150."""
     asked, seen = [], Experience(gain=-0.5)
     one = candidate(seen, 0.3, asked)
     one.costs.reading = 0.1
-    drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4), Spy(list(range(30 + READ_ALONG)))
+    drafter, session = (
+        BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4),
+        Spy(list(range(30 + READ_ALONG))),
+    )
     session.lanes["draft"].length = 0
     for count in range(1, 151):
         assert not asked, f"after {count} rounds"
@@ -256,7 +344,10 @@ def test_a_model_that_lost_is_tried_again_where_trying_costs_little():
 def test_a_model_that_others_beat_is_tried_ever_less_often():
     """Its rounds gain something, and less than those of the best."""
     worse, better = [], []
-    models = [candidate(Experience(gain=0.3), 0.1, worse), candidate(Experience(gain=2.0), 0.1, better)]
+    models = [
+        candidate(Experience(gain=0.3), 0.1, worse),
+        candidate(Experience(gain=2.0), 0.1, better),
+    ]
     play(models, 7 * PROBE, lambda model: 1 if model is models[0] else 3)
     assert len(worse) == 3, "after 12, 24 and 48 rounds"
 
@@ -264,7 +355,10 @@ def test_a_model_that_others_beat_is_tried_ever_less_often():
 def test_of_two_models_the_text_is_read_by_the_one_that_makes_it_good():
     """The second gains a little more each round, and would have to read the prompt first."""
     read, unread = [], []
-    models = [candidate(Experience(gain=1.0), 0.1, read), candidate(Experience(gain=1.1), 0.1, unread)]
+    models = [
+        candidate(Experience(gain=1.0), 0.1, read),
+        candidate(Experience(gain=1.1), 0.1, unread),
+    ]
     models[1].costs.reading, models[1].role = 0.1, "head"
     session = Spy(list(range(200)))
     session.lanes["head"] = Lane(0)

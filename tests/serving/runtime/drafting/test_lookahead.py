@@ -1,4 +1,5 @@
-"""Lookahead decoding: what its window holds, when it is read along, and mistakes that would bias the text."""
+"""Lookahead decoding: what its window holds, when it is read along, and mistakes that would bias
+the text."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.support.models.resources import counting_pair, table_pair, table_reso
 
 
 class Checked(Lookahead):
-    """Compares what the window learns with the module's own argmax after every trajectory, without slots."""
+    """Compares what the window learns with the module's own argmax after every trajectory, without
+    slots."""
 
     def __init__(self, module, window, size):
         super().__init__(window, size, 3)
@@ -33,7 +35,8 @@ class Checked(Lookahead):
         return (yield from super().propose(session, limit))
 
     def follow(self, tree, path, rows):
-        leaves = self._places[-1][self.size == 2 :] if self._places else []  # of a single level its first is text by now
+        # of a single level its first is text by now
+        leaves = self._places[-1][self.size == 2 :] if self._places else []
         super().follow(tree, path, rows)
         for place, token in zip(leaves, self._levels[-1] if leaves else [], strict=True):
             context = self.text + [tree.tokens[i] for i in tree.path(place)]
@@ -51,18 +54,25 @@ def test_the_window_moves_by_what_the_target_says_after_each_trajectory(window, 
         return serial_trees(session, drafters[-1], ExactTree(), follow=drafters[-1].follow)
 
     model = LeanLlama(llama(), slots=1)
-    job = Engine({"target": model}).generate(random_tokens(9), Sampling(max_tokens=24), compose(steps, roles=("target",)))
-    plain = Engine({"target": model}).generate(random_tokens(9), Sampling(max_tokens=24), build_strategy("autoregressive"))
+    job = Engine({"target": model}).generate(
+        random_tokens(9), Sampling(max_tokens=24), compose(steps, roles=("target",))
+    )
+    plain = Engine({"target": model}).generate(
+        random_tokens(9), Sampling(max_tokens=24), build_strategy("autoregressive")
+    )
     assert job.output == plain.output
     assert drafters[0].compared > 5 * window
     assert drafters[0].compared % window == 0
 
 
 def test_n_grams_that_no_text_held_are_guessed():
-    """A text that counts never repeats itself, so what is accepted was guessed by the window: it begins at 25, which the prompt holds."""
+    """A text that counts never repeats itself, so what is accepted was guessed by the window: it
+    begins at 25, which the prompt holds."""
     model = counting_pair(vocab=60)["target"]
     settings = {"window": 5, "ngram": 3, "pool_from_text": False}
-    job = Engine({"target": model}).generate([25, 0], Sampling(max_tokens=50), build_strategy("lookahead", settings))
+    job = Engine({"target": model}).generate(
+        [25, 0], Sampling(max_tokens=50), build_strategy("lookahead", settings)
+    )
     assert job.output == list(range(1, 51))
     stats = job.session.stats
     assert stats.accepted == stats.judged > 10
@@ -74,7 +84,9 @@ def test_a_tree_never_outgrows_the_targets_context(context):
     """The engine lets in what fits as text; alternatives and window need positions of their own."""
     model = TableModel(table_pair(vocab=4)["target"].table, max_context=context)
     asked = Sampling(max_tokens=24)
-    expected = Engine({"target": model}).generate([1, 2], asked, build_strategy("autoregressive")).output
+    expected = (
+        Engine({"target": model}).generate([1, 2], asked, build_strategy("autoregressive")).output
+    )
     job = Engine({"target": model}).generate([1, 2], asked, build_strategy("lookahead"))
     assert job.output == expected
     assert job.session.stats.accepted > 0
@@ -83,17 +95,28 @@ def test_a_tree_never_outgrows_the_targets_context(context):
 def test_a_request_with_penalties_proposes_chains_from_its_text():
     models = table_pair(vocab=4)
     seen, forward = [], models["target"].forward
-    models["target"].forward = lambda rows: (seen.extend(row.parents for row in rows), forward(rows))[1]
+    models["target"].forward = lambda rows: (
+        seen.extend(row.parents for row in rows),
+        forward(rows),
+    )[1]
     asked = Sampling(max_tokens=60, frequency_penalty=0.01)
     job = Engine(models).generate([1, 2], asked, build_strategy("lookahead"))
     assert set(seen) == {None}
     assert job.session.stats.accepted > 0
-    assert job.output == Engine(models).generate([1, 2], asked, build_strategy("autoregressive")).output
+    assert (
+        job.output
+        == Engine(models).generate([1, 2], asked, build_strategy("autoregressive")).output
+    )
 
 
 def test_what_is_read_along_is_nobodys_child():
     tree = DraftTree([5, 6, 7, 8], [ROOT, 0, ROOT, 2], read_along=2)
-    assert (tree.children(ROOT), tree.children(2), tree.judged, tree.is_chain) == ([0], [], 2, False)
+    assert (tree.children(ROOT), tree.children(2), tree.judged, tree.is_chain) == (
+        [0],
+        [],
+        2,
+        False,
+    )
     assert not DraftTree([7], [ROOT], read_along=1).is_chain
     assert tree.draft([]).tokens == [5, 6]
 
@@ -137,11 +160,20 @@ def test_mutant_whose_slot_keeps_the_first_places_is_caught(monkeypatch):
     """A second n-gram was kept, and the slot holds the first."""
     assert off({}) < 1e-6
     right = TableModel.keep
-    monkeypatch.setattr(TableModel, "keep", lambda model, slot, length, path: right(model, slot, length, range(len(path))))
+    monkeypatch.setattr(
+        TableModel,
+        "keep",
+        lambda model, slot, length, path: right(model, slot, length, range(len(path))),
+    )
     assert off({}) > 1e-3
 
 
 def off(settings):
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy("lookahead", settings, table_resources()), models, [0, 1, 0, 2, 0], sampling)
+    law = joint_law(
+        lambda: build_strategy("lookahead", settings, table_resources()),
+        models,
+        [0, 1, 0, 2, 0],
+        sampling,
+    )
     return distance(law, true_law(models["target"], [0, 1, 0, 2, 0], sampling))

@@ -1,4 +1,5 @@
-"""Medusa: which tree its heads propose, that it costs no pass of its own, and mistakes that would bias the text."""
+"""Medusa: which tree its heads propose, that it costs no pass of its own, and mistakes that would
+bias the text."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from serving.runtime.types import CandidateChoice
 from tests.support.errors import raises_code
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.llama_shapes import llama, random_tokens
-from tests.support.models.resources import ORIGIN, counting_pair, random_medusa_heads, table_pair, table_resources
+from tests.support.models.resources import (
+    ORIGIN,
+    counting_pair,
+    random_medusa_heads,
+    table_pair,
+    table_resources,
+)
 
 
 def with_heads(heads, **settings):
@@ -33,11 +40,15 @@ def counting_heads(vocab=40, heads=3):
 
 
 def test_heads_that_know_are_always_kept():
-    job = Engine(counting_pair(vocab=40)).generate([0], Sampling(max_tokens=33), with_heads(counting_heads()))
+    job = Engine(counting_pair(vocab=40)).generate(
+        [0], Sampling(max_tokens=33), with_heads(counting_heads())
+    )
     stats = job.session.stats
     assert job.output == list(range(1, 34))
     assert stats.accepted == stats.judged == 24
-    assert (stats.target_calls, stats.draft_calls) == (8, 0), "four tokens a pass, and no pass of a draft"
+    assert (stats.target_calls, stats.draft_calls) == (8, 0), (
+        "four tokens a pass, and no pass of a draft"
+    )
 
 
 def test_the_tree_is_the_heads_likeliest_tokens_after_the_last_accepted_state(monkeypatch):
@@ -63,7 +74,9 @@ def test_the_tree_is_the_heads_likeliest_tokens_after_the_last_accepted_state(mo
         return tree
 
     monkeypatch.setattr(Medusa, "propose", checked)
-    Engine({"target": LeanLlama(llama(), slots=1)}).generate(random_tokens(6), Sampling(max_tokens=16), with_heads(heads))
+    Engine({"target": LeanLlama(llama(), slots=1)}).generate(
+        random_tokens(6), Sampling(max_tokens=16), with_heads(heads)
+    )
     assert max(compared) == 8
 
 
@@ -75,23 +88,39 @@ def test_a_shape_has_every_parent_before_its_children():
 def test_a_request_with_penalties_proposes_first_ranks_alone():
     models = table_pair(vocab=8)
     seen, forward = [], models["target"].forward
-    models["target"].forward = lambda rows: (seen.extend(row.parents for row in rows), forward(rows))[1]
+    models["target"].forward = lambda rows: (
+        seen.extend(row.parents for row in rows),
+        forward(rows),
+    )[1]
     asked = Sampling(max_tokens=40, frequency_penalty=0.1)
     job = Engine(models).generate([1, 2], asked, build_strategy("medusa", {}, table_resources(8)))
     assert set(seen) == {None}
     assert job.session.stats.drafted > 20
-    assert job.output == Engine(models).generate([1, 2], asked, build_strategy("autoregressive")).output
+    assert (
+        job.output
+        == Engine(models).generate([1, 2], asked, build_strategy("autoregressive")).output
+    )
 
 
 @pytest.mark.parametrize("context", [26, 27, 31])
 def test_a_tree_never_outgrows_the_targets_context(context):
     model = TableModel(table_pair(vocab=4)["target"].table, max_context=context)
-    job = Engine({"target": model}).generate([1, 2], Sampling(max_tokens=24), build_strategy("medusa", {}, table_resources(4)))
-    assert job.output == Engine({"target": model}).generate([1, 2], Sampling(max_tokens=24), build_strategy("autoregressive")).output
+    job = Engine({"target": model}).generate(
+        [1, 2], Sampling(max_tokens=24), build_strategy("medusa", {}, table_resources(4))
+    )
+    assert (
+        job.output
+        == Engine({"target": model})
+        .generate([1, 2], Sampling(max_tokens=24), build_strategy("autoregressive"))
+        .output
+    )
 
 
 def test_heads_of_another_target_are_refused():
-    for heads, code in ((random_medusa_heads(5, tokens=4), "state_size_differs"), (random_medusa_heads(8, tokens=9), "vocabulary_differs")):
+    for heads, code in (
+        (random_medusa_heads(5, tokens=4), "state_size_differs"),
+        (random_medusa_heads(8, tokens=9), "vocabulary_differs"),
+    ):
         with raises_code(code, "draftwell train --kind medusa_heads"):
             Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=4), with_heads(heads))
     with raises_code("artifact_missing", "draftwell train --kind medusa_heads"):
@@ -112,16 +141,24 @@ class LeavesTheDistribution(ExactTree):
 def test_mutants_are_caught(monkeypatch):
     assert off() < 1e-6
     with monkeypatch.context() as patched:
-        patched.setattr("serving.runtime.strategies.lossless.medusa.ExactTree", LeavesTheDistribution)
+        patched.setattr(
+            "serving.runtime.strategies.lossless.medusa.ExactTree", LeavesTheDistribution
+        )
         assert off() > 1e-3
     right = TableModel.keep
-    monkeypatch.setattr(TableModel, "keep", lambda model, slot, length, path: right(model, slot, length, range(len(path))))
+    monkeypatch.setattr(
+        TableModel,
+        "keep",
+        lambda model, slot, length, path: right(model, slot, length, range(len(path))),
+    )
     assert off() > 1e-3
 
 
 def off():
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy("medusa", {}, table_resources()), models, [0, 1], sampling)
+    law = joint_law(
+        lambda: build_strategy("medusa", {}, table_resources()), models, [0, 1], sampling
+    )
     return distance(law, true_law(models["target"], [0, 1], sampling))
 
 

@@ -1,4 +1,5 @@
-"""Drafts from continuations: the index finds what a scan finds, the better-scored source wins, and trees keep to what a request allows."""
+"""Drafts from continuations: the index finds what a scan finds, the better-scored source wins, and
+trees keep to what a request allows."""
 
 from __future__ import annotations
 
@@ -44,15 +45,26 @@ def scan(ids: list[int], limit: int, longest: int, most: int) -> Continuations:
     """As `SuffixIndex.continuations`, by looking at every place."""
     ends = [end for end in range(2, len(ids)) if ids[end - 2 : end] == ids[-2:]][::-1][:most]
     for length in range(min(longest, len(ids)), 1, -1):
-        found = [end for end in ends if end >= length and ids[end - length : end] == ids[len(ids) - length :]]
+        found = [
+            end
+            for end in ends
+            if end >= length and ids[end - length : end] == ids[len(ids) - length :]
+        ]
         if found:
             return Continuations(length, [ids[end : end + limit] for end in found])
     return Continuations(0, [])
 
 
 @settings(max_examples=300)
-@given(st.integers(2, 6), st.integers(1, 5), st.integers(1, 4), st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=6))
-def test_the_index_finds_what_a_scan_finds(longest: int, most: int, limit: int, steps: list[list[int]]) -> None:
+@given(
+    st.integers(2, 6),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=6),
+)
+def test_the_index_finds_what_a_scan_finds(
+    longest: int, most: int, limit: int, steps: list[list[int]]
+) -> None:
     index, text = SuffixIndex(longest, most), [0]
     for new in steps:
         text += new
@@ -87,7 +99,9 @@ def test_mutant_that_indexes_rejected_tokens_is_caught(kind: type[Checked], agre
     drafter = kind(4.0, 8, 1, 0.0)
     strategy = compose(lambda session: serial_trees(session, drafter, ExactTree()))
     models = table_pair(vocab=3, sharpness=0.5)
-    job = run_once(strategy, models, [0, 1, 0, 1], Sampling(max_tokens=40, temperature=1.0), Streams(3))
+    job = run_once(
+        strategy, models, [0, 1, 0, 1], Sampling(max_tokens=40, temperature=1.0), Streams(3)
+    )
     assert job.session.stats.drafted > job.session.stats.accepted, "something was rejected"
     assert drafter.agrees is agrees
 
@@ -115,8 +129,15 @@ def test_counts_by_hand() -> None:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8), st.integers(0, 9), st.integers(0, 4), st.integers(1, 3))
-def test_a_tree_keeps_to_its_bounds_and_is_of_the_continuations(found: list[list[int]], size: int, levels: int, branches: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8),
+    st.integers(0, 9),
+    st.integers(0, 4),
+    st.integers(1, 3),
+)
+def test_a_tree_keeps_to_its_bounds_and_is_of_the_continuations(
+    found: list[list[int]], size: int, levels: int, branches: int
+) -> None:
     tree, score = likeliest_tree(Continuations(2, found), size, levels=levels, branches=branches)
     assert len(tree) <= size
     assert max(depths(tree.parents), default=0) <= levels
@@ -125,7 +146,10 @@ def test_a_tree_keeps_to_its_bounds_and_is_of_the_continuations(found: list[list
         assert len(set(children)) == len(children) <= branches
     paths = [[tree.tokens[i] for i in tree.path(node)] for node in range(len(tree))]
     assert all(any(tokens[: len(path)] == path for tokens in found) for path in paths)
-    assert score == pytest.approx(sum(sum(tokens[: len(path)] == path for tokens in found) for path in paths) / max(1, len(found)))
+    assert score == pytest.approx(
+        sum(sum(tokens[: len(path)] == path for tokens in found) for path in paths)
+        / max(1, len(found))
+    )
 
 
 def test_the_better_scored_source_is_used_and_the_match_bounds_the_draft() -> None:
@@ -144,7 +168,9 @@ STORE = Datastore.from_texts([[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 7]])
 def test_the_most_frequent_nodes_are_the_tree_and_a_chain_where_trees_are_not_allowed() -> None:
     tree = made(DatastoreLookup(STORE, 4, 10).propose(session_of([1, 2]), 8))
     assert (tree.tokens, tree.parents) == ([5, 3, 6, 7], [ROOT, ROOT, 0, 0])
-    chain = made(DatastoreLookup(STORE, 4, 10).propose(session_of([1, 2], frequency_penalty=0.5), 8))
+    chain = made(
+        DatastoreLookup(STORE, 4, 10).propose(session_of([1, 2], frequency_penalty=0.5), 8)
+    )
     assert (chain.tokens, chain.is_chain) == ([5, 6], True)
 
 
@@ -160,7 +186,11 @@ def test_a_tree_fits_what_a_server_allows_and_what_the_slot_has_room_for() -> No
 
 def test_prompt_lookup_asks_the_datastore_only_where_the_context_has_nothing() -> None:
     def drafted(prompt: list[int]) -> list[int]:
-        return made(NGram(3, 4, lambda ids, limit: look_up(STORE, ids, limit)).propose(session_of(prompt), 4)).tokens
+        return made(
+            NGram(3, 4, lambda ids, limit: look_up(STORE, ids, limit)).propose(
+                session_of(prompt), 4
+            )
+        ).tokens
 
     assert drafted([1, 2]) == [5, 6]
     assert drafted([2, 9, 1, 2]) == [9, 1, 2]
@@ -177,21 +207,38 @@ def test_a_datastore_that_was_asked_for_must_be_there() -> None:
         next(build_strategy(name, {}, without).run(session_of([1, 2])))
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("rest", {"max_depth": 2}), ("suffix", {"alpha": 4.0, "max_branches": 3})])
-def test_trees_with_alternatives_are_drafted_where_laws_are_enumerated(monkeypatch: pytest.MonkeyPatch, name: str,
-                                                                       parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("rest", {"max_depth": 2}), ("suffix", {"alpha": 4.0, "max_branches": 3})],
+)
+def test_trees_with_alternatives_are_drafted_where_laws_are_enumerated(
+    monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]
+) -> None:
     """Else `test_lossless.py` would compare chains only."""
     seen: list[bool] = []
     right = Session.verify_tree
-    monkeypatch.setattr(Session, "verify_tree", lambda self, tree: (seen.append(tree.is_chain), right(self, tree))[1])
-    joint_law(lambda: build_strategy(name, parameters, table_resources()), table_pair(), [0, 1, 0], Sampling(max_tokens=3, temperature=1.0))
+    monkeypatch.setattr(
+        Session,
+        "verify_tree",
+        lambda self, tree: (seen.append(tree.is_chain), right(self, tree))[1],
+    )
+    joint_law(
+        lambda: build_strategy(name, parameters, table_resources()),
+        table_pair(),
+        [0, 1, 0],
+        Sampling(max_tokens=3, temperature=1.0),
+    )
     assert not all(seen)
 
 
-def test_mutant_that_drafts_trees_in_spite_of_penalties_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_drafts_trees_in_spite_of_penalties_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Lane, "trees", property(lambda self: True))
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0, frequency_penalty=1.5)
-    law = joint_law(lambda: build_strategy("rest", {}, table_resources()), models, [0, 1, 0], sampling)
+    law = joint_law(
+        lambda: build_strategy("rest", {}, table_resources()), models, [0, 1, 0], sampling
+    )
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
 
 

@@ -13,23 +13,43 @@ from serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair
 
-ILLEGAL = ("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in the CUDA documentation\n"
-           "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.")
+ILLEGAL = (
+    "CUDA error: an illegal memory access was encountered\nSearch for "
+    "`cudaErrorIllegalAddress' in the CUDA documentation\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+)
 
 
-@pytest.mark.parametrize("error", [
-    torch.AcceleratorError(ILLEGAL), torch.AcceleratorError("CUDA error: device-side assert triggered"),
-    torch.AcceleratorError("CUDA error: unknown error"), RuntimeError(ILLEGAL), RuntimeError("CUDA error: unspecified launch failure"),
-    DeviceLost("seen before")], ids=lambda error: str(error).splitlines()[0])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError(ILLEGAL),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        torch.AcceleratorError("CUDA error: unknown error"),
+        RuntimeError(ILLEGAL),
+        RuntimeError("CUDA error: unspecified launch failure"),
+        DeviceLost("seen before"),
+    ],
+    ids=lambda error: str(error).splitlines()[0],
+)
 def test_errors_after_which_cuda_repeats_itself(error):
     assert lost_device(error)
     assert isinstance(readable(error), DeviceLost)
     assert "\n" not in str(readable(error))
 
 
-@pytest.mark.parametrize("error", [
-    torch.AcceleratorError("CUDA error: out of memory"), torch.AcceleratorError("CUDA error: invalid configuration argument"),
-    torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("a kernel failed"), ValueError("CUDA error"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory"),
+        torch.AcceleratorError("CUDA error: invalid configuration argument"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("a kernel failed"),
+        ValueError("CUDA error"),
+        MemoryError(),
+    ],
+    ids=repr,
+)
 def test_errors_of_one_request(error):
     assert not lost_device(error)
     assert not isinstance(readable(error), DeviceLost)
@@ -54,8 +74,10 @@ def test_all_requests_end_with_it_and_no_further_one_is_taken(split):
     models = table_pair(vocab=8)
     calls = broken_after(models["target"], 3)
     engine = Engine(models, split=split)
-    jobs = [engine.submit([i, 2], Sampling(max_tokens=50), build_strategy(name))
-            for i, name in enumerate(("autoregressive", "vanilla_sd", "vanilla_sd"))]
+    jobs = [
+        engine.submit([i, 2], Sampling(max_tokens=50), build_strategy(name))
+        for i, name in enumerate(("autoregressive", "vanilla_sd", "vanilla_sd"))
+    ]
     while not all(job.finished for job in jobs):
         engine.step()
     assert all(isinstance(job.error, DeviceLost) for job in jobs)
@@ -99,4 +121,6 @@ def test_an_ordinary_error_leaves_the_engine_as_it_was():
     job = engine.submit([1], Sampling(max_tokens=9), build_strategy("sprinter"))
     assert job.error is not None
     assert engine.device_lost is None
-    assert len(engine.generate([1], Sampling(max_tokens=9), build_strategy("vanilla_sd")).output) == 9
+    assert (
+        len(engine.generate([1], Sampling(max_tokens=9), build_strategy("vanilla_sd")).output) == 9
+    )

@@ -30,7 +30,9 @@ def clumsy(overlap: bool = False):
 
     def steps(session):
         if overlap:
-            yield Overlap(reading(session.draft, session.text.ids), reading(session.target, session.text.ids))
+            yield Overlap(
+                reading(session.draft, session.text.ids), reading(session.target, session.text.ids)
+            )
         yield from reading(session.target, session.text.ids)
 
     return compose(steps, overlaps=overlap)
@@ -68,7 +70,9 @@ def test_both_sides_of_an_overlap_are_closed_though_the_first_raises():
 
     def steps(session):
         try:
-            yield Overlap(side(session.draft, session.text.ids), side(session.target, session.text.ids))
+            yield Overlap(
+                side(session.draft, session.text.ids), side(session.target, session.text.ids)
+            )
         finally:
             closed.append("whole")
 

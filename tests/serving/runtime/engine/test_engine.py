@@ -31,14 +31,19 @@ def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
     settings = [Sampling(max_tokens=20 + i, temperature=temperature, seed=i) for i in range(6)]
     jobs = [engine.submit([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
     engine.run(jobs)
-    alone = [Engine(table_pair(vocab=8)).generate([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
+    alone = [
+        Engine(table_pair(vocab=8)).generate([i + 1, 2], s, usual(name))
+        for i, s in enumerate(settings)
+    ]
     assert [j.output for j in jobs] == [j.output for j in alone]
     assert free_slots(engine) == {8}
 
 
 def test_a_stream_only_ever_grows():
     engine = Engine(table_pair(vocab=8, noise=2.0))
-    job = engine.submit([1], Sampling(max_tokens=50), build_strategy("spide", {}, table_resources(8)))
+    job = engine.submit(
+        [1], Sampling(max_tokens=50), build_strategy("spide", {}, table_resources(8))
+    )
     streamed: list[int] = []
     while not job.finished:
         engine.step()
@@ -60,7 +65,9 @@ def test_a_step_copies_no_text(monkeypatch):
 
 def test_cancelled_requests_free_their_slots_at_once():
     engine = Engine(table_pair(vocab=8))
-    job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_resources(8)))
+    job = engine.submit(
+        [1], Sampling(max_tokens=400), build_strategy("spide", {}, table_resources(8))
+    )
     engine.step()
     engine.cancel(job)
     assert job.finished
@@ -70,7 +77,9 @@ def test_cancelled_requests_free_their_slots_at_once():
 
 def test_cancelling_the_last_request_lets_the_worker_threads_go():
     engine = Engine(table_pair(vocab=5))
-    job = engine.submit([1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_resources(5)))
+    job = engine.submit(
+        [1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_resources(5))
+    )
     engine.step()
     assert engine._workers is not None
     engine.cancel(job)
@@ -79,13 +88,16 @@ def test_cancelling_the_last_request_lets_the_worker_threads_go():
 
 @pytest.mark.parametrize(("patience", "longest"), [(None, 8), (2, 3), (0, 1)])
 def test_the_target_waits_for_drafts_no_longer_than_it_may(patience, longest):
-    """One that drafts eight tokens a round holds up another one: by eight passes for each of its tokens, or by so many as are allowed."""
+    """One that drafts eight tokens a round holds up another one: by eight passes for each of its
+    tokens, or by so many as are allowed."""
     models = table_pair(vocab=8)
     calls: list[str] = []
     for role, model in models.items():
+
         def noted(rows, forward=model.forward, role=role):
             calls.extend([role] * (len(rows) > 0))
             return forward(rows)
+
         model.forward = noted
     engine = Engine(models)
     engine.patience = patience
@@ -97,7 +109,10 @@ def test_the_target_waits_for_drafts_no_longer_than_it_may(patience, longest):
     between = [len(list(group)) for role, group in groupby(calls) if role == "draft"]
     assert max(between) == longest
     engine.run([drafting])
-    assert drafting.output == Engine(table_pair(vocab=8)).generate([3, 2], drafting.session.sampling, eight).output
+    assert (
+        drafting.output
+        == Engine(table_pair(vocab=8)).generate([3, 2], drafting.session.sampling, eight).output
+    )
 
 
 def test_a_failing_request_leaves_the_others_unharmed():
@@ -120,7 +135,12 @@ def test_a_failing_request_leaves_the_others_unharmed():
     assert isinstance(bad.error, RuntimeError)
     assert good.error is None
     models["target"].forward = original
-    assert good.output == Engine(models).generate([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd")).output
+    assert (
+        good.output
+        == Engine(models)
+        .generate([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
+        .output
+    )
     assert free_slots(engine) == {8}
 
 
@@ -160,12 +180,20 @@ def test_text_is_cut_at_stop_tokens_and_budget():
     assert text.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("name", "parameters", "code", "named"), [
-    ("vanila_sd", {}, "unknown_strategy", "vanilla_sd"),
-    ("vanilla_sd", {"gamma": 3}, "unknown_parameter", "'gamma'"),
-    ("vanilla_sd", {"num_speculative_tokens": 0}, "bad_parameter", "greater than or equal to 1"),
-    ("spide", {"tau": "x"}, "bad_parameter", "valid number"),
-])
+@pytest.mark.parametrize(
+    ("name", "parameters", "code", "named"),
+    [
+        ("vanila_sd", {}, "unknown_strategy", "vanilla_sd"),
+        ("vanilla_sd", {"gamma": 3}, "unknown_parameter", "'gamma'"),
+        (
+            "vanilla_sd",
+            {"num_speculative_tokens": 0},
+            "bad_parameter",
+            "greater than or equal to 1",
+        ),
+        ("spide", {"tau": "x"}, "bad_parameter", "valid number"),
+    ],
+)
 def test_wrong_names_and_values_are_one_line(name, parameters, code, named):
     with raises_code(code, named) as caught:
         build_strategy(name, parameters)

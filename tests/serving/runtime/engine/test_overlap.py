@@ -1,4 +1,5 @@
-"""Overlapping sides really run at once, on threads of their own, and nothing of that shows in a result."""
+"""Overlapping sides really run at once, on threads of their own, and nothing of that shows in a
+result."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ class Slow:
 def slow_pair() -> dict:
     """A draft that is always right, a target five times slower."""
     models = table_pair(vocab=5, noise=0.0)
-    return {"target": Slow(models["target"], TARGET_SECONDS), "draft": Slow(models["draft"], DRAFT_SECONDS)}
+    return {
+        "target": Slow(models["target"], TARGET_SECONDS),
+        "draft": Slow(models["draft"], DRAFT_SECONDS),
+    }
 
 
 def parallel_spide():
@@ -57,12 +61,18 @@ def spans(timeline, role):
 def overlapped(stats) -> int:
     """Target forwards during which at least three draft forwards began."""
     begun = [start for start, _ in spans(stats.timeline, "draft")]
-    return sum(sum(start < at < end for at in begun) >= 3 for start, end in spans(stats.timeline, "target"))
+    return sum(
+        sum(start < at < end for at in begun) >= 3 for start, end in spans(stats.timeline, "target")
+    )
 
 
 def test_the_draft_goes_on_while_the_target_verifies():
-    at_once, in_turn = (Engine(slow_pair(), split=split).generate([1], Sampling(max_tokens=30), parallel_spide()).session.stats
-                        for split in (None, False))
+    at_once, in_turn = (
+        Engine(slow_pair(), split=split)
+        .generate([1], Sampling(max_tokens=30), parallel_spide())
+        .session.stats
+        for split in (None, False)
+    )
     assert overlapped(at_once) >= 3
     assert overlapped(in_turn) == 0
     assert len(at_once.overlap_seconds) == len(in_turn.overlap_seconds) >= 3
@@ -76,7 +86,9 @@ def test_an_overlap_is_measured_by_its_longer_side():
 def test_sides_in_turn_and_at_once_give_the_same_tokens_and_counters():
     results = []
     for split in (False, None):
-        job = Engine(slow_pair(), split=split).generate([1], Sampling(max_tokens=20, temperature=1.0, seed=3), parallel_spide())
+        job = Engine(slow_pair(), split=split).generate(
+            [1], Sampling(max_tokens=20, temperature=1.0, seed=3), parallel_spide()
+        )
         s = job.session.stats
         results.append((job.output, s.drafted, s.judged, s.accepted, s.target_calls, s.draft_calls))
     assert results[0] == results[1]
@@ -111,7 +123,9 @@ def test_threads_end_with_the_last_request_and_torch_computes_as_before():
 def test_a_request_cancelled_in_flight_gives_back_its_slots_when_the_forward_is_over():
     models = slow_pair()
     engine = Engine(models)
-    job, other = (engine.submit([1], Sampling(max_tokens=30, seed=s), parallel_spide()) for s in (1, 2))
+    job, other = (
+        engine.submit([1], Sampling(max_tokens=30, seed=s), parallel_spide()) for s in (1, 2)
+    )
     for _ in range(6):
         engine.step()
     engine.cancel(job)
@@ -139,8 +153,15 @@ def test_an_error_on_one_side_ends_the_request_and_spares_the_others():
     assert not engine.jobs
 
 
-@pytest.mark.parametrize(("cores", "parts", "expected"), [
-    ([0, 1], 2, [[0], [1]]), ([0, 1, 2], 2, [[0, 1], [2]]), ([4], 2, [[4], [4]]), ([1, 3, 5, 7], 1, [[1, 3, 5, 7]])])
+@pytest.mark.parametrize(
+    ("cores", "parts", "expected"),
+    [
+        ([0, 1], 2, [[0], [1]]),
+        ([0, 1, 2], 2, [[0, 1], [2]]),
+        ([4], 2, [[4], [4]]),
+        ([1, 3, 5, 7], 1, [[1, 3, 5, 7]]),
+    ],
+)
 def test_cores_are_shared_without_overlap(cores, parts, expected):
     assert shares(cores, parts) == expected
 
@@ -169,7 +190,8 @@ print(threads() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
 def test_what_is_computed_apart_leaves_no_team_of_threads_behind():
-    """Every team that is left makes all others slow: the second figure is what `on_own_thread` is for."""
+    """Every team that is left makes all others slow: the second figure is what `on_own_thread` is
+    for."""
     done = subprocess.run([sys.executable, "-c", TEAMS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
 
@@ -199,10 +221,18 @@ class Held:
 
 @pytest.mark.parametrize("split", [False, None], ids=["load control forbids it", "nobody overlaps"])
 def test_under_load_nothing_begins_until_cores_are_joined(monkeypatch, split):
-    """One request drafts while another's verification is in flight, and so on for as long as load lasts: no idle moment comes by itself."""
+    """One request drafts while another's verification is in flight, and so on for as long as load
+    lasts: no idle moment comes by itself."""
     models = {role: Held(model) for role, model in table_pair(vocab=5).items()}
     engine = Engine(models, split=True)
-    jobs = [engine.submit([1], Sampling(max_tokens=30), build_strategy("vanilla_sd", {"num_speculative_tokens": n})) for n in (1, 6)]
+    jobs = [
+        engine.submit(
+            [1],
+            Sampling(max_tokens=30),
+            build_strategy("vanilla_sd", {"num_speculative_tokens": n}),
+        )
+        for n in (1, 6)
+    ]
     engine.step()  # the prompts
     models["target"].free.clear()
     while not engine._flights:
@@ -222,13 +252,22 @@ def test_under_load_nothing_begins_until_cores_are_joined(monkeypatch, split):
     assert engine._workers is None
     assert not any(job.finished for job in jobs)
     engine.run(jobs)
-    alone = Engine(table_pair(vocab=5)).generate([1], Sampling(max_tokens=30), build_strategy("autoregressive"))
+    alone = Engine(table_pair(vocab=5)).generate(
+        [1], Sampling(max_tokens=30), build_strategy("autoregressive")
+    )
     assert [job.output for job in jobs] == [alone.output] * 2
 
 
 def test_cores_are_joined_when_the_last_overlapping_request_has_ended_though_others_go_on():
     engine = Engine(table_pair(vocab=5))
-    others = [engine.submit([1], Sampling(max_tokens=300), build_strategy("vanilla_sd", {"num_speculative_tokens": n})) for n in (1, 6)]
+    others = [
+        engine.submit(
+            [1],
+            Sampling(max_tokens=300),
+            build_strategy("vanilla_sd", {"num_speculative_tokens": n}),
+        )
+        for n in (1, 6)
+    ]
     first = engine.submit([1], Sampling(max_tokens=6), parallel_spide())
     engine.step()
     assert engine._workers is not None

@@ -1,4 +1,5 @@
-"""The budget of prompt tokens follows what pauses cost, grows with those who wait, and never stops anybody."""
+"""The budget of prompt tokens follows what pauses cost, grows with those who wait, and never stops
+anybody."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from serving.runtime.commands import Forward
 from serving.runtime.engine import engine as engine_module
 from serving.runtime.engine import prompt_pieces
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, LONGEST_PAUSE, MOST_TOKENS, START_TOKENS, WAITING, PromptBudget
+from serving.runtime.engine.prompt_budget import (
+    CLEAN_EVERY,
+    EXTRA,
+    LONGEST_PAUSE,
+    MOST_TOKENS,
+    START_TOKENS,
+    WAITING,
+    PromptBudget,
+)
 from serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.requests import Sampling
@@ -35,7 +44,9 @@ def learnt(usual: float = 0.020, per_token: float = 0.001, pauses: int = 30) -> 
     return budget
 
 
-def beside(budget: PromptBudget, usual: float, per_token: float, pauses: int, model: str = "target") -> list[int]:
+def beside(
+    budget: PromptBudget, usual: float, per_token: float, pauses: int, model: str = "target"
+) -> list[int]:
     """Pauses of eight requests beside a prompt; the tokens that were read in them."""
     rooms = []
     for _ in range(pauses):
@@ -47,9 +58,13 @@ def beside(budget: PromptBudget, usual: float, per_token: float, pauses: int, mo
 def test_where_nobody_waits_for_a_next_token_only_the_largest_budget_is_a_limit() -> None:
     for budget in (learnt(), PromptBudget(32)):
         assert budget.room("target", answering=0, waiting=5) == MOST_TOKENS, "but others may come"
-        assert budget.room("draft", answering=1, waiting=0, reading=1) == MOST_TOKENS, "it reads for itself alone"
+        assert budget.room("draft", answering=1, waiting=0, reading=1) == MOST_TOKENS, (
+            "it reads for itself alone"
+        )
         assert budget.room("draft", answering=1, waiting=1, reading=1) < 100
-        assert budget.room("draft", answering=2, waiting=0, reading=2) < 100, "a short one may wait for a long one"
+        assert budget.room("draft", answering=2, waiting=0, reading=2) < 100, (
+            "a short one may wait for a long one"
+        )
 
 
 def test_a_fixed_number_stays_whatever_is_measured() -> None:
@@ -65,11 +80,14 @@ def test_first_the_usual_pause_is_measured_then_there_is_a_start() -> None:
     budget.learn(0.3, {})
     assert room(budget, 3, 1) == START_TOKENS
     assert room(budget, 2, 2) == WAITING**2 * START_TOKENS
-    assert room(budget, 2, 20) == LONGEST, "a burst on a fresh server; nobody knows yet how long that takes"
+    assert room(budget, 2, 20) == LONGEST, (
+        "a burst on a fresh server; nobody knows yet how long that takes"
+    )
 
 
 def test_nobody_waits_for_a_measurement_that_cannot_come() -> None:
-    """The only request that is answered reads with its draft: no pause will end before it has read."""
+    """The only request that is answered reads with its draft: no pause will end before it has
+    read."""
     assert room(PromptBudget(), 1, 1, reading=1) == START_TOKENS
     budget = learnt()
     while room(budget, 1, 1):
@@ -77,14 +95,19 @@ def test_nobody_waits_for_a_measurement_that_cannot_come() -> None:
     assert room(budget, 1, 1, reading=1) >= SMALLEST
 
 
-@pytest.mark.parametrize(("usual", "per_token"), [(0.020, 0.001), (0.060, 0.0007), (0.012, 0.0002), (0.020, 0.004)])
+@pytest.mark.parametrize(
+    ("usual", "per_token"), [(0.020, 0.001), (0.060, 0.0007), (0.012, 0.0002), (0.020, 0.004)]
+)
 def test_a_pause_grows_by_no_more_than_its_share(usual: float, per_token: float) -> None:
     """Dear tokens, as at the end of a long prompt, are read in the smallest pieces."""
-    assert room(learnt(usual, per_token), 8, 1) == pytest.approx(max(SMALLEST, EXTRA * usual / per_token), rel=0.2)
+    assert room(learnt(usual, per_token), 8, 1) == pytest.approx(
+        max(SMALLEST, EXTRA * usual / per_token), rel=0.2
+    )
 
 
 def test_all_steps_of_a_pause_share_its_budget() -> None:
-    """A draft of five tokens is five steps, in each of which another request's draft could read a prompt."""
+    """A draft of five tokens is five steps, in each of which another request's draft could read a
+    prompt."""
     budget = learnt()
     whole, read = room(budget, 8, 1), 0
     for _ in range(6):
@@ -92,7 +115,9 @@ def test_all_steps_of_a_pause_share_its_budget() -> None:
         budget.spend("target", now)
         read += now
     assert read == pytest.approx(whole, rel=0.2)
-    assert room(budget, 8, 1, reading=8) == SMALLEST, "but where nobody goes on, nobody waits for the next pause"
+    assert room(budget, 8, 1, reading=8) == SMALLEST, (
+        "but where nobody goes on, nobody waits for the next pause"
+    )
 
 
 def test_prompts_of_a_few_tokens_without_end_stop_no_long_one() -> None:
@@ -142,9 +167,12 @@ def test_many_who_wait_for_few_weigh_more_than_those_few() -> None:
     assert room(budget, 1, 2) > 10 * one
 
 
-@pytest.mark.parametrize(("usual", "per_token"), [(0.025, 0.00075), (0.010, 0.0001), (0.010, 0.00001), (0.400, 0.010)])
+@pytest.mark.parametrize(
+    ("usual", "per_token"), [(0.025, 0.00075), (0.010, 0.0001), (0.010, 0.00001), (0.400, 0.010)]
+)
 def test_however_many_wait_a_pause_stays_below_its_longest(usual: float, per_token: float) -> None:
-    """Thirty-one that wait for one would have it wait for 62² times what one costs it: 24 s at 25 ms a pause."""
+    """Thirty-one that wait for one would have it wait for 62² times what one costs it: 24 s at 25
+    ms a pause."""
     budget = learnt(usual, per_token)
     longest = max(EXTRA * usual, LONGEST_PAUSE)
     for answering, waiting in ((1, 31), (1, 4), (8, 24), (2, 1000)):
@@ -188,7 +216,8 @@ def test_the_budget_follows_as_tokens_become_dearer() -> None:
 
 
 def test_short_prompts_do_not_make_pieces_of_a_long_one_longer() -> None:
-    """A short prompt's tokens cost a third of those late in a long one: what they cost is no news about the latter."""
+    """A short prompt's tokens cost a third of those late in a long one: what they cost is no news
+    about the latter."""
     position, usual, first = 3500, 0.020, 0.0007
     budget = PromptBudget()
 
@@ -210,7 +239,8 @@ def test_short_prompts_do_not_make_pieces_of_a_long_one_longer() -> None:
 
 @pytest.mark.parametrize("tokens", [None, 64])
 def test_the_engine_counts_tokens_by_their_place_in_the_slot(tokens: int | None) -> None:
-    """Also behind what a slot holds of an earlier request; under a fixed budget all alike, and while nobody is answered."""
+    """Also behind what a slot holds of an earlier request; under a fixed budget all alike, and
+    while nobody is answered."""
     model, asked = LeanLlama(llama(max_position_embeddings=512), slots=3), list[int]()
     cost = model.token_cost
     model.token_cost = lambda position: (asked.append(position), cost(position))[1]  # type: ignore[method-assign]
@@ -252,11 +282,16 @@ def test_idle_time_between_requests_is_no_pause() -> None:
         before = room(budget, 1, 1)
         budget.spend("target", before)
         budget.end_pause(start + 0.020 + 0.001 * before)
-    assert room(budget, 1, 1) == pytest.approx(before, rel=0.2), "a usual pause of minutes would allow thousands of tokens"
+    assert room(budget, 1, 1) == pytest.approx(before, rel=0.2), (
+        "a usual pause of minutes would allow thousands of tokens"
+    )
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, budget: PromptBudget) -> tuple[Engine, list[int], Callable[[], float]]:
-    """An engine on a clock of its own, where a step takes 10 ms and 1 ms for each token; the tokens of its steps; the clock."""
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, budget: PromptBudget
+) -> tuple[Engine, list[int], Callable[[], float]]:
+    """An engine on a clock of its own, where a step takes 10 ms and 1 ms for each token; the tokens
+    of its steps; the clock."""
     now = itertools.count()
     models = table_pair(vocab=8)
     steps: list[int] = []
@@ -281,21 +316,38 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[int], Callable
     """As `clocked`: one request is being answered, and what a token of a prompt costs is known."""
     engine, steps, clock = clocked(monkeypatch, PromptBudget())
     for prompt, max_tokens in ((LONG[:2], 480), (LONG, 1)):
-        job = engine.submit(prompt, Sampling(max_tokens=max_tokens), build_strategy("autoregressive"))
+        job = engine.submit(
+            prompt, Sampling(max_tokens=max_tokens), build_strategy("autoregressive")
+        )
         while not job.output:
             engine.step()
     return engine, steps, clock
 
 
-@pytest.mark.parametrize(("strategy", "late_strategy", "answered"), [
-    ("autoregressive", "autoregressive", 6), ("autoregressive", "vanilla_sd", 6), ("vanilla_sd", "autoregressive", 6),
-    ("vanilla_sd", "vanilla_sd", 6), ("autoregressive", "autoregressive", 1), ("vanilla_sd", "autoregressive", 1),
-    ("vanilla_sd", "vanilla_sd", 1)])  # beside a single one's plain decoding a draft's steps are as long as the usual pause: 3.1 times
-def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(strategy: str, late_strategy: str, answered: int,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by the target, and then by the draft of its request, while one other is answered, or several."""
+@pytest.mark.parametrize(
+    ("strategy", "late_strategy", "answered"),
+    [
+        ("autoregressive", "autoregressive", 6),
+        ("autoregressive", "vanilla_sd", 6),
+        ("vanilla_sd", "autoregressive", 6),
+        ("vanilla_sd", "vanilla_sd", 6),
+        ("autoregressive", "autoregressive", 1),
+        ("vanilla_sd", "autoregressive", 1),
+        # beside a single one's plain decoding a draft's steps are as long as the usual pause: 3.1
+        # times
+        ("vanilla_sd", "vanilla_sd", 1),
+    ],
+)
+def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(
+    strategy: str, late_strategy: str, answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by the target, and then by the draft of its request, while one other is answered, or
+    several."""
     engine, _, clock = clocked(monkeypatch, PromptBudget())
-    jobs = [engine.submit([1, 2], Sampling(max_tokens=480), build_strategy(strategy)) for _ in range(answered)]
+    jobs = [
+        engine.submit([1, 2], Sampling(max_tokens=480), build_strategy(strategy))
+        for _ in range(answered)
+    ]
 
     def pauses(until: Callable[[], bool]) -> list[float]:
         """Seconds between steps that brought tokens to those who were there first."""
@@ -317,26 +369,43 @@ def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(strategy: str, l
     assert len(meanwhile) < 60, "nor is the prompt starved"
 
 
-def test_requests_that_arrive_together_do_not_wait_for_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is answered before the others come; in pieces that spare it, they would wait for dozens of steps."""
+def test_requests_that_arrive_together_do_not_wait_for_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is answered before the others come; in pieces that spare it, they would wait for
+    dozens of steps."""
     engine, steps, _ = warmed(monkeypatch)
-    others = [engine.submit(LONG[:90], Sampling(max_tokens=50), build_strategy("autoregressive")) for _ in range(7)]
+    others = [
+        engine.submit(LONG[:90], Sampling(max_tokens=50), build_strategy("autoregressive"))
+        for _ in range(7)
+    ]
     steps.clear()
     while not all(job.output for job in others):
         engine.step()
-    assert len(steps) < 10, "it takes 7; where pauses grow by twice the ratio instead of its square 12, by the ratio 17, without growth 32"
+    assert len(steps) < 10, (
+        "it takes 7; where pauses grow by twice the ratio instead of its square 12, by the "
+        "ratio 17, without growth 32"
+    )
 
 
-def test_a_burst_of_long_prompts_holds_up_nobody_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven wait for one that is answered: without a bound all of their 3,000 tokens would be read in one step of three seconds."""
+def test_a_burst_of_long_prompts_holds_up_nobody_for_longer_than_the_longest_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seven wait for one that is answered: without a bound all of their 3,000 tokens would be read
+    in one step of three seconds."""
     engine, _, clock = warmed(monkeypatch)
-    others = [engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive")) for _ in range(7)]
+    others = [
+        engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+        for _ in range(7)
+    ]
     times = [clock()]
     while not any(job.output for job in others):
         engine.step()
         times.append(clock())
     usual = 0.011
-    assert LONGEST_PAUSE < max(b - a for a, b in itertools.pairwise(times)) < LONGEST_PAUSE + 2 * usual
+    assert (
+        LONGEST_PAUSE < max(b - a for a, b in itertools.pairwise(times)) < LONGEST_PAUSE + 2 * usual
+    )
 
 
 def test_who_is_answered_goes_on_while_no_prompt_may_be_read() -> None:
@@ -356,8 +425,11 @@ def test_who_is_answered_goes_on_while_no_prompt_may_be_read() -> None:
     assert len(late.output) == 4
 
 
-def test_a_request_that_comes_while_a_long_prompt_is_read_is_answered_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody was being answered when the long one came; read in one step, it would hold up the short one for seconds."""
+def test_a_request_that_comes_while_a_long_prompt_is_read_is_answered_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody was being answered when the long one came; read in one step, it would hold up the
+    short one for seconds."""
     monkeypatch.setattr(prompt_pieces, "LONGEST", 100)
     engine, steps, _ = clocked(monkeypatch, PromptBudget())
     long = engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
@@ -369,8 +441,11 @@ def test_a_request_that_comes_while_a_long_prompt_is_read_is_answered_before_it(
     assert not long.output
 
 
-def test_a_request_that_comes_while_a_draft_reads_a_long_prompt_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only request that is answered waits for its own draft; whoever comes would wait for that too."""
+def test_a_request_that_comes_while_a_draft_reads_a_long_prompt_does_not_wait_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only request that is answered waits for its own draft; whoever comes would wait for that
+    too."""
     monkeypatch.setattr(prompt_pieces, "LONGEST", 100)
     engine, steps, _ = clocked(monkeypatch, PromptBudget())
     long = engine.submit(LONG, Sampling(max_tokens=9), build_strategy("vanilla_sd"))

@@ -35,7 +35,11 @@ def recorded(models: dict[str, Any]) -> list[tuple[str, list[Forward]]]:
 
 def begun(engine: Engine, strategy: str, max_tokens: int = 100) -> Job:
     """A request that is being answered."""
-    job = engine.submit([1, 2], Sampling(max_tokens=max_tokens), build_strategy(strategy, NEEDED.get(strategy, {}), table_resources(8)))
+    job = engine.submit(
+        [1, 2],
+        Sampling(max_tokens=max_tokens),
+        build_strategy(strategy, NEEDED.get(strategy, {}), table_resources(8)),
+    )
     while not job.output:
         engine.step()
     return job
@@ -43,8 +47,12 @@ def begun(engine: Engine, strategy: str, max_tokens: int = 100) -> Job:
 
 @pytest.mark.parametrize("split", [None, True])
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_answers_are_those_of_whole_prompts_with_a_budget_in_time(name: str, split: bool | None) -> None:
-    """However long steps take here, in turn and with a thread for each model; nobody waits for ever."""
+def test_answers_are_those_of_whole_prompts_with_a_budget_in_time(
+    name: str, split: bool | None
+) -> None:
+    """However long steps take here, in turn and with a thread for each model; nobody waits for
+    ever."""
+
     def strategy() -> Any:
         return build_strategy(name, NEEDED.get(name, {}), table_resources(8))
 
@@ -77,14 +85,19 @@ def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> No
     jobs = [engine.submit(LONG, sampling, strategy()) for _ in range(3)]
     engine.run([busy, *jobs])
     assert [job.output for job in jobs] == [alone] * 3
-    assert all(sum(len(row.tokens) for row in rows if len(row.tokens) > LEAST) <= ROOM for _, rows in batches if len(rows) > 1)
+    assert all(
+        sum(len(row.tokens) for row in rows if len(row.tokens) > LEAST) <= ROOM
+        for _, rows in batches
+        if len(rows) > 1
+    )
     assert all(len(model.slots._free) == 8 for model in models.values())
     assert [job.session.stats.prefill_calls for job in jobs] == [1] * 3
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "vanilla_sd"])
 def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
-    """The draft reads the prompt too, and a target that waited for all drafts would wait for that."""
+    """The draft reads the prompt too, and a target that waited for all drafts would wait for
+    that."""
     engine = Engine(table_pair(vocab=8), budget=PromptBudget(ROOM))
     busy = begun(engine, "autoregressive")
     late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy(name))
@@ -95,13 +108,17 @@ def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
     before = len(busy.output)
     while len(late.output) < 2:
         engine.step()
-    assert len(busy.output) - before >= (len(LONG) // ROOM if name == "vanilla_sd" else 1), "the draft read its pieces meanwhile"
+    assert len(busy.output) - before >= (len(LONG) // ROOM if name == "vanilla_sd" else 1), (
+        "the draft read its pieces meanwhile"
+    )
 
 
 def test_a_prompt_that_nobody_waits_behind_is_read_at_once() -> None:
     models = table_pair(vocab=8)
     batches = recorded(models)
-    Engine(models, budget=PromptBudget(ROOM)).generate(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    Engine(models, budget=PromptBudget(ROOM)).generate(
+        LONG, Sampling(max_tokens=2), build_strategy("autoregressive")
+    )
     assert [len(rows[0].tokens) for _, rows in batches] == [len(LONG), 1]
 
 
@@ -115,13 +132,22 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one_that_goes_on() -> None:
     for _ in range(7):
         engine.step()
     assert [[len(row.tokens) for row in rows] for _, rows in batches] == [
-        [1, 32, 32], [1, 36, 28], [1, 32, 32, 1], [1, 32, 32, 1], [1, 32, 32, 1], [1, 36, 4, 1], [1, 1, 1, 1]]
+        [1, 32, 32],
+        [1, 36, 28],
+        [1, 32, 32, 1],
+        [1, 32, 32, 1],
+        [1, 32, 32, 1],
+        [1, 36, 4, 1],
+        [1, 1, 1, 1],
+    ]
 
 
 @pytest.mark.parametrize("tokens", [SMALLEST, LEAST, None])
 @pytest.mark.parametrize("short", [10, 20])
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd"])
-def test_a_long_prompt_is_read_however_many_short_ones_come(tokens: int | None, short: int, strategy: str) -> None:
+def test_a_long_prompt_is_read_however_many_short_ones_come(
+    tokens: int | None, short: int, strategy: str
+) -> None:
     engine = Engine(table_pair(vocab=8), budget=PromptBudget(tokens))
     begun(engine, strategy, max_tokens=400)
     late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("autoregressive"))
@@ -135,13 +161,21 @@ def test_a_long_prompt_is_read_however_many_short_ones_come(tokens: int | None, 
 
 
 def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
-    """With three draft steps and one of the target, every step of the target would be an even one."""
+    """With three draft steps and one of the target, every step of the target would be an even
+    one."""
     for drafted in (1, 2, 3):
         engine = Engine(table_pair(vocab=8), budget=PromptBudget(SMALLEST))
-        busy = engine.submit([1, 2], Sampling(max_tokens=400), build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}))
+        busy = engine.submit(
+            [1, 2],
+            Sampling(max_tokens=400),
+            build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}),
+        )
         while not busy.output:
             engine.step()
-        waiting = [engine.submit(LONG[:n], Sampling(max_tokens=2), build_strategy("autoregressive")) for n in (200, 190)]
+        waiting = [
+            engine.submit(LONG[:n], Sampling(max_tokens=2), build_strategy("autoregressive"))
+            for n in (200, 190)
+        ]
         for _ in range(8 * (drafted + 1)):
             engine.step()
         read = [next(job.task.leaves()).read for job in waiting]
@@ -149,7 +183,8 @@ def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
 
 
 def test_prompts_that_are_rated_are_read_in_pieces_too() -> None:
-    """Beside a request that is being answered they share the room to the last token, and their ratings are those of whole parts."""
+    """Beside a request that is being answered they share the room to the last token, and their
+    ratings are those of whole parts."""
     sampling = Sampling(max_tokens=3, logprobs=2)
     alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, RatedPrompt())
     models = table_pair(vocab=8)
@@ -158,18 +193,26 @@ def test_prompts_that_are_rated_are_read_in_pieces_too() -> None:
     batches = recorded(models)
     jobs = [engine.submit(LONG, sampling, RatedPrompt()) for _ in range(7)]
     engine.run([busy, *jobs])
-    assert all(sum(len(row.tokens) for row in rows if len(row.tokens) > 1) <= ROOM for _, rows in batches)
+    assert all(
+        sum(len(row.tokens) for row in rows if len(row.tokens) > 1) <= ROOM for _, rows in batches
+    )
     assert [job.session.prompt_ratings for job in jobs] == [alone.session.prompt_ratings] * 7
     assert [job.output for job in jobs] == [alone.output] * 7
 
 
 @pytest.mark.parametrize("length", [LEAST, 20, 200])
 def test_a_step_has_a_bounded_number_of_rows_of_prompts_that_are_rated(length: int) -> None:
-    """Though nobody waits for a next token, so that there is room for thousands of tokens of prompts. None waits for ever."""
+    """Though nobody waits for a next token, so that there is room for thousands of tokens of
+    prompts. None waits for ever."""
     models = {"target": TableModel.random(vocab_size=8, seed=0, slots=24)}
     engine = Engine(models, budget=PromptBudget())
     batches = recorded(models)
-    jobs = [engine.submit([1 + number % 7, *LONG[: length - 1]], Sampling(max_tokens=1, logprobs=0), RatedPrompt()) for number in range(24)]
+    jobs = [
+        engine.submit(
+            [1 + number % 7, *LONG[: length - 1]], Sampling(max_tokens=1, logprobs=0), RatedPrompt()
+        )
+        for number in range(24)
+    ]
     engine.run(jobs)
     kept = [sum(row.keep for row in rows) for _, rows in batches]
     assert max(kept) <= MOST_ROWS
@@ -199,7 +242,9 @@ def test_a_failing_piece_ends_its_request_alone() -> None:
         return run(rows)
 
     models["target"].forward = forward
-    late = engine.submit([1] * 40 + [7] * 40, Sampling(max_tokens=4), build_strategy("autoregressive"))
+    late = engine.submit(
+        [1] * 40 + [7] * 40, Sampling(max_tokens=4), build_strategy("autoregressive")
+    )
     while not busy.finished:
         engine.step()
     assert isinstance(late.error, RuntimeError)
@@ -208,12 +253,17 @@ def test_a_failing_piece_ends_its_request_alone() -> None:
 
 
 def test_a_long_draft_is_verified_while_an_older_prompt_is_read() -> None:
-    """A verification of more tokens than `LEAST` is no prompt: it would wait until the prompts of older requests are read."""
+    """A verification of more tokens than `LEAST` is no prompt: it would wait until the prompts of
+    older requests are read."""
     models = table_pair(vocab=8, noise=0.0)
     engine = Engine(models, budget=PromptBudget(ROOM))
     begun(engine, "autoregressive")
     older = engine.submit(LONG * 2, Sampling(max_tokens=2), build_strategy("autoregressive"))
-    younger = engine.submit([1, 2], Sampling(max_tokens=90), build_strategy("vanilla_sd", {"num_speculative_tokens": 20}))
+    younger = engine.submit(
+        [1, 2],
+        Sampling(max_tokens=90),
+        build_strategy("vanilla_sd", {"num_speculative_tokens": 20}),
+    )
     while not older.output:
         engine.step()
     assert len(younger.output) > 20

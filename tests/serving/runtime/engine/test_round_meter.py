@@ -34,7 +34,14 @@ def ticking(engine: Engine) -> Engine:
 
 def test_a_round_is_a_pass_of_the_target_with_all_drafts_before_it() -> None:
     engine = ticking(Engine(table_pair(vocab=8, noise=0.0)))
-    jobs = [engine.submit([1, 2], Sampling(max_tokens=25), build_strategy("vanilla_sd", {"num_speculative_tokens": 3})) for _ in range(2)]
+    jobs = [
+        engine.submit(
+            [1, 2],
+            Sampling(max_tokens=25),
+            build_strategy("vanilla_sd", {"num_speculative_tokens": 3}),
+        )
+        for _ in range(2)
+    ]
     found = rounds(engine)
     assert {one.seconds for one in found} == {1.0}
     assert found[0].tokens == 8, "three drafted and one more, of each of two"

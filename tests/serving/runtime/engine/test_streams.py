@@ -16,7 +16,11 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import table_pair, table_resources
 
-PARALLEL = {"spide": {"tau": 0.4, "max_draft": 5}, "pearl": {"num_speculative_tokens": 4}, "duo_decoding": {"num_speculative_tokens": 6}}
+PARALLEL = {
+    "spide": {"tau": 0.4, "max_draft": 5},
+    "pearl": {"num_speculative_tokens": 4},
+    "duo_decoding": {"num_speculative_tokens": 6},
+}
 SAMPLING = Sampling(max_tokens=40, temperature=1.0, seed=5)
 
 
@@ -35,15 +39,31 @@ class Delayed:
 
 
 def decode(name: str, target: float = 0.0, draft: float = 0.0, seed: int = 0, prompts=((1, 2),)):
-    """Outputs and counters of concurrent requests over models with delays of at most so many seconds."""
+    """Outputs and counters of concurrent requests over models with delays of at most so many
+    seconds."""
     models = table_pair(vocab=9, noise=0.5, sharpness=0.6)
     if target or draft:
-        models = {"target": Delayed(models["target"], target, seed), "draft": Delayed(models["draft"], draft, seed + 1)}
+        models = {
+            "target": Delayed(models["target"], target, seed),
+            "draft": Delayed(models["draft"], draft, seed + 1),
+        }
     engine = Engine(models)
-    jobs = [engine.submit(prompt, SAMPLING, build_strategy(name, PARALLEL[name], table_resources(9))) for prompt in prompts]
+    jobs = [
+        engine.submit(prompt, SAMPLING, build_strategy(name, PARALLEL[name], table_resources(9)))
+        for prompt in prompts
+    ]
     engine.run(jobs)
-    return [(job.output, {key: value for key, value in vars(job.session.stats).items() if "seconds" not in key and key != "timeline"})
-            for job in jobs]
+    return [
+        (
+            job.output,
+            {
+                key: value
+                for key, value in vars(job.session.stats).items()
+                if "seconds" not in key and key != "timeline"
+            },
+        )
+        for job in jobs
+    ]
 
 
 @pytest.mark.parametrize("name", list(PARALLEL))
@@ -56,7 +76,11 @@ def test_delays_on_either_model_change_neither_text_nor_counters(name):
 @pytest.mark.parametrize("name", list(PARALLEL))
 def test_delays_change_nothing_for_concurrent_requests_either(name):
     prompts = ((1, 2), (3,), (4, 5, 6))
-    assert decode(name, 0.002, 0.002, 4, prompts) == decode(name, prompts=prompts) == [decode(name, prompts=(p,))[0] for p in prompts]
+    assert (
+        decode(name, 0.002, 0.002, 4, prompts)
+        == decode(name, prompts=prompts)
+        == [decode(name, prompts=(p,))[0] for p in prompts]
+    )
 
 
 def test_every_strategy_that_can_overlap_is_here():
@@ -78,14 +102,18 @@ class Spy:
         self.generator, self.stream = generator, stream
 
     def random(self) -> float:
-        place = tuple(map(int, self.generator.bit_generator.state["state"]["counter"])), self.generator.bit_generator.state["buffer_pos"]
+        place = (
+            tuple(map(int, self.generator.bit_generator.state["state"]["counter"])),
+            self.generator.bit_generator.state["buffer_pos"],
+        )
         Spy.read[self.stream, place] += 1
         return float(self.generator.random())
 
 
 @pytest.mark.parametrize("name", list(PARALLEL))
 def test_no_uniform_is_used_twice(monkeypatch, name):
-    """The key of a stream and its counter name a uniform; streams of one request differ in their key."""
+    """The key of a stream and its counter name a uniform; streams of one request differ in their
+    key."""
     original = RandomStream.__init__
 
     def spied(self, seed, purpose):

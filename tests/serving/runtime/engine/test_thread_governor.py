@@ -1,4 +1,5 @@
-"""Threads follow the cores that other processes leave: decisions from planted readings, and the engine that asks for them."""
+"""Threads follow the cores that other processes leave: decisions from planted readings, and the
+engine that asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ import pytest
 
 from serving.runtime.engine import thread_governor
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.thread_governor import CALM, WINDOW, CoreTimes, ThreadGovernor, core_times, governor_for, next_threads
+from serving.runtime.engine.thread_governor import (
+    CALM,
+    WINDOW,
+    CoreTimes,
+    ThreadGovernor,
+    core_times,
+    governor_for,
+    next_threads,
+)
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
@@ -60,7 +69,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(2, monkeypatch)
 
 
-def test_a_core_that_another_process_takes_is_given_up_at_the_next_reading(machine: Machine) -> None:
+def test_a_core_that_another_process_takes_is_given_up_at_the_next_reading(
+    machine: Machine,
+) -> None:
     assert [machine.runs(0.05), machine.runs(0.6), machine.runs(1.0)] == [2, 1, 1]
 
 
@@ -82,7 +93,8 @@ def test_a_core_that_is_free_again_is_taken_after_some_calm_seconds(machine: Mac
 
 
 def test_what_others_did_while_nothing_was_decoded_does_not_count(machine: Machine) -> None:
-    """A server without requests, or one that was stopped: the first answer after it computes on all cores, and gives one up if need be."""
+    """A server without requests, or one that was stopped: the first answer after it computes on all
+    cores, and gives one up if need be."""
     assert machine.runs(1.9, seconds=60, own=0.01) == 2
     assert machine.runs(1.0) == 1
 
@@ -117,7 +129,11 @@ def test_one_that_comes_and_goes_every_second_is_not_followed(machine: Machine) 
 
 def test_of_many_cores_only_those_that_are_taken_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(8, monkeypatch)
-    assert [machine.runs(0.2, own=7), machine.runs(2.0, own=6), machine.runs(2.2, own=5)] == [8, 6, 6]
+    assert [machine.runs(0.2, own=7), machine.runs(2.0, own=6), machine.runs(2.2, own=5)] == [
+        8,
+        6,
+        6,
+    ]
     assert [machine.runs(1.1, own=6) for _ in range(CALM)][-1] == 7
     quota = ThreadGovernor(2, machine.read, lambda: machine.now)
     machine.now, machine.unused = machine.now + 1, machine.unused + 2.5
@@ -147,7 +163,9 @@ def test_every_thread_that_steps_computes_with_the_threads_in_force(machine: Mac
     assert machine.torch.threads == 2, "afterwards all of them"
 
 
-def test_a_system_that_tells_nothing_and_a_single_thread_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_tells_nothing_and_a_single_thread_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch, now = Torch(4), iter(range(100))
     monkeypatch.setattr(thread_governor, "torch", torch)
     silent = ThreadGovernor(4, lambda: None, lambda: next(now))
@@ -184,7 +202,9 @@ intr 1 2 3
 
 
 @pytest.mark.parametrize(("cores", "unused"), [([0, 3], 2.6), ([1], 2.3), ([0, 2], None)])
-def test_the_cores_of_this_process_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: list[int], unused: float) -> None:
+def test_the_cores_of_this_process_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: list[int], unused: float
+) -> None:
     (tmp_path / "stat").write_text(STAT)
     monkeypatch.setattr(thread_governor, "STAT", tmp_path / "stat")
     monkeypatch.setattr(thread_governor, "core_ids", lambda: cores)
@@ -197,9 +217,17 @@ def test_the_cores_of_this_process_are_read(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_real_reading_counts_what_this_process_used() -> None:
-    code = "from serving.runtime.engine.thread_governor import core_times as t; a = t(); sum(range(3_000_000)); b = t()\n" \
-           "print(0 < b.own - a.own < 60 and b.clock > a.clock and b.unused >= a.unused)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "True"
+    code = (
+        "from serving.runtime.engine.thread_governor import core_times as t; a = t(); "
+        "sum(range(3_000_000)); b = t()\n"
+        "print(0 < b.own - a.own < 60 and b.clock > a.clock and b.unused >= a.unused)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "True"
+    )
 
 
 class Asked:
@@ -213,7 +241,9 @@ class Asked:
 
 
 def steps_of(engine: Engine, name: str, **parameters: Any) -> Iterator[Sequence[int]]:
-    job = engine.submit([1], Sampling(max_tokens=6), build_strategy(name, parameters, table_resources(5, ratio=4.0)))
+    job = engine.submit(
+        [1], Sampling(max_tokens=6), build_strategy(name, parameters, table_resources(5, ratio=4.0))
+    )
     while not job.finished:
         engine.step()
         yield job.output
@@ -221,11 +251,22 @@ def steps_of(engine: Engine, name: str, **parameters: Any) -> Iterator[Sequence[
 
 def test_the_engine_asks_before_every_step() -> None:
     asked: Any = Asked()
-    steps = len(list(steps_of(Engine({"target": TableModel.random(vocab_size=5, seed=0)}, governor=asked), "autoregressive")))
+    steps = len(
+        list(
+            steps_of(
+                Engine({"target": TableModel.random(vocab_size=5, seed=0)}, governor=asked),
+                "autoregressive",
+            )
+        )
+    )
     assert asked.checks == steps >= 6
 
 
 def test_while_models_overlap_their_threads_are_left_alone() -> None:
     asked: Any = Asked()
-    list(steps_of(Engine(table_pair(vocab=5, noise=0.0), governor=asked), "spide", tau=0.5, max_draft=4))
+    list(
+        steps_of(
+            Engine(table_pair(vocab=5, noise=0.0), governor=asked), "spide", tau=0.5, max_draft=4
+        )
+    )
     assert asked.checks == 1, "before the workers began"

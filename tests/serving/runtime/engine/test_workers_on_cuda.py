@@ -1,4 +1,5 @@
-"""Worker threads whose models compute on a CUDA device, with a device that only notes what it is asked."""
+"""Worker threads whose models compute on a CUDA device, with a device that only notes what it is
+asked."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Stream:
 
 
 class Device:
-    """`torch.cuda` as far as workers use it: a current stream for each thread, which is the default one until another is set."""
+    """`torch.cuda` as far as workers use it: a current stream for each thread, which is the default
+    one until another is set."""
 
     def __init__(self) -> None:
         self.notes: list[Any] = []
@@ -71,7 +73,12 @@ class Model:
     """Computes by CUDA graphs, or not."""
 
     def __init__(self, device: Device, captures: bool = True):
-        self.device, self.captures, self.waits, self.marks = CUDA, captures, 0, object() if captures else None
+        self.device, self.captures, self.waits, self.marks = (
+            CUDA,
+            captures,
+            0,
+            object() if captures else None,
+        )
         self.where = device
 
     def synchronize(self) -> None:
@@ -86,12 +93,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def test_models_with_graphs_have_a_stream_each_which_they_keep(device: Device) -> None:
-    """On one stream, two models would compute in turn, however many threads launch them; a stream for each thread would use up all."""
+    """On one stream, two models would compute in turn, however many threads launch them; a stream
+    for each thread would use up all."""
     target, draft = Model(device), Model(device)
     streams = []
     for _ in range(2):
         both = Workers([target, draft])
-        streams.append([both.submit(one, lambda: device.current_stream(CUDA)).result() for one in (target, draft, target)])
+        streams.append(
+            [
+                both.submit(one, lambda: device.current_stream(CUDA)).result()
+                for one in (target, draft, target)
+            ]
+        )
         both.close()
     assert streams[0] == streams[1]
     assert streams[0][0] is streams[0][2]
@@ -100,7 +113,8 @@ def test_models_with_graphs_have_a_stream_each_which_they_keep(device: Device) -
 
 
 def test_a_model_whose_memory_moves_launches_where_the_caller_does(device: Device) -> None:
-    """Its caches are made anew on whichever stream is current: on two, one could be given memory that the other still reads."""
+    """Its caches are made anew on whichever stream is current: on two, one could be given memory
+    that the other still reads."""
     eager = Model(device, captures=False)
     alone = Workers([eager])
     assert alone.submit(eager, lambda: device.current_stream(CUDA)).result() is device.default
@@ -108,7 +122,9 @@ def test_a_model_whose_memory_moves_launches_where_the_caller_does(device: Devic
     assert (device.notes, device.made) == ([], 0)
 
 
-def test_work_begins_behind_what_its_caller_launched_and_leaves_nothing_running(device: Device) -> None:
+def test_work_begins_behind_what_its_caller_launched_and_leaves_nothing_running(
+    device: Device,
+) -> None:
     one = Model(device)
     alone = Workers([one])
 
@@ -121,12 +137,17 @@ def test_work_begins_behind_what_its_caller_launched_and_leaves_nothing_running(
         device.notes.clear()
         landed = alone.submit(one, work, fails)
         assert isinstance(landed.exception(), ValueError) is fails
-        assert device.notes == [("worker 1", "waits for", "default"), "work", ("worker 1", "is waited for")]
+        assert device.notes == [
+            ("worker 1", "waits for", "default"),
+            "work",
+            ("worker 1", "is waited for"),
+        ]
     alone.close()
 
 
 def test_a_lost_device_is_what_the_work_says_it_is(device: Device) -> None:
-    """The engine turns what a forward pass raises into an answer for its requests; what is raised around it would end all."""
+    """The engine turns what a forward pass raises into an answer for its requests; what is raised
+    around it would end all."""
     one = Model(device)
     alone = Workers([one])
     alone.submit(one, device.current_stream, CUDA).result().lost = True
@@ -135,7 +156,8 @@ def test_a_lost_device_is_what_the_work_says_it_is(device: Device) -> None:
 
 
 def test_outputs_keep_their_memory_until_the_caller_has_read_them(device: Device) -> None:
-    """The allocator would give it to a pass that runs meanwhile as soon as the caller lets go of it."""
+    """The allocator would give it to a pass that runs meanwhile as soon as the caller lets go of
+    it."""
     one, elsewhere = Model(device), Model(device, captures=False)
     made = [SimpleNamespace(compact=Tensor(), hidden=None, support=Tensor()) for _ in range(3)]
     alone = Workers([one])
@@ -143,16 +165,24 @@ def test_outputs_keep_their_memory_until_the_caller_has_read_them(device: Device
     alone.close()
     finish(one, made[1:2])
     finish(elsewhere, made[2:])
-    assert [(output.compact.kept_for, output.support.kept_for) for output in made] == [(["default"], ["default"]), ([], []), ([], [])]
+    assert [(output.compact.kept_for, output.support.kept_for) for output in made] == [
+        (["default"], ["default"]),
+        ([], []),
+        ([], []),
+    ]
     assert (one.waits, elsewhere.waits) == (2, 0)
 
 
 def test_the_engine_finishes_every_pass_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[Any] = []
-    monkeypatch.setattr("serving.runtime.engine.engine.finish", lambda model, outputs: finished.extend(outputs))
+    monkeypatch.setattr(
+        "serving.runtime.engine.engine.finish", lambda model, outputs: finished.extend(outputs)
+    )
     models = {role: model for role, model in table_pair().items() if role in ("target", "draft")}
     engine = Engine(models, split=True)
-    stats = engine.generate([1, 2], Sampling(max_tokens=8), build_strategy("vanilla_sd")).session.stats
+    stats = engine.generate(
+        [1, 2], Sampling(max_tokens=8), build_strategy("vanilla_sd")
+    ).session.stats
     engine.close()
     assert len(finished) >= stats.target_calls + stats.draft_calls > 0
 

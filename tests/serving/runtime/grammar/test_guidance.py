@@ -1,4 +1,5 @@
-"""llguidance's grammars over a tiny pair: what is finished is valid, whatever drafts; what is no grammar is refused in one line."""
+"""llguidance's grammars over a tiny pair: what is finished is valid, whatever drafts; what is no
+grammar is refused in one line."""
 
 from __future__ import annotations
 
@@ -28,24 +29,38 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def compiled(pair: LoadedPair) -> Callable[[str], GuidanceGrammar]:
-    tokenizer = GuidanceTokenizer(pair.tokenizer, pair.models["target"].vocab_size, pair.stop_tokens)
+    tokenizer = GuidanceTokenizer(
+        pair.tokenizer, pair.models["target"].vocab_size, pair.stop_tokens
+    )
     return lambda definition: GuidanceGrammar(tokenizer, definition)
 
 
-def written(pair: LoadedPair, grammar: GuidanceGrammar, name: str = "vanilla_sd", **asked: Any) -> tuple[str, str | None, Any]:
+def written(
+    pair: LoadedPair, grammar: GuidanceGrammar, name: str = "vanilla_sd", **asked: Any
+) -> tuple[str, str | None, Any]:
     """Text, why it ended, and statistics."""
     sampling = pair.sampling(**{"max_tokens": 240, "grammar": grammar} | asked)
     session = pair.engine().generate(pair.encode("hi"), sampling, build_strategy(name)).session
     return pair.decode(session.text.output), session.text.finish_reason, session.stats
 
 
-@pytest.mark.parametrize("schema", [pytest.param(schema, id=name, marks=[pytest.mark.slow] if number % 3 else [])
-                                    for number, (name, schema) in enumerate(SCHEMAS.items())])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(schema, id=name, marks=[pytest.mark.slow] if number % 3 else [])
+        for number, (name, schema) in enumerate(SCHEMAS.items())
+    ],
+)
 def test_every_finished_answer_is_valid(pair: LoadedPair, compiled: Any, schema: Any) -> None:
-    """And most are finished, though the model writes at random; greedy ones are those of plain decoding, token by token."""
+    """And most are finished, though the model writes at random; greedy ones are those of plain
+    decoding, token by token."""
     grammar = compiled(guidance.json_schema(schema))
     finished = 0
-    for asked in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}, {"temperature": 2.0, "seed": 3}):
+    for asked in (
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 2.0, "seed": 3},
+    ):
         text, reason, _ = written(pair, grammar, **asked)
         if reason == "stop":
             finished += 1
@@ -58,9 +73,12 @@ def test_every_finished_answer_is_valid(pair: LoadedPair, compiled: Any, schema:
 
 def test_forced_text_is_drafted_in_its_usual_spelling(pair: LoadedPair, compiled: Any) -> None:
     grammar = compiled(guidance.json_schema(SCHEMAS["long forced text"]))
-    plain, stats = (written(pair, grammar, "autoregressive", draft_forced=draft)[2] for draft in (False, True))
+    plain, stats = (
+        written(pair, grammar, "autoregressive", draft_forced=draft)[2] for draft in (False, True)
+    )
     assert stats.forced > 60
-    assert stats.forced_accepted > 0.5 * stats.forced  # a random model spells "the" as t, h, e as often as not
+    # a random model spells "the" as t, h, e as often as not
+    assert stats.forced_accepted > 0.5 * stats.forced
     assert stats.target_calls < 0.7 * plain.target_calls
 
 
@@ -68,37 +86,50 @@ def test_forced_text_is_drafted_in_its_usual_spelling(pair: LoadedPair, compiled
 def test_regular_expressions_choices_and_rules(pair: LoadedPair, compiled: Any, name: str) -> None:
     for seed in range(4):
         asked = {"temperature": 1.0, "seed": seed, "name": name}
-        text, reason, _ = written(pair, compiled(guidance.regex(r"[0-9]{2,4}(-[a-z]{1,3})?")), **asked)
+        text, reason, _ = written(
+            pair, compiled(guidance.regex(r"[0-9]{2,4}(-[a-z]{1,3})?")), **asked
+        )
         assert re.fullmatch(r"[0-9]{2,4}(-[a-z]{1,3})?", text)
         assert reason == "stop"
-        assert written(pair, compiled(guidance.choice(["Paris", 'say "x"', "a\nb", "späte"])), **asked)[0] in {
-            "Paris", 'say "x"', "a\nb", "späte"}
+        assert written(
+            pair, compiled(guidance.choice(["Paris", 'say "x"', "a\nb", "späte"])), **asked
+        )[0] in {"Paris", 'say "x"', "a\nb", "späte"}
         gbnf = 'root ::= "<" item{1,3} ">"\nitem ::= "a" | "bc"'
-        assert re.fullmatch(r"<(a|bc){1,3}>", written(pair, compiled(guidance.context_free(gbnf)), **asked)[0])
-        assert written(pair, compiled(guidance.context_free('start: "x" NUMBER\nNUMBER: /[1-9]/')), **asked)[0] in {
-            f"x{digit}" for digit in range(1, 10)}
+        assert re.fullmatch(
+            r"<(a|bc){1,3}>", written(pair, compiled(guidance.context_free(gbnf)), **asked)[0]
+        )
+        assert written(
+            pair, compiled(guidance.context_free('start: "x" NUMBER\nNUMBER: /[1-9]/')), **asked
+        )[0] in {f"x{digit}" for digit in range(1, 10)}
 
 
 def test_white_space_is_bounded(pair: LoadedPair, compiled: Any) -> None:
     """A model that likes nothing else would fill the answer with it."""
     space = {str(token): 60.0 for token in pair.encode(" \n\t")}
-    text, reason, _ = written(pair, compiled(guidance.json_schema(SCHEMAS["person"])), logit_bias={int(t): b for t, b in space.items()})
+    text, reason, _ = written(
+        pair,
+        compiled(guidance.json_schema(SCHEMAS["person"])),
+        logit_bias={int(t): b for t, b in space.items()},
+    )
     assert re.search(r"\n[ \t]{32}", text)
     assert not re.search(r"\s{34}", text)
     assert reason == "length" or json.loads(text)
 
 
-@pytest.mark.parametrize(("define", "said"), [
-    (lambda: guidance.json_schema({"type": "text"}), "Invalid type: text"),
-    (lambda: guidance.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-    (lambda: guidance.json_schema({"$ref": "#/$defs/none"}), "does not exist"),
-    (lambda: guidance.json_schema({"enum": []}), "Unsatisfiable"),
-    (lambda: guidance.json_schema({"type": "string", "pattern": "("}), "unclosed group"),
-    (lambda: guidance.regex("("), "unclosed group"),
-    (lambda: guidance.regex("(?=a)b"), "look-around"),
-    (lambda: guidance.context_free("start: none"), "unknown name"),
-    (lambda: guidance.context_free("root ::= ("), "Expected"),
-])
+@pytest.mark.parametrize(
+    ("define", "said"),
+    [
+        (lambda: guidance.json_schema({"type": "text"}), "Invalid type: text"),
+        (lambda: guidance.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (lambda: guidance.json_schema({"$ref": "#/$defs/none"}), "does not exist"),
+        (lambda: guidance.json_schema({"enum": []}), "Unsatisfiable"),
+        (lambda: guidance.json_schema({"type": "string", "pattern": "("}), "unclosed group"),
+        (lambda: guidance.regex("("), "unclosed group"),
+        (lambda: guidance.regex("(?=a)b"), "look-around"),
+        (lambda: guidance.context_free("start: none"), "unknown name"),
+        (lambda: guidance.context_free("root ::= ("), "Expected"),
+    ],
+)
 def test_what_is_no_grammar_is_refused_in_one_line(compiled: Any, define: Any, said: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         compiled(define())
@@ -108,10 +139,17 @@ def test_what_is_no_grammar_is_refused_in_one_line(compiled: Any, define: Any, s
 
 
 def test_a_tokenizer_that_spells_a_space_apart(compiled: Any) -> None:
-    """As Llama 2's, whose decoder drops a leading space: the text is that of the tokens after a prompt."""
+    """As Llama 2's, whose decoder drops a leading space: the text is that of the tokens after a
+    prompt."""
     pair = tiny_pair(slots=1, tokenizer=spaced_tokenizer())
-    tokenizer = GuidanceTokenizer(pair.tokenizer, pair.models["target"].vocab_size, pair.stop_tokens)
-    text, reason, _ = written(pair, GuidanceGrammar(tokenizer, guidance.json_schema(SCHEMAS["tool call"])), temperature=1.0)
+    tokenizer = GuidanceTokenizer(
+        pair.tokenizer, pair.models["target"].vocab_size, pair.stop_tokens
+    )
+    text, reason, _ = written(
+        pair,
+        GuidanceGrammar(tokenizer, guidance.json_schema(SCHEMAS["tool call"])),
+        temperature=1.0,
+    )
     assert reason == "stop"
     jsonschema.validate(json.loads(text), SCHEMAS["tool call"])
 
@@ -127,19 +165,28 @@ def test_models_that_know_other_tokens_than_the_tokenizer(pair: LoadedPair) -> N
 
 
 def test_the_name_of_a_special_token_is_spelt_as_text(pair: LoadedPair, compiled: Any) -> None:
-    """As the token it would end the text, or be refused after it was forced; the mark of a special token names the token itself."""
+    """As the token it would end the text, or be refused after it was forced; the mark of a special
+    token names the token itself."""
     words = ["a <|end|> b", "<|start|>"]
     for seed in range(3):
-        text, reason, _ = written(pair, compiled(guidance.json_schema({"enum": words})), temperature=1.0, seed=seed)
+        text, reason, _ = written(
+            pair, compiled(guidance.json_schema({"enum": words})), temperature=1.0, seed=seed
+        )
         assert json.loads(text) in words
         assert reason == "stop"
     token = pair.tokenizer.convert_tokens_to_ids("<|start|>")
-    assert compiled(guidance.lark('start: <|start|> "x"')).matcher().allowed().nonzero()[0].tolist() == [token]
+    assert compiled(guidance.lark('start: <|start|> "x"')).matcher().allowed().nonzero()[
+        0
+    ].tolist() == [token]
 
 
-def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(pair: LoadedPair, compiled: Any) -> None:
+def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(
+    pair: LoadedPair, compiled: Any
+) -> None:
     """Its masks cost the third power of them, and all other requests wait for a mask."""
-    matcher = compiled(guidance.context_free('start: s\ns: x s | s x | x x\nx: "a" | "a" x | x "a"')).matcher()
+    matcher = compiled(
+        guidance.context_free('start: s\ns: x s | s x | x x\nx: "a" | "a" x | x "a"')
+    ).matcher()
     letter, began = pair.encode("a")[0], time.thread_time()
 
     def write(count: int) -> None:
@@ -157,5 +204,7 @@ def test_a_grammar_that_leaves_ever_more_readings_open_is_given_up(pair: LoadedP
 def test_the_longest_choice_can_be_written(pair: LoadedPair, compiled: Any) -> None:
     """Each text is a reading that the grammar leaves open at the first place."""
     texts = [f"text {number}" for number in range(MOST_TEXTS)]
-    text, reason, _ = written(pair, compiled(guidance.lark(f"start: {guidance.alternatives(texts)}")), max_tokens=40)
+    text, reason, _ = written(
+        pair, compiled(guidance.lark(f"start: {guidance.alternatives(texts)}")), max_tokens=40
+    )
     assert (text in texts, reason) == (True, "stop")

@@ -1,4 +1,5 @@
-"""A few tokens by compiled layers equal the eager way; what is compiled is kept, and nothing is compiled unasked."""
+"""A few tokens by compiled layers equal the eager way; what is compiled is kept, and nothing is
+compiled unasked."""
 
 from __future__ import annotations
 
@@ -57,10 +58,18 @@ class UncompiledPart:
     """What a library of a part of a layer computes, by torch; says when it is called.
 
     Args:
-        groups: of how many tensors its arguments but the last consist; that is all others, or there is none if `rest` is False.
+        groups: of how many tensors its arguments but the last consist; that is all others, or there
+            is none if `rest` is False.
     """
 
-    def __init__(self, module: torch.nn.Module, groups: Sequence[int], called: Callable[[], None], *, rest: bool = True):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        groups: Sequence[int],
+        called: Callable[[], None],
+        *,
+        rest: bool = True,
+    ):
         self.module, self.groups, self.called, self.rest = module, groups, called, rest
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -75,21 +84,42 @@ class UncompiledPart:
 
 
 def with_parts(model: LeanLlama) -> Counter[str]:
-    """Give the step of a model compiled parts of layers, less the compiler; returns their calls, by kind."""
+    """Give the step of a model compiled parts of layers, less the compiler; returns their calls, by
+    kind."""
     called: Counter[str] = Counter()
     assert model.step is not None
     halves = []
     for own, layer in zip(model.layers, model.module.model.layers, strict=True):
         weights = layer_weights(own, layer)
-        pair = [(UncompiledPart(half(own, list(half.share(weights))), [states], partial(called.update, [half.__name__])),
-                 list(half.share(weights).values())) for half, states in ((BeforeAttention, 3), (AfterAttention, 2))]
+        pair = [
+            (
+                UncompiledPart(
+                    half(own, list(half.share(weights))),
+                    [states],
+                    partial(called.update, [half.__name__]),
+                ),
+                list(half.share(weights).values()),
+            )
+            for half, states in ((BeforeAttention, 3), (AfterAttention, 2))
+        ]
         halves.append(CompiledHalves(pair[0], pair[1]))
     model.step.halves = halves
-    rows = [UncompiledPart(RowsAttention(model.shape, window), [3, 2, 3], partial(called.update, ["rows"]), rest=False)
-            for window in model.shape.windows]
-    row = UncompiledPart(OneRowAttention(model.shape), [3, 2, 2], partial(called.update, ["row"]), rest=False)
-    model.step.parts = row_attention.CompiledParts(partial(CompiledRows, rows, model.slots),
-                                                   partial(CompiledRow, row, model.shape.windows, model.slots))
+    rows = [
+        UncompiledPart(
+            RowsAttention(model.shape, window),
+            [3, 2, 3],
+            partial(called.update, ["rows"]),
+            rest=False,
+        )
+        for window in model.shape.windows
+    ]
+    row = UncompiledPart(
+        OneRowAttention(model.shape), [3, 2, 2], partial(called.update, ["row"]), rest=False
+    )
+    model.step.parts = row_attention.CompiledParts(
+        partial(CompiledRows, rows, model.slots),
+        partial(CompiledRow, row, model.shape.windows, model.slots),
+    )
     return called
 
 
@@ -109,8 +139,12 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text[4:12]]
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
-    # the first four tokens stand beside the other row's one; a draft of three and the last two are one row
-    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2), ("rows", 1))}
+    # the first four tokens stand beside the other row's one; a draft of three and the last two are
+    # one row
+    assert called == {
+        form: calls * module.config.num_hidden_layers
+        for form, calls in (("token", 8), ("row", 2), ("rows", 1))
+    }
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
@@ -118,12 +152,17 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
 def test_few_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
     """And as many as the eager way takes the wide copy for are left to it."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.1}
-    model, full = (LeanLlama(llama(torch.bfloat16, **sizes), weights=each, slots=2) for each in (weights, None))
+    model, full = (
+        LeanLlama(llama(torch.bfloat16, **sizes), weights=each, slots=2) for each in (weights, None)
+    )
     text = random_tokens(14, 4)
 
     def say(one: LeanLlama) -> torch.Tensor:
         slot = one.open()
-        parts = [one.forward([Forward("target", slot, part, len(part))])[0].logits for part in (text[:1], text[1:2], text[2:5], text[5:])]
+        parts = [
+            one.forward([Forward("target", slot, part, len(part))])[0].logits
+            for part in (text[:1], text[1:2], text[2:5], text[5:])
+        ]
         return torch.cat(parts)
 
     expected, other = say(model), say(full)
@@ -152,26 +191,37 @@ def test_rows_of_one_token_at_different_places_equal_the_plain_module(name: str)
     for slot, text in zip(slots, texts, strict=True):
         model.forward([Forward("target", slot, text[:-1])])
     called = with_step(model)
-    outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
-    torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
+    outputs = model.forward(
+        [Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)]
+    )
+    torch.testing.assert_close(
+        torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0
+    )
     assert called == {"rows": module.config.num_hidden_layers}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_drafts_beside_each_other_equal_the_plain_module(name: str) -> None:
-    """Rows of one to eight tokens in one call a layer, after texts of other lengths and rejected tokens; a tree among them is none."""
+    """Rows of one to eight tokens in one call a layer, after texts of other lengths and rejected
+    tokens; a tree among them is none."""
     module = lean_family(name)
     counts = (3, 1, LONGEST_BESIDE, 2)
     texts = [random_tokens(5 + 3 * i + count, i) for i, count in enumerate(counts)]
     with torch.no_grad():
-        expected = [module(torch.tensor([text])).logits[0, -count:] for text, count in zip(texts, counts, strict=True)]
+        expected = [
+            module(torch.tensor([text])).logits[0, -count:]
+            for text, count in zip(texts, counts, strict=True)
+        ]
     model = LeanLlama(module, slots=4)
     slots = [model.open() for _ in texts][::-1]
     for slot, text, count in zip(slots, texts, counts, strict=True):
         model.forward([Forward("target", slot, (*text[:-count], 9, 9))])
         model.rollback(slot, len(text) - count)
     called = with_step(model)
-    rows = [Forward("target", slot, text[-count:], count) for slot, text, count in zip(slots, texts, counts, strict=True)]
+    rows = [
+        Forward("target", slot, text[-count:], count)
+        for slot, text, count in zip(slots, texts, counts, strict=True)
+    ]
     for output, want in zip(model.forward(rows), expected, strict=True):
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
     layers = module.config.num_hidden_layers
@@ -201,7 +251,9 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     called = with_step(model)
     slot, at, logits = model.open(), 0, []
     for count in lengths:
-        logits.append(model.forward([Forward("target", slot, text[at : at + count], count)])[0].logits)
+        logits.append(
+            model.forward([Forward("target", slot, text[at : at + count], count)])[0].logits
+        )
         at += count
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
     # all but the last, which is longer than what is compiled
@@ -223,8 +275,12 @@ def test_a_tree_and_a_branch_beside_others_attend_by_themselves() -> None:
         if compiled:
             with_step(model, forms=())
             called = with_parts(model)
-        rows = [Forward("target", slots[0], (7,)), Forward("target", slots[1], (8,)),
-                Forward("target", slots[2], (5, 6, 7, 8), 4, parents=parents), Forward("target", branch, (3, 4, 5), 3)]
+        rows = [
+            Forward("target", slots[0], (7,)),
+            Forward("target", slots[1], (8,)),
+            Forward("target", slots[2], (5, 6, 7, 8), 4, parents=parents),
+            Forward("target", branch, (3, 4, 5), 3),
+        ]
         found.append(torch.cat([output.logits for output in model.forward(rows)]))
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
     assert called["row"] == 2 * module.config.num_hidden_layers
@@ -232,29 +288,45 @@ def test_a_tree_and_a_branch_beside_others_attend_by_themselves() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 1, 2)], ids=["together", "apart"])
-def test_rows_beside_parts_of_prompts_equal_the_plain_module(name: str, order: tuple[int, ...]) -> None:
-    """Rows of one token, packed side by side or not, a draft, and a piece of a prompt, in layers of which all parts are compiled."""
+def test_rows_beside_parts_of_prompts_equal_the_plain_module(
+    name: str, order: tuple[int, ...]
+) -> None:
+    """Rows of one token, packed side by side or not, a draft, and a piece of a prompt, in layers of
+    which all parts are compiled."""
     module = lean_family(name)
     counts = [(1, 1, 1, 3, 40)[i] for i in order]
     texts = [random_tokens(9 + i + count, i) for i, count in zip(order, counts, strict=True)]
     with torch.no_grad():
-        expected = [module(torch.tensor([text])).logits[0, -count:] for text, count in zip(texts, counts, strict=True)]
+        expected = [
+            module(torch.tensor([text])).logits[0, -count:]
+            for text, count in zip(texts, counts, strict=True)
+        ]
     model = LeanLlama(module, slots=5)
     slots = [model.open() for _ in texts]
     for slot, text, count in zip(slots, texts, counts, strict=True):
         model.forward([Forward("target", slot, text[:-count])])
     with_step(model)
     called = with_parts(model)
-    outputs = model.forward([Forward("target", slot, text[-count:], count) for slot, text, count in zip(slots, texts, counts, strict=True)])
+    outputs = model.forward(
+        [
+            Forward("target", slot, text[-count:], count)
+            for slot, text, count in zip(slots, texts, counts, strict=True)
+        ]
+    )
     for output, want in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
     layers = module.config.num_hidden_layers
-    assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), layers) | {"row": 2 * layers}, "the draft and the piece"
+    assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), layers) | {
+        "row": 2 * layers
+    }, "the draft and the piece"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request of a long text among seven short ones would have all of them attend over as many positions."""
+def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request of a long text among seven short ones would have all of them attend over as many
+    positions."""
     monkeypatch.setattr(compiled_step, "MOST_WASTED_WHOLE", 10)
     monkeypatch.setattr(row_attention, "MOST_WASTED", 10)
     module = lean_family(name)
@@ -266,17 +338,26 @@ def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batch
     for slot, text in zip(slots, texts, strict=True):
         model.forward([Forward("target", slot, text[:-1])])
     whole, parts = with_step(model), with_parts(model)
-    outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
-    torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
+    outputs = model.forward(
+        [Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)]
+    )
+    torch.testing.assert_close(
+        torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0
+    )
     layers = module.config.num_hidden_layers
-    assert (whole["rows"], parts["rows"], parts["AfterAttention"]) == (0, 2 * layers, layers), "batches of three and of two"
+    assert (whole["rows"], parts["rows"], parts["AfterAttention"]) == (0, 2 * layers, layers), (
+        "batches of three and of two"
+    )
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
 def test_a_few_tokens_of_no_form_read_int4_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The halves have them in full: two drafts of three tokens would read four times as many bytes."""
+    """The halves have them in full: two drafts of three tokens would read four times as many
+    bytes."""
     monkeypatch.setattr(compiled_step, "has_matrix_unit", lambda: False)
-    model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights="int4", slots=2)
+    model = LeanLlama(
+        llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights="int4", slots=2
+    )
     with_step(model, forms=("token", "row"), most=8)
     assert model.step is not None
     model.step.halves = []
@@ -297,14 +378,21 @@ def test_many_tokens_are_left_to_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) 
     assert (model.step.layers(64), model.step.layers(65)) == ([], None)
 
 
-def test_rows_attend_compiled_only_between_compiled_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The eager half hands on parts of a wider tensor, and a library would not look at their strides."""
+def test_rows_attend_compiled_only_between_compiled_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eager half hands on parts of a wider tensor, and a library would not look at their
+    strides."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     made: list[Path] = []
     monkeypatch.setattr(compiled_step, "compiled_calls", lambda *_: ([], []))
-    monkeypatch.setattr(compiled_step, "loaded", lambda file, *_: made.append(file))  # None: it could not be compiled
+    # None: it could not be compiled
+    monkeypatch.setattr(compiled_step, "loaded", lambda file, *_: made.append(file))
     model = LeanLlama(llama(torch.bfloat16), slots=2)
-    weights = [packed_layer(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
+    weights = [
+        packed_layer(layer_weights(*pair))
+        for pair in zip(model.layers, model.module.model.layers, strict=True)
+    ]
     step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [tmp_path])
     assert step is not None
     assert (step.halves, step.parts) == (None, None)
@@ -335,7 +423,9 @@ def test_a_token_in_a_branch_goes_the_eager_way() -> None:
         branch = each.open_branch()
         each.fork(slot, branch, 4)
         one = each.forward([Forward("target", branch, (7,))])[0].logits
-        outputs.append(torch.cat([one, each.forward([Forward("target", branch, (5, 6), 2)])[0].logits]))
+        outputs.append(
+            torch.cat([one, each.forward([Forward("target", branch, (5, 6), 2)])[0].logits])
+        )
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
     assert called == {"row": 2 * module.config.num_hidden_layers}
 
@@ -343,15 +433,25 @@ def test_a_token_in_a_branch_goes_the_eager_way() -> None:
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("outputs", [2 * OUTPUTS, OUTPUTS + 1])
 def test_a_product_by_a_packed_weight_is_that_by_the_weight(tokens: int, outputs: int) -> None:
-    """Of outputs that fill blocks and of those that do not, which stay as they are; with a bias, and with scales of an int8 weight."""
+    """Of outputs that fill blocks and of those that do not, which stay as they are; with a bias,
+    and with scales of an int8 weight."""
     random = torch.Generator().manual_seed(tokens)
     whole = torch.randint(-127, 128, (outputs, 24), generator=random, dtype=torch.int8)
-    x, bias, scale = (torch.randn(*size, generator=random) for size in ((tokens, 24), (outputs,), (outputs,)))
+    x, bias, scale = (
+        torch.randn(*size, generator=random) for size in ((tokens, 24), (outputs,), (outputs,))
+    )
     x = x.bfloat16().float()
-    weights = packed_layer({"down0": whole, "down0.bias": bias, "down0.scale": scale, "attention_norm": x[0]})
+    weights = packed_layer(
+        {"down0": whole, "down0.bias": bias, "down0.scale": scale, "attention_norm": x[0]}
+    )
     assert (weights["down0"].dim() > 2) == (outputs % OUTPUTS == 0)
     assert torch.equal(weights["attention_norm"], x[0])
-    torch.testing.assert_close(product(x, weights["down0"], bias, scale), (x @ whole.float().T) * scale + bias, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        product(x, weights["down0"], bias, scale),
+        (x @ whole.float().T) * scale + bias,
+        rtol=1e-5,
+        atol=1e-3,
+    )
     assert outputs % OUTPUTS or torch.equal(unpacked(packed(whole)), whole)
 
 
@@ -360,7 +460,8 @@ def test_nothing_is_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compiled_step, "build", lambda *_: pytest.fail("compiled"))
     assert LeanLlama(llama(torch.bfloat16), compiled="auto").step is None
     assert LeanLlama(llama(torch.bfloat16), compiled="off").step is None
-    assert LeanLlama(llama(), compiled="on").step is None  # float32 is what transformers is compared with
+    # float32 is what transformers is compared with
+    assert LeanLlama(llama(), compiled="on").step is None
 
 
 def test_no_compiler_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,9 +471,11 @@ def test_no_compiler_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
-def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                            caplog: pytest.LogCaptureFixture) -> None:
-    """A home may be shared with a machine of another C library: the default must serve there all the same."""
+def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A home may be shared with a machine of another C library: the default must serve there all
+    the same."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     broken = tmp_path / LIBRARY
     broken.write_text("no library")
@@ -383,9 +486,11 @@ def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(tmp_
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
-def test_trying_skips_small_models_and_what_failed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
-    """A minute of compiling that is tried at every start, or for a model of a few layers, would cost more than it ever saves."""
+def test_trying_skips_small_models_and_what_failed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A minute of compiling that is tried at every start, or for a model of a few layers, would
+    cost more than it ever saves."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setattr(lean_llama, "compiler", lambda: "g++")
     tried = []
@@ -423,8 +528,9 @@ def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
     assert library("key", folders) == there, "that of the bundle was checked by its digest"
 
 
-def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                               caplog: pytest.LogCaptureFixture) -> None:
+def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The default of all commands: it must not end where nothing can be kept."""
     (tmp_path / "compiled").write_text("a file in the folder's place")
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
@@ -437,8 +543,12 @@ def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(t
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
-def test_a_compiled_head_says_what_the_eager_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(2 * OUTPUTS, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+def test_a_compiled_head_says_what_the_eager_one_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(2 * OUTPUTS, 16, generator=torch.Generator().manual_seed(1)).to(
+        torch.bfloat16
+    )
     states = torch.randn(6, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
 
     class Library:
@@ -464,13 +574,17 @@ def test_a_compiled_head_says_what_the_eager_one_says(tmp_path: Path, monkeypatc
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
 def test_int4_weights_with_an_int8_one_among_them() -> None:
     """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model."""
-    model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=144), weights="int4", slots=2)
+    model = LeanLlama(
+        llama(torch.bfloat16, hidden_size=64, intermediate_size=144), weights="int4", slots=2
+    )
     weights = layer_weights(model.layers[0], model.module.model.layers[0])
     read = packed_layer(weights)
     assert (read["qkv"].dtype, read["down0"].dtype) == (torch.uint8, torch.int8)
     x = torch.randn(2, 144)
     expected = x @ (weights["down0"].float() * weights["down0.scale"].float()[:, None]).T
-    torch.testing.assert_close(product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(
+        product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05
+    )
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -489,8 +603,15 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
         return LeanLlama(llama(torch.bfloat16, **changes))
 
     same = of(one())
-    assert of(one(num_hidden_layers=1)) == of(LeanLlama(llama(torch.bfloat16), slots=7, max_context=9)) == same
-    others = [of(one(**changes)) for changes in ({"intermediate_size": 64}, {"rms_norm_eps": 1e-3}, {"attention_bias": True})]
+    assert (
+        of(one(num_hidden_layers=1))
+        == of(LeanLlama(llama(torch.bfloat16), slots=7, max_context=9))
+        == same
+    )
+    others = [
+        of(one(**changes))
+        for changes in ({"intermediate_size": 64}, {"rms_norm_eps": 1e-3}, {"attention_bias": True})
+    ]
     model = one()
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert len({same, of(model), *others}) == 5
@@ -504,8 +625,12 @@ def say(model: LeanLlama, form: Form) -> torch.Tensor:
     """Logits of a form's passes over random tokens after some others."""
     slots = [model.open() for _ in (STEPS[form] if form == "rows" else [0])]
     for i, slot in enumerate(slots):
-        model.forward([Forward("target", slot, random_tokens(17 + i, i))])  # too long to be compiled
-    rows = [Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n) for i, n in enumerate(STEPS[form])]
+        # too long to be compiled
+        model.forward([Forward("target", slot, random_tokens(17 + i, i))])
+    rows = [
+        Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n)
+        for i, n in enumerate(STEPS[form])
+    ]
     passes = [rows] if form == "rows" else [[row] for row in rows]
     logits = torch.cat([output.logits for one in passes for output in model.forward(one)])
     for slot in slots:
@@ -516,9 +641,15 @@ def say(model: LeanLlama, form: Form) -> torch.Tensor:
 def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
     """Logits of two rows of one token, a draft, and the whole of a prompt, in one pass."""
     slots = [model.open() for _ in range(3)]
-    model.forward([Forward("target", slot, random_tokens(17 + i, i)) for i, slot in enumerate(slots[:2])])
+    model.forward(
+        [Forward("target", slot, random_tokens(17 + i, i)) for i, slot in enumerate(slots[:2])]
+    )
     model.forward([Forward("target", slots[2], random_tokens(6, 5))])
-    rows = [Forward("target", slots[0], (7,)), Forward("target", slots[1], (8,)), Forward("target", slots[2], random_tokens(40, 9), 40)]
+    rows = [
+        Forward("target", slots[0], (7,)),
+        Forward("target", slots[1], (8,)),
+        Forward("target", slots[2], random_tokens(40, 9), 40),
+    ]
     logits = torch.cat([output.logits for output in model.forward(rows)])
     for slot in slots:
         model.close(slot)
@@ -529,14 +660,17 @@ def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
 def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
-        model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights)
+        model = LeanLlama(
+            llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights
+        )
         found = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
         keys.add(key(OneToken(model.layers[0], list(found), None), found))
     assert len(keys) == 3
 
 
 def exactly(module: Any, int8: bool) -> Any:
-    """A copy in float32, with the weights that `Int8Linear` rounds to where int8 is wanted: rounding is no error of a forward pass."""
+    """A copy in float32, with the weights that `Int8Linear` rounds to where int8 is wanted:
+    rounding is no error of a forward pass."""
     exact = copy.deepcopy(module).float()
     for part in exact.model.layers.modules() if int8 else ():
         if isinstance(part, torch.nn.Linear):
@@ -548,11 +682,16 @@ def exactly(module: Any, int8: bool) -> Any:
 @pytest.mark.slow
 @pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_compiled_layers_read_rounded_weights(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_read_rounded_weights(
+    weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = llama(torch.bfloat16, hidden_size=64, intermediate_size=128)
-    eager, model = LeanLlama(module, slots=3, weights=weights), LeanLlama(module, slots=3, weights=weights, compiled="on")
+    eager, model = (
+        LeanLlama(module, slots=3, weights=weights),
+        LeanLlama(module, slots=3, weights=weights, compiled="on"),
+    )
     assert model.step is not None
     for form in FORMS:
         torch.testing.assert_close(say(model, form), say(eager, form), atol=0.04, rtol=0.05)
@@ -561,8 +700,9 @@ def test_compiled_layers_read_rounded_weights(weights: Weights, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("name", "int8"), [("qwen3", False), ("gemma2", False), ("llama", True)])
-def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, int8: bool, tmp_path: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(
+    name: str, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All forms, few slots and many, and a start without a compiler from what is kept."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -572,7 +712,9 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     windows = len(set(eager.shape.windows))
     found = len(list(tmp_path.glob(f"compiled/*/{LIBRARY}")))
     by_kernel = fits(eager.shape.head_dim)
-    assert found == 3 * windows + 3 + by_kernel, "by window tokens, rows and their attention; one row and its, two halves; no head"
+    assert found == 3 * windows + 3 + by_kernel, (
+        "by window tokens, rows and their attention; one row and its, two halves; no head"
+    )
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
@@ -581,23 +723,30 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
             if form != "rows" or model.slots.count > 1:
                 right = say(exact, form)
                 mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
-                assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
+                # what is computed is as near to float32 as the eager bfloat16 is
+                assert mine < 1.2 * theirs, form
         assert model.step.halves
         assert model.step.parts
         assert (model.step.parts.row is not None) == by_kernel
         if model.slots.count > 1:
             right = say_beside_a_prompt(exact)
-            mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
+            mine, theirs = (
+                (say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager)
+            )
             assert mine < 1.2 * theirs
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
-def test_a_row_beside_others_attends_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_beside_others_attends_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its library, for heads of a size that the kernel takes on every processor."""
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    module = llama(torch.bfloat16, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    module = llama(
+        torch.bfloat16, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32
+    )
     exact, eager = LeanLlama(exactly(module, False), slots=3), LeanLlama(module, slots=3)
     model = LeanLlama(module, slots=3, compiled="on")
     assert model.step is not None
@@ -616,20 +765,30 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("form", ["token", "row"])
-def test_a_library_touches_no_more_of_its_slots_than_it_needs(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a single key head, as Gemma 3's small models have, the compiler once copied all slots, there and back, in every layer."""
+def test_a_library_touches_no_more_of_its_slots_than_it_needs(
+    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a single key head, as Gemma 3's small models have, the compiler once copied all slots,
+    there and back, in every layer."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     model = LeanLlama(llama(torch.bfloat16, num_key_value_heads=1))
     dim = model.shape.head_dim
     weights = packed_layer(layer_weights(model.layers[0], model.module.model.layers[0]))
-    compiled_library.build(FORMS[form](model.layers[0], list(weights), None), weights, tmp_path / LIBRARY)
+    compiled_library.build(
+        FORMS[form](model.layers[0], list(weights), None), weights, tmp_path / LIBRARY
+    )
     count, end = (1, 9) if form == "token" else (4, 9)
     positions = torch.arange(end - count, end)
     size = (64, 1, 1 << 17, dim) if form == "token" else (1, 1 << 23, dim)
-    memory = [torch.empty(size, dtype=torch.bfloat16) for _ in range(2)]  # of which nothing is touched yet
+    # of which nothing is touched yet
+    memory = [torch.empty(size, dtype=torch.bfloat16) for _ in range(2)]
     for one in memory:
         (one[0] if form == "token" else one)[:, :end].zero_()
-    place = [torch.tensor([0]), positions, torch.arange(end)] if form == "token" else [positions, torch.zeros(count, end).bfloat16()]
+    place = (
+        [torch.tensor([0]), positions, torch.arange(end)]
+        if form == "token"
+        else [positions, torch.zeros(count, end).bfloat16()]
+    )
     states = torch.randn(count, model.module.config.hidden_size).bfloat16()
     rope = [torch.ones(count, 1, dim).bfloat16(), torch.zeros(count, 1, dim).bfloat16()]
     before = resident()

@@ -1,4 +1,5 @@
-"""An EAGLE-3 head over slots equals the module it was trained as, step by step; with batches, trees and rollbacks between."""
+"""An EAGLE-3 head over slots equals the module it was trained as, step by step; with batches, trees
+and rollbacks between."""
 
 from __future__ import annotations
 
@@ -29,12 +30,16 @@ from tests.support.models.resources import ORIGIN
 
 @torch.no_grad()
 def trained_as(network, module, head, ids, hidden):
-    """Outputs before the norm, and logits over the head's tokens and those in `ids`, of pairs in a row: the module's own attention over
-    all before."""
+    """Outputs before the norm, and logits over the head's tokens and those in `ids`, of pairs in a
+    row: the module's own attention over all before."""
     embedded = F.embedding(torch.tensor([ids]), module.get_input_embeddings().weight)
     projected = network.project(hidden[None], embedded, torch.arange(len(ids)))
-    output = network.finish(F.scaled_dot_product_attention(*projected, is_causal=True), hidden[None])[0]
-    return output, network.norm(output) @ module.get_output_embeddings().weight[with_own(head, ids)].T
+    output = network.finish(
+        F.scaled_dot_product_attention(*projected, is_causal=True), hidden[None]
+    )[0]
+    return output, network.norm(output) @ module.get_output_embeddings().weight[
+        with_own(head, ids)
+    ].T
 
 
 def with_own(head, ids):
@@ -48,8 +53,15 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     model = head_of(target, head)
     states, text = torch.randn(9, 3 * module.config.hidden_size), list(random_tokens(9, 1))
     other, slot = model.open(), model.open()
-    model.forward([Forward("head", one, tuple(text[:count]), features=states[:count]) for one, count in ((other, 3), (slot, 4))])
-    model.forward([Forward("head", slot, (7, 7), features=torch.randn(2, module.config.hidden_size))])
+    model.forward(
+        [
+            Forward("head", one, tuple(text[:count]), features=states[:count])
+            for one, count in ((other, 3), (slot, 4))
+        ]
+    )
+    model.forward(
+        [Forward("head", slot, (7, 7), features=torch.randn(2, module.config.hidden_size))]
+    )
     model.rollback(slot, 4)  # a draft that was rejected
     (first,) = model.forward([Forward("head", slot, tuple(text[4:]), 5, features=states[4:])])
     hidden = network.fc(states)
@@ -59,20 +71,32 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     assert torch.allclose(first.hidden, output[4:], atol=1e-4)
     assert first.support.equal(with_own(head, [*text, 7]))  # a rejected token may stay a candidate
     (second,) = model.forward([Forward("head", slot, (11,), features=first.hidden[-1:])])
-    output, logits = trained_as(network, module, head, [*text, 11], torch.cat([hidden, output[-1:]]))
-    assert torch.allclose(second.compact[:, torch.isin(second.support, with_own(head, [*text, 11]))], logits[-1:], atol=1e-4)
+    output, logits = trained_as(
+        network, module, head, [*text, 11], torch.cat([hidden, output[-1:]])
+    )
+    assert torch.allclose(
+        second.compact[:, torch.isin(second.support, with_own(head, [*text, 11]))],
+        logits[-1:],
+        atol=1e-4,
+    )
 
 
 def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
     module = llama()
     _, head = random_eagle3(module, 8)
-    foreign = [token for token in range(module.config.vocab_size) if token not in head.head_tokens.tolist()][:6]
+    foreign = [
+        token for token in range(module.config.vocab_size) if token not in head.head_tokens.tolist()
+    ][:6]
     model = head_of(LeanLlama(llama(), slots=2), head)
     states = torch.randn(4, 3 * module.config.hidden_size)
     slots = [model.open(), model.open()]
     texts = foreign[:3], foreign[2:4]
-    outputs = model.forward([Forward("head", slot, tuple(text), features=states[: len(text)])
-                             for slot, text in zip(slots, texts, strict=True)])
+    outputs = model.forward(
+        [
+            Forward("head", slot, tuple(text), features=states[: len(text)])
+            for slot, text in zip(slots, texts, strict=True)
+        ]
+    )
     for output, text in zip(outputs, texts, strict=True):
         assert output.support.equal(with_own(head, text))
         assert output.compact.shape == (1, 8 + len(text))
@@ -84,7 +108,9 @@ def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
     (here,) = model.forward([Forward("head", slots[0], (foreign[5],), features=states[:1])])
     assert here.support.equal(with_own(head, [*foreign[:3], foreign[5]]))
     model.close(slots[0])
-    (fresh,) = model.forward([Forward("head", model.open(), (int(head.head_tokens[0]),), features=states[:1])])
+    (fresh,) = model.forward(
+        [Forward("head", model.open(), (int(head.head_tokens[0]),), features=states[:1])]
+    )
     assert fresh.support.equal(head.head_tokens), "a later request knows nothing of the one before"
 
 
@@ -101,12 +127,15 @@ def test_columns_that_come_one_by_one_are_those_that_come_at_once():
         assert support.equal(ids)
         torch.testing.assert_close(logits, states @ rows[ids].T)
     at_once.read(0, text)
-    for one, other in zip(at_once.widened(0, states @ rows[covered].T, states), (logits, support), strict=True):
+    for one, other in zip(
+        at_once.widened(0, states @ rows[covered].T, states), (logits, support), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 
 def test_a_further_token_of_a_text_reads_one_row_of_the_embedding():
     """Not those of all tokens before it again."""
+
     class Counted:
         shape, device = (60, 8), torch.device("cpu")
 
@@ -130,7 +159,9 @@ def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
     slot = model.open()
     (first,) = model.forward([Forward("head", slot, tuple(text), features=states)])
     features = first.hidden[-1:].expand(3, -1)
-    (tree,) = model.forward([Forward("head", slot, (11, 12, 13), 3, parents=(-1, -1, 1), features=features)])
+    (tree,) = model.forward(
+        [Forward("head", slot, (11, 12, 13), 3, parents=(-1, -1, 1), features=features)]
+    )
     hidden = torch.cat([network.fc(states), features[:1], features[:1]])
     for node, path in ((0, [11]), (1, [12]), (2, [12, 13])):
         _, logits = trained_as(network, module, head, text + path, hidden[: len(text) + len(path)])
@@ -138,10 +169,14 @@ def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
         assert torch.allclose(tree.compact[node, known], logits[-1], atol=1e-4)
 
 
-@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 4}, {"num_speculative_tokens": 3, "top_k": 3, "tree_tokens": 7}],
-                         ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "parameters",
+    [{"num_speculative_tokens": 4}, {"num_speculative_tokens": 3, "top_k": 3, "tree_tokens": 7}],
+    ids=["chain", "tree"],
+)
 def test_greedy_outputs_equal_plain_decoding(parameters):
-    """A random head, whose drafts are mostly rejected, on 20 prompts, some of them at once; transformers' own greedy text."""
+    """A random head, whose drafts are mostly rejected, on 20 prompts, some of them at once;
+    transformers' own greedy text."""
     module = llama()
     _, head = random_eagle3(module, 40)
     target = LeanLlama(llama(), slots=4)
@@ -150,14 +185,23 @@ def test_greedy_outputs_equal_plain_decoding(parameters):
     prompts = [list(random_tokens(3 + i % 7, i)) for i in range(20)]
     accepted = rejected = 0
     for at in range(0, 20, 4):
-        jobs = [engine.submit(prompt, Sampling(max_tokens=24), strategy) for prompt in prompts[at : at + 4]]
+        jobs = [
+            engine.submit(prompt, Sampling(max_tokens=24), strategy)
+            for prompt in prompts[at : at + 4]
+        ]
         engine.run(jobs)
         for prompt, job in zip(prompts[at : at + 4], jobs, strict=True):
             ids = torch.tensor([prompt])
             stats = job.session.stats
-            expected = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None,
-                                       pad_token_id=0)
-            assert job.output == expected[0, len(prompt):].tolist()
+            expected = module.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            assert job.output == expected[0, len(prompt) :].tolist()
             accepted, rejected = accepted + stats.accepted, rejected + stats.judged - stats.accepted
     assert accepted > 0, "a head that is asked for its drafts at the wrong places is never right"
     assert rejected > 0
@@ -225,10 +269,14 @@ def compiled_head(tmp_path, monkeypatch):
 def outputs_of(model, parts):
     """States and logits of parts of a row, some of them trees: tokens and their parents."""
     slot, found = model.open(), []
-    states = torch.randn(40, model.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    states = torch.randn(
+        40, model.hidden_size, generator=torch.Generator().manual_seed(2)
+    ).bfloat16()
     for tokens, parents, keep in parts:
         features = states[: len(tokens)]
-        (one,) = model.forward([Forward("head", slot, tokens, keep, parents=parents, features=features)])
+        (one,) = model.forward(
+            [Forward("head", slot, tokens, keep, parents=parents, features=features)]
+        )
         found += [one.compact, one.hidden.float()]
     model.close(slot)
     return found

@@ -1,4 +1,5 @@
-"""One lean module runs every family of its list as transformers does; its rows attend together, its prompts pass by pass."""
+"""One lean module runs every family of its list as transformers does; its rows attend together, its
+prompts pass by pass."""
 
 from __future__ import annotations
 
@@ -40,19 +41,31 @@ def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plai
     module = lean_family(name)
     counts = (1, 3, 1, 12, 3, 1, 40)
     texts = [list(random_tokens(9 + count, count + i)) for i, count in enumerate(counts)]
-    expected = [plain_logits(module, text)[-count:] for text, count in zip(texts, counts, strict=True)]
+    expected = [
+        plain_logits(module, text)[-count:] for text, count in zip(texts, counts, strict=True)
+    ]
     model = LeanLlama(module, slots=len(counts))
     slots = [model.open() for _ in texts]
-    model.forward([Forward("target", slot, tuple(text[:9])) for slot, text in zip(slots, texts, strict=True)])
+    model.forward(
+        [Forward("target", slot, tuple(text[:9])) for slot, text in zip(slots, texts, strict=True)]
+    )
     placed = [(slot, 9, count) for slot, count in zip(slots, counts, strict=True)]
-    assert [part.count for part in row_attention.RowAttention(model.slots, placed, model.shape).parts] == [1, 12, 40]
-    outputs = model.forward([Forward("target", slot, tuple(text[9:]), count)
-                             for slot, text, count in zip(slots, texts, counts, strict=True)])
+    assert [
+        part.count for part in row_attention.RowAttention(model.slots, placed, model.shape).parts
+    ] == [1, 12, 40]
+    outputs = model.forward(
+        [
+            Forward("target", slot, tuple(text[9:]), count)
+            for slot, text, count in zip(slots, texts, counts, strict=True)
+        ]
+    )
     for output, want in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("taken", "batch"), [((0, 2, 4, 6), 4), ((1, 3, 4), 3), ((0, 1, 2, 4, 5, 6, 7, 8), 9)])
+@pytest.mark.parametrize(
+    ("taken", "batch"), [((0, 2, 4, 6), 4), ((1, 3, 4), 3), ((0, 1, 2, 4, 5, 6, 7, 8), 9)]
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_of_a_batch_are_copied_where_others_lie_between_them(name, taken, batch):
     """Half of eight slots, the rest being another batch's, would have seven attend."""
@@ -61,8 +74,12 @@ def test_rows_of_a_batch_are_copied_where_others_lie_between_them(name, taken, b
     expected = [plain_logits(module, text)[-3:] for text in texts]
     model = LeanLlama(module, slots=9)
     slots = [model.open() for _ in texts]
-    model.forward([Forward("target", slot, tuple(text[:-3])) for slot, text in zip(slots, texts, strict=True)])
-    (part,) = row_attention.RowAttention(model.slots, [(i, 6 + i, 3) for i in taken], model.shape).parts
+    model.forward(
+        [Forward("target", slot, tuple(text[:-3])) for slot, text in zip(slots, texts, strict=True)]
+    )
+    (part,) = row_attention.RowAttention(
+        model.slots, [(i, 6 + i, 3) for i in taken], model.shape
+    ).parts
     assert part.batch == batch
     outputs = model.forward([Forward("target", slots[i], tuple(texts[i][-3:]), 3) for i in taken])
     for output, i in zip(outputs, taken, strict=True):
@@ -81,8 +98,13 @@ def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, monkeypatch
     model = LeanLlama(module, slots=3)
     slots = [model.open() for _ in texts]
     model.forward([Forward("target", slots[0], tuple(texts[0][:9]))])
-    outputs = model.forward([Forward("target", slots[0], (texts[0][9],)), Forward("target", slots[1], tuple(texts[1]), 41),
-                             Forward("target", slots[2], tuple(texts[2]), 2)])
+    outputs = model.forward(
+        [
+            Forward("target", slots[0], (texts[0][9],)),
+            Forward("target", slots[1], tuple(texts[1]), 41),
+            Forward("target", slots[2], tuple(texts[2]), 2),
+        ]
+    )
     for output, want in zip(outputs, (expected[0][9:], expected[1], expected[2][-2:]), strict=True):
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
 
@@ -92,14 +114,24 @@ def test_bfloat16_logits_are_as_near_to_float32_as_the_librarys(name):
     module = lean_family(name)
     exact = ragged(LeanLlama(copy.deepcopy(module), slots=3), TEXTS)
     module = module.bfloat16()
-    mine, theirs = ragged(LeanLlama(copy.deepcopy(module), slots=3), TEXTS), ragged(TransformersModel(module, slots=3), TEXTS)
-    error = [torch.cat([(a - e).abs().flatten() for a, e in zip(logits, exact, strict=True)]).mean() for logits in (mine, theirs)]
+    mine, theirs = (
+        ragged(LeanLlama(copy.deepcopy(module), slots=3), TEXTS),
+        ragged(TransformersModel(module, slots=3), TEXTS),
+    )
+    error = [
+        torch.cat([(a - e).abs().flatten() for a, e in zip(logits, exact, strict=True)]).mean()
+        for logits in (mine, theirs)
+    ]
     assert error[0] <= 1.3 * error[1]
 
 
 def test_eight_rows_attend_in_one_call_a_layer(monkeypatch):
     module, calls, attend = lean_family("llama"), [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs),
+    )
     model = LeanLlama(module, slots=8)
     slots = [model.open() for _ in range(8)]
     model.forward([Forward("target", slot, (3, 4, 5, 6, 7)[: 2 + slot % 4]) for slot in slots])
@@ -117,12 +149,18 @@ def test_rows_of_any_slots_in_any_order_equal_rows_alone(wanted):
     outputs = model.forward([Forward("target", slot, text[2:]) for slot, text in texts.items()])
     for output, text in zip(outputs, texts.values(), strict=True):
         slot = alone.open()
-        torch.testing.assert_close(output.logits, alone.forward([Forward("target", slot, text)])[0].logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            output.logits,
+            alone.forward([Forward("target", slot, text)])[0].logits,
+            atol=1e-5,
+            rtol=0,
+        )
         alone.close(slot)
 
 
 def test_a_slot_that_went_wrong_reaches_no_later_request():
-    """A row beside longer ones is attended over positions that it does not have: what stands there has weight 0, and 0 · NaN is NaN."""
+    """A row beside longer ones is attended over positions that it does not have: what stands there
+    has weight 0, and 0 · NaN is NaN."""
     module = lean_family("llama")
     model = LeanLlama(module, slots=2)
     slot = model.open()
@@ -131,16 +169,33 @@ def test_a_slot_that_went_wrong_reaches_no_later_request():
         memory[slot, :, :9] = float("nan")
     model.close(slot)
     slots = [model.open() for _ in range(2)]
-    model.forward([Forward("target", slots[0], (1,)), Forward("target", slots[1], random_tokens(9))])
+    model.forward(
+        [Forward("target", slots[0], (1,)), Forward("target", slots[1], random_tokens(9))]
+    )
     outputs = model.forward([Forward("target", slot, (2,)) for slot in slots])
     assert all(torch.isfinite(output.logits).all() for output in outputs)
 
 
-@pytest.mark.parametrize("config", [
-    tf.Phi3Config(**SHARP, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
-    tf.LlamaConfig(**SHARP, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
-    tf.LlamaConfig(**SHARP, hidden_act="gelu"), tf.GraniteConfig(**SHARP), tf.Gemma2Config(**SHARP, use_bidirectional_attention=True)],
-    ids=["partial rotary", "dynamic rope", "gelu", "granite", "bidirectional"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tf.Phi3Config(
+            **SHARP,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        tf.LlamaConfig(
+            **SHARP, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+        ),
+        tf.LlamaConfig(**SHARP, hidden_act="gelu"),
+        tf.GraniteConfig(**SHARP),
+        tf.Gemma2Config(**SHARP, use_bidirectional_attention=True),
+    ],
+    ids=["partial rotary", "dynamic rope", "gelu", "granite", "bidirectional"],
+)
 def test_what_is_not_known_takes_the_librarys_module(config):
     assert architecture_of(config) is None
 

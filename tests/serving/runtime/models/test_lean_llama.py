@@ -1,4 +1,5 @@
-"""The fast path equals the library's module: ragged rows, rollbacks, restricted heads, grouped queries, rotary scaling."""
+"""The fast path equals the library's module: ragged rows, rollbacks, restricted heads, grouped
+queries, rotary scaling."""
 
 from __future__ import annotations
 
@@ -33,14 +34,22 @@ def test_a_restricted_head_and_hidden_states_equal_the_adapters():
 def test_bfloat16_weights_packed_for_the_processor_give_the_same_product():
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(5, 64).bfloat16()
     exact = x.double() @ weight.double().T
-    assert (linear(weight)(x) - exact).abs().max() <= 2 * (torch.nn.functional.linear(x, weight) - exact).abs().max()
+    assert (linear(weight)(x) - exact).abs().max() <= 2 * (
+        torch.nn.functional.linear(x, weight) - exact
+    ).abs().max()
 
 
 def test_bfloat16_logits_are_as_near_to_float32_as_the_librarys():
     exact = ragged(LeanLlama(llama(), slots=3), TEXTS)
     module = llama(torch.bfloat16)
-    mine, theirs = ragged(LeanLlama(module, slots=3), TEXTS), ragged(TransformersModel(module, slots=3), TEXTS)
-    error = [max(float((a - e).abs().max()) for a, e in zip(logits, exact, strict=True)) for logits in (mine, theirs)]
+    mine, theirs = (
+        ragged(LeanLlama(module, slots=3), TEXTS),
+        ragged(TransformersModel(module, slots=3), TEXTS),
+    )
+    error = [
+        max(float((a - e).abs().max()) for a, e in zip(logits, exact, strict=True))
+        for logits in (mine, theirs)
+    ]
     assert error[0] <= 1.5 * error[1]
 
 
@@ -72,7 +81,10 @@ def test_only_models_of_known_architectures_take_the_fast_path():
     assert isinstance(over_slots(llama()), LeanLlama)
     assert not fits(llama(attention_bias=True))
     assert not fits(llama(hidden_act="gelu"))
-    qwen, neox = tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)), tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**SIZES))
+    qwen, neox = (
+        tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
+        tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**SIZES)),
+    )
     assert not fits(qwen)
     assert type(over_slots(qwen)) is LeanLlama
     assert type(over_slots(neox)) is TransformersModel

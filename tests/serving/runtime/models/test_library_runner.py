@@ -1,4 +1,5 @@
-"""Compiled libraries on the threads of models that run at once: the same outputs, Python's lock free, nothing kept."""
+"""Compiled libraries on the threads of models that run at once: the same outputs, Python's lock
+free, nothing kept."""
 
 from __future__ import annotations
 
@@ -63,13 +64,16 @@ def inputs(seed: int = 0) -> list[Tensor]:
 def test_outputs_are_those_of_torchs_runner(library: Path, worker: ThreadPoolExecutor) -> None:
     runner = LibraryRunner(load(library), library)
     for seed in range(2):
-        mine, expected = (worker.submit(one.run, inputs(seed)).result() for one in (runner, load(library)))
+        mine, expected = (
+            worker.submit(one.run, inputs(seed)).result() for one in (runner, load(library))
+        )
         assert len(mine) == 2
         assert all(torch.equal(one, other) for one, other in zip(mine, expected, strict=True))
 
 
 def turns(pool: ThreadPoolExecutor, work: Callable[[], object]) -> int:
-    """How often another thread has a turn of Python between the beginning and the end of some work."""
+    """How often another thread has a turn of Python between the beginning and the end of some
+    work."""
     began, ended, count = threading.Event(), threading.Event(), 0
 
     def run() -> None:
@@ -88,11 +92,14 @@ def turns(pool: ThreadPoolExecutor, work: Callable[[], object]) -> int:
 
 
 @compiles
-def test_others_have_their_turns_while_a_library_computes(library: Path, worker: ThreadPoolExecutor) -> None:
+def test_others_have_their_turns_while_a_library_computes(
+    library: Path, worker: ThreadPoolExecutor
+) -> None:
     """Torch's runner lets nobody: two models in one process would take turns layer by layer."""
     shared, held, given = LibraryRunner(load(library), library), load(library), inputs()
     worker.submit(shared.run, given).result()
-    assert turns(worker, lambda: shared.run(given)) > 3 * turns(worker, lambda: held.run(given))  # which has some around the call
+    # which has some around the call
+    assert turns(worker, lambda: shared.run(given)) > 3 * turns(worker, lambda: held.run(given))
 
 
 def resident() -> int:
@@ -122,7 +129,9 @@ def test_a_failure_is_an_error_and_no_crash(library: Path) -> None:
     assert len(runner.run(inputs())) == 2, "works on"
 
 
-def test_a_library_whose_file_is_gone_is_run_by_torch_alone(tmp_path: Path, worker: ThreadPoolExecutor) -> None:
+def test_a_library_whose_file_is_gone_is_run_by_torch_alone(
+    tmp_path: Path, worker: ThreadPoolExecutor
+) -> None:
     """Such as that of a bundle that was replaced while it was served."""
     runner = LibraryRunner(Doubling(), tmp_path / LIBRARY)
     assert runner.run([torch.ones(1)])[0] == 2
@@ -130,7 +139,9 @@ def test_a_library_whose_file_is_gone_is_run_by_torch_alone(tmp_path: Path, work
         assert worker.submit(runner.run, [torch.ones(1)]).result()[0] == 2
 
 
-def test_a_block_beside_others_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_beside_others_ends_with_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread of a pool does other work afterwards."""
     made: list[Path] = []
 

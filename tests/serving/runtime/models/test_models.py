@@ -15,8 +15,15 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from tests.support.errors import raises_code
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128}
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 SHARP = SIZES | {"initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SCALED = ["cohere", "cohere2", "granite", "granitemoe", "granitemoeshared"]
 
@@ -30,22 +37,44 @@ def family(name: str):
         "llama": lambda: tf.LlamaConfig(**SIZES),
         "qwen2": lambda: tf.Qwen2Config(**SIZES),
         "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=8),
-        "gemma2": lambda: tf.Gemma2Config(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
-        "gemma3": lambda: tf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
-        "gpt_neox": lambda: tf.GPTNeoXConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}),
-        "gpt2": lambda: tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+        "gemma2": lambda: tf.Gemma2Config(
+            **SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8
+        ),
+        "gemma3": lambda: tf.Gemma3TextConfig(
+            **SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8
+        ),
+        "gpt_neox": lambda: tf.GPTNeoXConfig(
+            **{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+        ),
+        "gpt2": lambda: tf.GPT2Config(
+            vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128
+        ),
         "cohere": lambda: tf.CohereConfig(**SHARP, logit_scale=0.3),
         "cohere2": lambda: tf.Cohere2Config(**SHARP, logit_scale=0.3, sliding_window=6),
-        "granite": lambda: tf.GraniteConfig(**SHARP, logits_scaling=3.0, embedding_multiplier=2.0, attention_multiplier=0.4,
-                                            residual_multiplier=0.7),
-        "granitemoe": lambda: tf.GraniteMoeConfig(**SHARP, logits_scaling=3.0, num_local_experts=4, num_experts_per_tok=2),
-        "granitemoeshared": lambda: tf.GraniteMoeSharedConfig(**SHARP, logits_scaling=3.0, num_local_experts=4, num_experts_per_tok=2,
-                                                              shared_intermediate_size=16),
+        "granite": lambda: tf.GraniteConfig(
+            **SHARP,
+            logits_scaling=3.0,
+            embedding_multiplier=2.0,
+            attention_multiplier=0.4,
+            residual_multiplier=0.7,
+        ),
+        "granitemoe": lambda: tf.GraniteMoeConfig(
+            **SHARP, logits_scaling=3.0, num_local_experts=4, num_experts_per_tok=2
+        ),
+        "granitemoeshared": lambda: tf.GraniteMoeSharedConfig(
+            **SHARP,
+            logits_scaling=3.0,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            shared_intermediate_size=16,
+        ),
     }[name]()
     return tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "gpt2", *SCALED])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "gpt2", *SCALED]
+)
 def test_ragged_slots_equal_the_plain_model(name):
     module = family(name)
     texts = [torch.randint(0, 61, (n,)).tolist() for n in (9, 14, 5)]
@@ -56,7 +85,9 @@ def test_ragged_slots_equal_the_plain_model(name):
     model.forward([Forward("target", s, tuple(t[:3])) for s, t in zip(slots, texts, strict=True)])
     model.forward([Forward("target", slots[1], (7, 7, 7, 7), 1)])  # a draft that is rejected
     model.rollback(slots[1], 3)
-    outputs = model.forward([Forward("target", s, tuple(t[3:]), len(t) - 3) for s, t in zip(slots, texts, strict=True)])
+    outputs = model.forward(
+        [Forward("target", s, tuple(t[3:]), len(t) - 3) for s, t in zip(slots, texts, strict=True)]
+    )
     for out, want in zip(outputs, expected, strict=True):
         assert torch.allclose(out.logits, want[3:], atol=2e-5)
 
@@ -64,14 +95,31 @@ def test_ragged_slots_equal_the_plain_model(name):
 def test_models_that_would_give_wrong_numbers_are_refused():
     import transformers as tf
 
-    neo = tf.GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
+    neo = tf.GPTNeoConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+    )
     with raises_code("unsupported_architecture", "gpt_neo", "attention code"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(neo))
     for adapter in (TransformersModel, over_slots):
         with raises_code("unsupported_architecture", "llama", "logits_scaling"):
-            adapter(tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES, logits_scaling=4.0)))
-    sinks = tf.GptOssConfig(vocab_size=61, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-                            num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+            adapter(
+                tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES, logits_scaling=4.0))
+            )
+    sinks = tf.GptOssConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
     with raises_code("unsupported_architecture", "gpt_oss", "attention sinks"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(sinks))
 
@@ -83,18 +131,25 @@ def test_logits_are_scaled_as_the_module_scales_them(name, dtype):
     module = family(name).to(dtype)
     states = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
     model = TransformersModel(module)
-    module.base_model.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=states)
+    module.base_model.forward = lambda *args, **kwargs: MoeModelOutputWithPast(
+        last_hidden_state=states
+    )
     with torch.no_grad():
         expected = module(torch.tensor([[1, 2, 3, 4, 5]]), use_cache=False).logits[0]
         assert torch.equal(model._logits(states[0]), expected.float())
-        assert not torch.allclose(model._logits(states[0]), module.get_output_embeddings()(states[0]).float(), atol=0.1)
+        assert not torch.allclose(
+            model._logits(states[0]), module.get_output_embeddings()(states[0]).float(), atol=0.1
+        )
 
 
 def test_a_reduced_head_is_scaled_too():
     head = torch.tensor([3, 5, 60])
     module = family("granite")
     full, reduced = (TransformersModel(module, head_tokens=tokens) for tokens in (None, head))
-    a, b = (model.forward([Forward("draft", model.open(), (1, 2, 3), 2)])[0].logits for model in (full, reduced))
+    a, b = (
+        model.forward([Forward("draft", model.open(), (1, 2, 3), 2)])[0].logits
+        for model in (full, reduced)
+    )
     assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
 
 
@@ -104,7 +159,10 @@ def test_a_reduced_head_is_the_full_one_elsewhere_minus_infinity():
     full = TransformersModel(module)
     reduced = TransformersModel(module, head_tokens=head)
     row = Forward("draft", full.open(), (1, 2, 3), 2)
-    a, b = full.forward([row])[0].logits, reduced.forward([Forward("draft", reduced.open(), (1, 2, 3), 2)])[0].logits
+    a, b = (
+        full.forward([row])[0].logits,
+        reduced.forward([Forward("draft", reduced.open(), (1, 2, 3), 2)])[0].logits,
+    )
     assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
     assert int(torch.isfinite(b).sum()) == 2 * 3
 
@@ -119,10 +177,19 @@ def test_a_failed_forward_leaves_slots_as_they_were():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["open", "close", "feed", "back"]), st.integers(0, 3), st.integers(1, 6)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["open", "close", "feed", "back"]), st.integers(0, 3), st.integers(1, 6)
+        ),
+        max_size=40,
+    )
+)
 def test_slots_behave_like_a_dictionary_of_lists(steps):
     """Random sequences against a slow reference that keeps every value in a list."""
-    slots = Slots([(1, 1)], count=3, max_context=16, dtype=torch.float32, device=torch.device("cpu"))
+    slots = Slots(
+        [(1, 1)], count=3, max_context=16, dtype=torch.float32, device=torch.device("cpu")
+    )
     reference: dict[int, list[float]] = {}
     value = 0.0
     for action, which, n in steps:

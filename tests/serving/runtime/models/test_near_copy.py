@@ -36,27 +36,46 @@ def logits(pair: LoadedPair, role: Role) -> torch.Tensor:
     return found
 
 
-def test_a_copy_of_everything_is_the_target_also_of_a_padded_one(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
-    pair = load_pair(files(tiny_models, tmp_path / "copy", NearCopy()), LoadSettings(dtype="float32", pad_target=300_000.0))
+def test_a_copy_of_everything_is_the_target_also_of_a_padded_one(
+    tiny_models: dict[Role, Path], tmp_path: Path
+) -> None:
+    pair = load_pair(
+        files(tiny_models, tmp_path / "copy", NearCopy()),
+        LoadSettings(dtype="float32", pad_target=300_000.0),
+    )
     assert pair.padded_to is not None
     assert torch.equal(logits(pair, "draft"), logits(pair, "target"))
-    assert sum(p.numel() for p in pair.modules["draft"].parameters()) < pair.padded_to / 2, "the copy is of the target as it was"
+    assert sum(p.numel() for p in pair.modules["draft"].parameters()) < pair.padded_to / 2, (
+        "the copy is of the target as it was"
+    )
     strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 3})
-    stats = pair.engine().generate(list(PROMPT), pair.sampling(max_tokens=12), strategy).session.stats
+    stats = (
+        pair.engine().generate(list(PROMPT), pair.sampling(max_tokens=12), strategy).session.stats
+    )
     assert stats.judged > 0
     assert stats.acceptance_rate == 1.0
 
 
-def test_a_qualifier_is_padded_to_its_share_of_a_padded_target_and_writes_the_same(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
+def test_a_qualifier_is_padded_to_its_share_of_a_padded_target_and_writes_the_same(
+    tiny_models: dict[Role, Path], tmp_path: Path
+) -> None:
     copies = files(tiny_models, tmp_path / "copy", NearCopy(drop_layers=(0,)))
-    shared = files(tiny_models, tmp_path / "qualifier", NearCopy(drop_layers=(0,), padded_share=0.375)).draft
+    shared = files(
+        tiny_models, tmp_path / "qualifier", NearCopy(drop_layers=(0,), padded_share=0.375)
+    ).draft
     three = dataclasses.replace(copies, qualifier=shared)
-    plain, padded = (load_pair(three, LoadSettings(dtype="float32", pad_target=parameters, keep_modules=True))
-                     for parameters in (None, 600_000.0))
-    sizes = {role: sum(p.numel() for p in module.parameters()) for role, module in padded.modules.items()}
+    plain, padded = (
+        load_pair(three, LoadSettings(dtype="float32", pad_target=parameters, keep_modules=True))
+        for parameters in (None, 600_000.0)
+    )
+    sizes = {
+        role: sum(p.numel() for p in module.parameters()) for role, module in padded.modules.items()
+    }
     assert sizes["qualifier"] == pytest.approx(0.375 * sizes["target"], rel=0.05)
     assert sizes["draft"] < sizes["qualifier"] / 2
-    assert sum(p.numel() for p in plain.modules["qualifier"].parameters()) == sizes["draft"], "next to a target as it is, so is the copy"
+    assert sum(p.numel() for p in plain.modules["qualifier"].parameters()) == sizes["draft"], (
+        "next to a target as it is, so is the copy"
+    )
     assert torch.equal(logits(padded, "qualifier"), logits(plain, "draft"))
 
 
@@ -65,27 +84,41 @@ def test_recipes_that_were_written_before_copies_were_padded_keep_their_bytes() 
     assert b"padded_share" in NearCopy(padded_share=0.375).to_json()
 
 
-def test_layers_that_are_left_out_are_left_out(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
-    pair = load_pair(files(tiny_models, tmp_path / "copy", NearCopy(drop_layers=(0,))), LoadSettings(dtype="float32"))
+def test_layers_that_are_left_out_are_left_out(
+    tiny_models: dict[Role, Path], tmp_path: Path
+) -> None:
+    pair = load_pair(
+        files(tiny_models, tmp_path / "copy", NearCopy(drop_layers=(0,))),
+        LoadSettings(dtype="float32"),
+    )
     by_hand = load_module(tiny_models["target"], torch.float32, "cpu")
     by_hand.model.layers = torch.nn.ModuleList(list(by_hand.model.layers)[1:])
     with torch.inference_mode():
         wanted = by_hand(torch.tensor([PROMPT]), use_cache=False).logits[0]
     found = logits(pair, "draft")
-    torch.testing.assert_close(found, wanted[:, :found.shape[1]], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, wanted[:, : found.shape[1]], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found, logits(pair, "target"), atol=1e-3)
 
 
-def test_rounded_weights_are_near_the_target_and_not_the_target(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
-    pair = load_pair(files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")), LoadSettings(dtype="float32"))
+def test_rounded_weights_are_near_the_target_and_not_the_target(
+    tiny_models: dict[Role, Path], tmp_path: Path
+) -> None:
+    pair = load_pair(
+        files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")),
+        LoadSettings(dtype="float32"),
+    )
     draft, target = logits(pair, "draft"), logits(pair, "target")
     assert not torch.equal(draft, target)
     torch.testing.assert_close(draft.softmax(-1), target.softmax(-1), rtol=0, atol=0.05)
 
 
 def test_every_recipe_is_another_pair(tiny_models: dict[Role, Path], tmp_path: Path) -> None:
-    marks = [fingerprint(files(tiny_models, tmp_path / f"{i}", recipe), "float32") for i, recipe in
-             enumerate([NearCopy(), NearCopy(drop_layers=(0,)), NearCopy(weights="int8"), NearCopy()])]
+    marks = [
+        fingerprint(files(tiny_models, tmp_path / f"{i}", recipe), "float32")
+        for i, recipe in enumerate(
+            [NearCopy(), NearCopy(drop_layers=(0,)), NearCopy(weights="int8"), NearCopy()]
+        )
+    ]
     assert len(set(marks)) == 3
     assert marks[0] == marks[3]
 
@@ -108,15 +141,24 @@ def test_mistakes_are_one_line(tiny_models: dict[Role, Path], tmp_path: Path) ->
     with raises_code("weights_unsupported", "int8", "cuda"):
         from serving.runtime.pair import copied_weights
 
-        copied_weights(files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")).draft, LoadSettings(dtype="bfloat16", device="cuda"))
+        copied_weights(
+            files(tiny_models, tmp_path / "copy", NearCopy(weights="int8")).draft,
+            LoadSettings(dtype="bfloat16", device="cuda"),
+        )
     (tmp_path / "copy" / RECIPE).write_text("{")
     with raises_code("broken_near_copy", RECIPE):
         read_near_copy(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("recipe", [NearCopy(drop_layers=(0,)), NearCopy(weights="int8")])
-def test_greedy_text_is_the_targets(tiny_models: dict[Role, Path], tmp_path: Path, recipe: NearCopy) -> None:
+def test_greedy_text_is_the_targets(
+    tiny_models: dict[Role, Path], tmp_path: Path, recipe: NearCopy
+) -> None:
     pair = load_pair(files(tiny_models, tmp_path / "copy", recipe), LoadSettings(dtype="float32"))
-    texts = [pair.engine().generate(list(PROMPT), pair.sampling(max_tokens=16), build_strategy(name, {})).output
-             for name in ("autoregressive", "vanilla_sd")]
+    texts = [
+        pair.engine()
+        .generate(list(PROMPT), pair.sampling(max_tokens=16), build_strategy(name, {}))
+        .output
+        for name in ("autoregressive", "vanilla_sd")
+    ]
     assert texts[0] == texts[1]

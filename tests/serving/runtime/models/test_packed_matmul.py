@@ -1,4 +1,5 @@
-"""The kernel equals the product that it stands for, for any number of tokens, and treats each token alike whatever stands beside it."""
+"""The kernel equals the product that it stands for, for any number of tokens, and treats each token
+alike whatever stands beside it."""
 
 from __future__ import annotations
 
@@ -22,12 +23,17 @@ class Products(torch.nn.Module):
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """The kernel as it is compiled for a kind of processor."""
     folder = tmp_path_factory.mktemp("kernel")
     with compiled_for(request.param, folder):
-        arguments = (torch.zeros(3, 48, dtype=torch.bfloat16), packed(torch.zeros(96, 48, dtype=torch.bfloat16)),
-                     packed(torch.zeros(96, 48, dtype=torch.int8)))
+        arguments = (
+            torch.zeros(3, 48, dtype=torch.bfloat16),
+            packed(torch.zeros(96, 48, dtype=torch.bfloat16)),
+            packed(torch.zeros(96, 48, dtype=torch.int8)),
+        )
         build_library(Products(), arguments, ({0: VARIES}, None, None), folder / LIBRARY)
         yield folder / LIBRARY
 
@@ -44,16 +50,23 @@ def test_any_number_of_tokens_is_multiplied_as_torch_does(library: Path) -> None
     for tokens in (1, 2, 7, 11, 12, 13, 24, 25, 61):
         found = runner.run([x[:tokens].contiguous(), packed(whole), packed(rounded)])
         for out, weight, number in zip(found, (whole, rounded), range(2), strict=True):
-            torch.testing.assert_close(out, x[:tokens].float() @ weight.float().T, rtol=1e-5, atol=1e-3)
-            assert torch.equal(out, torch.cat([one[number] for one in alone[:tokens]])), "a token is rounded alike in any company"
+            torch.testing.assert_close(
+                out, x[:tokens].float() @ weight.float().T, rtol=1e-5, atol=1e-3
+            )
+            assert torch.equal(out, torch.cat([one[number] for one in alone[:tokens]])), (
+                "a token is rounded alike in any company"
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 def test_no_thread_count_changes_a_result(library: Path) -> None:
     random = torch.Generator().manual_seed(4)
-    arguments = [torch.randn(5, 48, generator=random).bfloat16(), packed(torch.randn(96, 48, generator=random).bfloat16()),
-                 packed(torch.randint(-127, 128, (96, 48), generator=random, dtype=torch.int8))]
+    arguments = [
+        torch.randn(5, 48, generator=random).bfloat16(),
+        packed(torch.randn(96, 48, generator=random).bfloat16()),
+        packed(torch.randint(-127, 128, (96, 48), generator=random, dtype=torch.int8)),
+    ]
     runner, before = load(library), torch.get_num_threads()
     try:
         found = []
@@ -67,7 +80,9 @@ def test_no_thread_count_changes_a_result(library: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_a_weight_packed_for_another_machine_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_packed_for_another_machine_is_refused(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, rounded = torch.ones(96, 48).bfloat16(), torch.ones(96, 48).to(torch.int8)
     monkeypatch.setattr(kernel, "LANES", kernel.LANES * 3)
     monkeypatch.setattr(kernel, "OUTPUTS", kernel.OUTPUTS * 3)

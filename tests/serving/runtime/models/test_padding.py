@@ -25,7 +25,11 @@ STATUS = Path("/proc/self/status")
 
 def resident() -> int:
     """Resident memory of this process in kB."""
-    return int(next(line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS")).split()[1])
+    return int(
+        next(line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS")).split()[
+            1
+        ]
+    )
 
 
 def padded(module: Any, parameters: float = WANTED) -> Any:
@@ -43,8 +47,10 @@ def test_logits_are_equal_bit_for_bit(dtype: torch.dtype, adapter: type[Transfor
     for size in (1, 2, 5, 8, 33, 64, 101, 200):
         slots = plain.open(), wide.open()
         tokens = tuple(3 + i % 20 for i in range(size))
-        one, other = (model.forward([Forward("target", slot, tokens, keep=size)])[0]
-                      for model, slot in zip((plain, wide), slots, strict=True))
+        one, other = (
+            model.forward([Forward("target", slot, tokens, keep=size)])[0]
+            for model, slot in zip((plain, wide), slots, strict=True)
+        )
         assert torch.equal(one.logits, other.logits), size
         assert torch.equal(one.hidden, other.hidden), size
         plain.close(slots[0])
@@ -57,7 +63,9 @@ def test_generate_of_transformers_is_the_same(dtype: torch.dtype) -> None:
     module.set_attn_implementation("sdpa")  # another test may have put the shared module over slots
     prompt = torch.tensor([[5, 6, 7]])
     settings = {"max_new_tokens": 24, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
-    assert torch.equal(module.generate(prompt, **settings), padded(module).generate(prompt, **settings))
+    assert torch.equal(
+        module.generate(prompt, **settings), padded(module).generate(prompt, **settings)
+    )
 
 
 def test_the_number_of_parameters_is_met() -> None:
@@ -70,24 +78,34 @@ def test_the_number_of_parameters_is_met() -> None:
     assert wide.config.intermediate_size > width
     assert (wide.config.intermediate_size - width) % 64 == 0
     assert llama(2).config.intermediate_size == width, "the module that was copied is as it was"
-    assert [p.gate_proj.out_features for p in feed_forwards(wide.model.layers[0].mlp)] == [width, wide.config.intermediate_size - width]
+    assert [p.gate_proj.out_features for p in feed_forwards(wide.model.layers[0].mlp)] == [
+        width,
+        wide.config.intermediate_size - width,
+    ]
     assert pad_to(copy.deepcopy(module), parameter_count(module)) == parameter_count(module)
 
 
 @pytest.mark.slow
 def test_zeros_are_written_pages() -> None:
-    """Pages that are only reserved share one page of zeros: a padded model would then be as fast as the plain one.
+    """Pages that are only reserved share one page of zeros: a padded model would then be as fast as
+    the plain one.
 
-    In a process of its own, because memory that earlier tests gave back to the allocator is resident already.
+    In a process of its own, because memory that earlier tests gave back to the allocator is
+    resident already.
     """
     if not STATUS.is_file():
         pytest.skip("no /proc/self/status")
-    script = ("from tests.serving.runtime.models.test_padding import llama, padded, parameter_count, resident\n"
-              "module = llama(2)\n"
-              "before = resident()\n"
-              "wide = padded(module, 20e6)\n"
-              "print(resident() - before, parameter_count(wide))")
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    script = (
+        "from tests.serving.runtime.models.test_padding import llama, padded, "
+        "parameter_count, resident\n"
+        "module = llama(2)\n"
+        "before = resident()\n"
+        "wide = padded(module, 20e6)\n"
+        "print(resident() - before, parameter_count(wide))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True
+    )
     grown, parameters = map(int, done.stdout.split())
     assert grown > 0.9 * 80e6 / 1024
     assert parameters > 19e6

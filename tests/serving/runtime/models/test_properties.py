@@ -1,4 +1,5 @@
-"""Random sequences against slow references: slots of a real network, acceptance tables, correction memories, warping."""
+"""Random sequences against slow references: slots of a real network, acceptance tables, correction
+memories, warping."""
 
 from __future__ import annotations
 
@@ -27,43 +28,49 @@ from tests.support.models.tiny import llama
 
 @functools.cache
 def networks(adapter: Any) -> tuple[Any, Any]:
-    """The model over slots, one for all examples as for all requests, and the same weights as transformers runs them."""
+    """The model over slots, one for all examples as for all requests, and the same weights as
+    transformers runs them."""
     plain = copy.deepcopy(llama(2))
     plain.set_attn_implementation("eager")
     return adapter(copy.deepcopy(llama(2)), slots=COUNT, max_context=CONTEXT), plain
 
 
-
-
 @pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
 @given(steps=STEPS)
-@example(steps=[("open",), ("feed", [(0, [3, 4, 5, 6], 4)]), ("back", 0, 2), ("fork", 0, 0, 1), ("feed", [(0, [9], 1), (1, [7, 8], 2)]),
-                ("close", 1), ("fork", 0, 0, 2), ("feed", [(1, [5], 1)])])
+@example(
+    steps=[
+        ("open",),
+        ("feed", [(0, [3, 4, 5, 6], 4)]),
+        ("back", 0, 2),
+        ("fork", 0, 0, 1),
+        ("feed", [(0, [9], 1), (1, [7, 8], 2)]),
+        ("close", 1),
+        ("fork", 0, 0, 2),
+        ("feed", [(1, [5], 1)]),
+    ]
+)
 def test_slots_of_a_network_equal_a_fresh_forward_over_the_whole_text(adapter, steps):
-    """Whatever was opened, fed in ragged batches, rolled back, forked and closed: a slot is the text that it holds."""
+    """Whatever was opened, fed in ragged batches, rolled back, forked and closed: a slot is the
+    text that it holds."""
     model, plain = networks(adapter)
     held: dict[int, list[int]] = {}
     branches: set[int] = set()
     try:
         for action, *arguments in steps:
             run_step(model, plain, held, branches, action, arguments)
-            assert {slot: model.slots.lengths[slot] for slot in held} == {slot: len(text) for slot, text in held.items()}
+            assert {slot: model.slots.lengths[slot] for slot in held} == {
+                slot: len(text) for slot, text in held.items()
+            }
     finally:
         for slot in held:
             model.close(slot)
 
 
-
-
-
-
-
-
-
-
 CONFIDENCE = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, *EDGES]))
-TABLE_STEPS = st.lists(st.one_of(st.tuples(CONFIDENCE, st.booleans()), st.sampled_from(["copy", "disk"])), max_size=60)
+TABLE_STEPS = st.lists(
+    st.one_of(st.tuples(CONFIDENCE, st.booleans()), st.sampled_from(["copy", "disk"])), max_size=60
+)
 
 
 def interval(confidence: float) -> int:
@@ -87,7 +94,9 @@ def test_an_acceptance_table_is_a_dictionary_of_lists(steps):
     for b, middle in enumerate(MIDPOINTS):
         kept = seen[b]
         assert (table.total[b], table.accepted[b]) == (len(kept), sum(kept))
-        assert table.alpha(([0.0, *EDGES])[b]) == pytest.approx((sum(kept) + 10 * middle) / (len(kept) + 10))
+        assert table.alpha(([0.0, *EDGES])[b]) == pytest.approx(
+            (sum(kept) + 10 * middle) / (len(kept) + 10)
+        )
 
 
 def on_disk(artifact: Any) -> Any:
@@ -98,7 +107,8 @@ def on_disk(artifact: Any) -> Any:
 
 
 class SlowMemory:
-    """Pairs in order of first sight. Full: of all but the newest eighth the least counted goes, the oldest of several."""
+    """Pairs in order of first sight. Full: of all but the newest eighth the least counted goes, the
+    oldest of several."""
 
     def __init__(self, bound: int):
         self.bound, self.pairs = bound, []
@@ -119,7 +129,10 @@ PAIR = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
 @settings(max_examples=80)
-@given(st.integers(1, 20), st.lists(st.one_of(PAIR, PAIR, PAIR, st.sampled_from(["copy", "disk"])), max_size=80))
+@given(
+    st.integers(1, 20),
+    st.lists(st.one_of(PAIR, PAIR, PAIR, st.sampled_from(["copy", "disk"])), max_size=80),
+)
 def test_a_correction_memory_is_a_list_of_pairs(bound, steps):
     memory, slow = CorrectionMemory.empty(ORIGIN, max_pairs=bound), SlowMemory(bound)
     newest = None
@@ -136,14 +149,20 @@ def test_a_correction_memory_is_a_list_of_pairs(bound, steps):
             slow.update(step)
             assert memory.count(*step) >= 1, "what was just seen is known"
             if is_new:
-                assert newest is None or bound == 1 or newest == step or memory.count(*newest) >= 1, "the newest before it has stayed"
+                assert (
+                    newest is None or bound == 1 or newest == step or memory.count(*newest) >= 1
+                ), "the newest before it has stayed"
                 newest = step
         assert len(memory.counts) <= bound
         assert list(memory.counts.items()) == [(pair, count) for pair, count in slow.pairs]
 
 
-LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12, unique=True).map(torch.tensor)
-SAMPLINGS = st.builds(Sampling, temperature=st.floats(0.1, 2.0), top_k=st.integers(0, 6), top_p=st.floats(0.05, 1.0))
+LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12, unique=True).map(
+    torch.tensor
+)
+SAMPLINGS = st.builds(
+    Sampling, temperature=st.floats(0.1, 2.0), top_k=st.integers(0, 6), top_p=st.floats(0.05, 1.0)
+)
 
 
 @settings(max_examples=150)
@@ -158,9 +177,13 @@ def test_warping_keeps_order_mass_and_names(logits, sampling, shift, random):
     assert sampling.top_k == 0 or kept <= sampling.top_k
     moved = torch.tensor(random.sample(range(len(logits)), len(logits)))
     assert torch.equal(warp(logits[moved], sampling) > 0, probs[moved] > 0)
-    assert torch.allclose(warp(logits[moved], sampling), probs[moved], atol=1e-6), "names of tokens change nothing"
+    assert torch.allclose(warp(logits[moved], sampling), probs[moved], atol=1e-6), (
+        "names of tokens change nothing"
+    )
     if sampling.top_p == 1.0:
-        assert torch.allclose(warp(logits + shift, sampling), probs, atol=1e-4), "only differences of logits count"
+        assert torch.allclose(warp(logits + shift, sampling), probs, atol=1e-4), (
+            "only differences of logits count"
+        )
 
 
 @settings(max_examples=100)
@@ -169,13 +192,21 @@ def test_top_p_keeps_the_smallest_set_that_has_the_mass(logits, top_p):
     plain, cut = logits.softmax(-1).double(), warp(logits, Sampling(temperature=1.0, top_p=top_p))
     kept = cut > 0
     assert float(plain[kept].sum()) >= top_p - 1e-5
-    assert float(plain[kept].sum() - plain[kept].min()) < top_p + 1e-5, "without its last token it has not"
+    assert float(plain[kept].sum() - plain[kept].min()) < top_p + 1e-5, (
+        "without its last token it has not"
+    )
 
 
 @settings(max_examples=100)
-@given(st.integers(2, 10).flatmap(lambda n: st.tuples(*[st.lists(st.floats(-8, 8, width=32), min_size=n, max_size=n)] * 2)), SAMPLINGS)
+@given(
+    st.integers(2, 10).flatmap(
+        lambda n: st.tuples(*[st.lists(st.floats(-8, 8, width=32), min_size=n, max_size=n)] * 2)
+    ),
+    SAMPLINGS,
+)
 def test_kept_drafts_and_residual_together_are_the_target(both, sampling):
-    """min(p, q) + (1 − Σ min(p, q))·norm(max(0, p − q)) = p: why exact acceptance is lossless (Leviathan 2023, appendix A.1)."""
+    """min(p, q) + (1 − Σ min(p, q))·norm(max(0, p − q)) = p: why exact acceptance is lossless
+    (Leviathan 2023, appendix A.1)."""
     p, q = (warp(torch.tensor(logits), sampling) for logits in both)
     rest = residual(p, q)
     kept = torch.minimum(p, q)

@@ -1,4 +1,5 @@
-"""Rounded weights: exactly what is specified, one product whatever the path, and lossless strategies stay lossless over them."""
+"""Rounded weights: exactly what is specified, one product whatever the path, and lossless
+strategies stay lossless over them."""
 
 from __future__ import annotations
 
@@ -30,18 +31,28 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 def planted(weights: Weights) -> torch.Tensor:
-    """A weight that rounding must return as it is: whole numbers, all of them in every group, times powers of two."""
+    """A weight that rounding must return as it is: whole numbers, all of them in every group, times
+    powers of two."""
     shuffle = torch.Generator().manual_seed(1)
     if weights == "int8":
         whole = torch.stack([torch.randperm(255, generator=shuffle)[:96] - 127 for _ in range(64)])
         whole[:, 5] = 127
         return whole * 2.0 ** -torch.arange(64).remainder(7)[:, None]
-    groups = torch.stack([torch.stack([torch.randperm(GROUP, generator=shuffle) % 16 for _ in range(3)]) for _ in range(64)])
-    return ((groups - 8.0) * 2.0 ** -torch.arange(3)[None, :, None] + torch.tensor([0.0, 4.0, -1.0])[None, :, None]).flatten(1)
+    groups = torch.stack(
+        [
+            torch.stack([torch.randperm(GROUP, generator=shuffle) % 16 for _ in range(3)])
+            for _ in range(64)
+        ]
+    )
+    return (
+        (groups - 8.0) * 2.0 ** -torch.arange(3)[None, :, None]
+        + torch.tensor([0.0, 4.0, -1.0])[None, :, None]
+    ).flatten(1)
 
 
 def with_rounded(module: Any, weights: Weights) -> Any:
-    """The module with the weight of every layer's products replaced by what it is rounded to; the head keeps its own."""
+    """The module with the weight of every layer's products replaced by what it is rounded to; the
+    head keeps its own."""
     with torch.no_grad():
         for part in module.model.modules():
             if isinstance(part, torch.nn.Linear):
@@ -55,12 +66,19 @@ def test_a_weight_that_needs_no_more_bits_stays_as_it_is(weights: Weights) -> No
 
 
 def test_a_channel_of_int8_has_a_scale_of_its_own_and_errs_by_half_of_it() -> None:
-    weight = torch.randn(50, 70, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 50)[:, None]
+    weight = (
+        torch.randn(50, 70, generator=torch.Generator().manual_seed(0))
+        * torch.logspace(-3, 2, 50)[:, None]
+    )
     found = rounded(weight, "int8")
     assert found.whole.dtype == torch.int8
     assert found.whole.shape == weight.shape
-    wide = weight.abs() > 127 * found.scale.float()[:, None]  # the scale is a bfloat16 number, which may be a little small
-    assert ((found.dense() - weight).abs() <= found.scale.float()[:, None] * torch.where(wide, 1.0, 0.501)).all()
+    # the scale is a bfloat16 number, which may be a little small
+    wide = weight.abs() > 127 * found.scale.float()[:, None]
+    assert (
+        (found.dense() - weight).abs()
+        <= found.scale.float()[:, None] * torch.where(wide, 1.0, 0.501)
+    ).all()
 
 
 def test_a_group_of_int4_has_a_scale_and_a_zero_of_its_own() -> None:
@@ -69,7 +87,8 @@ def test_a_group_of_int4_has_a_scale_and_a_zero_of_its_own() -> None:
     found = rounded(weight + 3, "int4")
     step = found.scale.float().repeat_interleave(GROUP, dim=1)
     assert found.stored()[0].numel() == weight.numel() // 2
-    assert ((found.dense() - weight - 3).abs() <= 0.6 * step + 0.02).all()  # 0.02: half a step of a bfloat16 zero near 3
+    # 0.02: half a step of a bfloat16 zero near 3
+    assert ((found.dense() - weight - 3).abs() <= 0.6 * step + 0.02).all()
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -79,7 +98,9 @@ def test_no_weight_at_all_is_none_after_rounding(weights: Weights) -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (15, 64)])
-def test_a_shape_that_the_int4_kernel_does_not_take_is_rounded_to_int8(shape: tuple[int, int]) -> None:
+def test_a_shape_that_the_int4_kernel_does_not_take_is_rounded_to_int8(
+    shape: tuple[int, int],
+) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(rounded(weight, "int4").dense(), rounded(weight, "int8").dense())
 
@@ -87,11 +108,15 @@ def test_a_shape_that_the_int4_kernel_does_not_take_is_rounded_to_int8(shape: tu
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])
-def test_the_product_is_that_of_the_rounded_weight_whatever_the_number_of_rows(weights: Weights, bias: bool, rows: int) -> None:
+def test_the_product_is_that_of_the_rounded_weight_whatever_the_number_of_rows(
+    weights: Weights, bias: bool, rows: int
+) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
     plus = torch.randn(96).bfloat16() if bias else None
-    exact = x.double() @ rounded(weight, weights).dense().double().T + (0 if plus is None else plus.double())
+    exact = x.double() @ rounded(weight, weights).dense().double().T + (
+        0 if plus is None else plus.double()
+    )
     error = (RoundedLinear(weight, plus, weights=weights)(x).double() - exact).abs()
     coarse = (x.double() @ weight.double().T + (0 if plus is None else plus.double()) - exact).abs()
     assert error.max() < 0.15
@@ -110,27 +135,50 @@ def test_a_model_in_float32_is_the_module_with_rounded_weights(weights: Weights)
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("name", ["vanilla_sd", "prompt_lookup", "svip", "adaedl"])
-def test_a_lossless_strategy_gives_what_plain_decoding_of_the_rounded_target_gives(name: str, weights: Weights) -> None:
+def test_a_lossless_strategy_gives_what_plain_decoding_of_the_rounded_target_gives(
+    name: str, weights: Weights
+) -> None:
     sharp = llama(initializer_range=0.3, **SIZES)
-    target, draft = over_slots(sharp, weights=weights), over_slots(llama(initializer_range=0.3, **SIZES))
+    target, draft = (
+        over_slots(sharp, weights=weights),
+        over_slots(llama(initializer_range=0.3, **SIZES)),
+    )
     engine = Engine({"target": target, "draft": draft})
-    runs = [outputs(engine, partial(build_strategy, each, NEEDED.get(each, {})), requests(61, 0.0), together=False)
-            for each in ("autoregressive", name)]
+    runs = [
+        outputs(
+            engine,
+            partial(build_strategy, each, NEEDED.get(each, {})),
+            requests(61, 0.0),
+            together=False,
+        )
+        for each in ("autoregressive", name)
+    ]
     assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("name", ["float32-int8", "bfloat16-int8", "bfloat16-int4"])
-def test_a_pair_with_rounded_weights_is_another_pair(tiny_models: dict[Role, Path], name: Any) -> None:
+def test_a_pair_with_rounded_weights_is_another_pair(
+    tiny_models: dict[Role, Path], name: Any
+) -> None:
     files = PairFiles("tiny", tiny_models["target"], tiny_models["draft"])
-    pair, full = (load_pair(files, LoadSettings(dtype=each)) for each in (name, name.partition("-")[0]))
+    pair, full = (
+        load_pair(files, LoadSettings(dtype=each)) for each in (name, name.partition("-")[0])
+    )
     assert (pair.dtype, pair.fingerprint) == (name, fingerprint(files, name))
     assert pair.fingerprint != full.fingerprint
     assert pair.models["target"].dtype == full.models["target"].dtype
-    rows = [one.models["target"].forward([Forward("target", one.models["target"].open(), (5, 4, 3), 1)])[0].logits for one in (pair, full)]
+    rows = [
+        one.models["target"]
+        .forward([Forward("target", one.models["target"].open(), (5, 4, 3), 1)])[0]
+        .logits
+        for one in (pair, full)
+    ]
     assert not torch.equal(*rows)
 
 
-def test_what_cannot_have_rounded_weights_is_refused_in_a_line(tiny_models: dict[Role, Path]) -> None:
+def test_what_cannot_have_rounded_weights_is_refused_in_a_line(
+    tiny_models: dict[Role, Path],
+) -> None:
     files = PairFiles("tiny", tiny_models["target"], tiny_models["draft"])
     with raises_code("weights_unsupported", "int8", "cuda", "--dtype bfloat16"):
         load_pair(files, LoadSettings(dtype="bfloat16-int8", device="cuda"))

@@ -1,4 +1,5 @@
-"""Which slot a request gets, what it holds then, and that every kind of model goes on from it as though it had read it itself."""
+"""Which slot a request gets, what it holds then, and that every kind of model goes on from it as
+though it had read it itself."""
 
 from __future__ import annotations
 
@@ -121,14 +122,25 @@ def test_what_lies_after_the_part_that_is_taken_over_is_wiped() -> None:
     assert not slots.keys[0][slot, :, 20:24].any()
 
 
-def one_after_another(model: Any, owner: str | None, strategy: str = "autoregressive") -> list[list[int]]:
+def one_after_another(
+    model: Any, owner: str | None, strategy: str = "autoregressive"
+) -> list[list[int]]:
     """Two turns, the second again, and two at once that copy."""
     engine, found = Engine({"target": model}), []
     for extra in ([], [4, 9, 5, 7], [4, 9, 5, 7], [8, 6]):
         prompt = [*TEXT, *(found[0] if extra else []), *extra]
-        engine.run([job := engine.submit(prompt, Sampling(max_tokens=8), build_strategy(strategy), owner=owner)])
+        engine.run(
+            [
+                job := engine.submit(
+                    prompt, Sampling(max_tokens=8), build_strategy(strategy), owner=owner
+                )
+            ]
+        )
         found.append(job.output)
-    jobs = [engine.submit([5, *TEXT], Sampling(max_tokens=8), build_strategy(strategy), owner=owner) for _ in range(2)]
+    jobs = [
+        engine.submit([5, *TEXT], Sampling(max_tokens=8), build_strategy(strategy), owner=owner)
+        for _ in range(2)
+    ]
     engine.run(jobs)
     found += [job.output for job in jobs]
     assert jobs[1].session.stats.cached_tokens == (len(TEXT) if owner else 0)
@@ -147,10 +159,22 @@ def in_onnx(**settings: Any) -> OnnxModel:
     import transformers as tf
 
     torch.manual_seed(0)
-    config = tf.LlamaConfig(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                            num_key_value_heads=2, initializer_range=0.3)
+    config = tf.LlamaConfig(
+        vocab_size=61,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
     module = tf.LlamaForCausalLM(config).float().eval()
-    return OnnxModel(export_llama(module, module.lm_head.weight.detach()).SerializeToString(), module, max_context=256, **settings)
+    return OnnxModel(
+        export_llama(module, module.lm_head.weight.detach()).SerializeToString(),
+        module,
+        max_context=256,
+        **settings,
+    )
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -173,7 +197,8 @@ def test_every_kind_of_model_goes_on_as_though_it_had_read_the_text(kind: str) -
 
 
 def test_what_was_read_before_a_head_came_has_no_states_for_it() -> None:
-    """Neither what free slots hold nor what a request reads that runs then; the head would draft from whatever lies in memory."""
+    """Neither what free slots hold nor what a request reads that runs then; the head would draft
+    from whatever lies in memory."""
     module = llama(2)
     target = LeanLlama(module, slots=3)
     assert used_by(target, TEXT) == 0
@@ -204,7 +229,13 @@ def test_a_head_takes_over_the_candidates_of_the_part_that_is_copied_alone() -> 
     head = head_of(target, artifact)
     outside = [token for token in range(3, 24) if token not in head.seen.covered.tolist()][:8]
     one = head.open(text := SlotText("one"), outside)
-    head.forward([Forward("head", one, tuple(outside), features=torch.zeros(8, 3 * module.config.hidden_size))])
+    head.forward(
+        [
+            Forward(
+                "head", one, tuple(outside), features=torch.zeros(8, 3 * module.config.hidden_size)
+            )
+        ]
+    )
     text.extend(0, outside)
     two = head.open(SlotText("one"), outside)
     head.fork(one, two, 5)

@@ -1,4 +1,5 @@
-"""A tree in one forward pass gives the logits of each of its paths, and one path of it can be kept; in every adapter that says so."""
+"""A tree in one forward pass gives the logits of each of its paths, and one path of it can be kept;
+in every adapter that says so."""
 
 from __future__ import annotations
 
@@ -17,21 +18,47 @@ from tests.support.models.llama_shapes import llama
 from tests.support.models.uncompiled import with_step
 
 TREE = DraftTree([7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 4])
-ADAPTERS = [("llama", TransformersModel), ("llama", LeanLlama), ("gemma2", LeanLlama), ("gemma3", LeanLlama), ("qwen3", LeanLlama)]
+ADAPTERS = [
+    ("llama", TransformersModel),
+    ("llama", LeanLlama),
+    ("gemma2", LeanLlama),
+    ("gemma3", LeanLlama),
+    ("qwen3", LeanLlama),
+]
 PROMPTS = [[1, 2, 3, 4, 5, 6, 13, 14, 15], [21, 22, 23]]
 
 
 def expected(module, prompt, tree, places):
     with torch.no_grad():
-        return torch.stack([module(torch.tensor([prompt + [tree.tokens[i] for i in tree.path(place)]])).logits[0, -1] for place in places])
+        return torch.stack(
+            [
+                module(torch.tensor([prompt + [tree.tokens[i] for i in tree.path(place)]])).logits[
+                    0, -1
+                ]
+                for place in places
+            ]
+        )
 
 
 def read(model, prompts, trees):
     """The trees after their prompts, all in one pass, each behind the prompt's last token."""
     slots = [model.open() for _ in prompts]
-    model.forward([Forward("target", slot, tuple(prompt[:-1])) for slot, prompt in zip(slots, prompts, strict=True)])
-    rows = [Forward("target", slot, (prompt[-1], *tree.tokens), len(tree) + 1, parents=(-1, *(parent + 1 for parent in tree.parents)))
-            for slot, prompt, tree in zip(slots, prompts, trees, strict=True)]
+    model.forward(
+        [
+            Forward("target", slot, tuple(prompt[:-1]))
+            for slot, prompt in zip(slots, prompts, strict=True)
+        ]
+    )
+    rows = [
+        Forward(
+            "target",
+            slot,
+            (prompt[-1], *tree.tokens),
+            len(tree) + 1,
+            parents=(-1, *(parent + 1 for parent in tree.parents)),
+        )
+        for slot, prompt, tree in zip(slots, prompts, trees, strict=True)
+    ]
     return slots, [output.logits for output in model.forward(rows)]
 
 
@@ -50,14 +77,18 @@ def check(module, model, trees, atol=5e-5):
         with torch.no_grad():
             first = module(torch.tensor([prompt])).logits[0, -1]
         assert torch.allclose(logits[0], first, atol=atol)
-        assert torch.allclose(logits[1:], expected(module, prompt, tree, range(len(tree))), atol=atol)
+        assert torch.allclose(
+            logits[1:], expected(module, prompt, tree, range(len(tree))), atol=atol
+        )
     for slot, prompt, tree in zip(slots, prompts, trees, strict=True):
         path = tree.path(len(tree) - 1)
         model.keep(slot, len(prompt), path)
         text = prompt + [tree.tokens[i] for i in path]
         (after,) = model.forward([Forward("target", slot, (33,))])
         with torch.no_grad():
-            assert torch.allclose(after.logits[0], module(torch.tensor([[*text, 33]])).logits[0, -1], atol=atol)
+            assert torch.allclose(
+                after.logits[0], module(torch.tensor([[*text, 33]])).logits[0, -1], atol=atol
+            )
 
 
 @pytest.mark.parametrize("tree", [TREE, DraftTree([7, 8], [-1, -1])], ids=["six", "two"])
@@ -69,7 +100,8 @@ def test_compiled_forms_read_trees(tree):
 
 
 def test_hidden_states_of_chosen_layers_are_kept_for_each_position():
-    """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what is rolled back is overwritten."""
+    """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what
+    is rolled back is overwritten."""
     for make in (TransformersModel, LeanLlama):
         module = lean_family("llama")
         layers = (0, 1, 2)
@@ -114,5 +146,6 @@ def test_row_by_row_models_take_no_trees():
 
 
 def test_a_window_is_counted_in_positions_not_in_places():
-    """Two siblings lie side by side and have one position: with a window of two the second still sees the token before both."""
+    """Two siblings lie side by side and have one position: with a window of two the second still
+    sees the token before both."""
     assert visible(2, 2, 2, [-1, -1]).int().tolist() == [[0, 1, 1, 0], [0, 1, 0, 1]]

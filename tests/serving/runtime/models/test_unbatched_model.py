@@ -1,4 +1,5 @@
-"""Models with attention code of their own: their caches, fed in pieces, rolled back, forked and shared, equal one forward over the text."""
+"""Models with attention code of their own: their caches, fed in pieces, rolled back, forked and
+shared, equal one forward over the text."""
 
 from __future__ import annotations
 
@@ -33,12 +34,6 @@ from tests.support.server.served_pair import tiny_tokenizer
 TEXTS = [[(7 * i + 3 * n) % VOCAB for i in range(n)] for n in (19, 24, 15)]
 
 
-
-
-
-
-
-
 def eager(name: str, module: Any) -> Any:
     """The same weights under transformers' plain attention, without a cache."""
     plain = module_of(name, attn_implementation="eager")
@@ -57,10 +52,14 @@ def noisy(module: Any, noise: float = 0.03) -> Any:
 
 
 def worst(name: str, adapter: Any) -> tuple[float, float]:
-    """Largest difference of logits and of hidden states between pieces with rejected drafts between them and one eager forward."""
+    """Largest difference of logits and of hidden states between pieces with rejected drafts between
+    them and one eager forward."""
     module = module_of(name)
     with torch.no_grad():
-        wanted = [eager(name, module)(torch.tensor([text]), output_hidden_states=True, use_cache=False) for text in TEXTS]
+        wanted = [
+            eager(name, module)(torch.tensor([text]), output_hidden_states=True, use_cache=False)
+            for text in TEXTS
+        ]
     model = adapter(module, slots=3)
     slots = [model.open() for _ in TEXTS]
     seen: list[list[Any]] = [[], [], []]
@@ -72,13 +71,23 @@ def worst(name: str, adapter: Any) -> tuple[float, float]:
             at[i] += piece
         for i, output in enumerate(model.forward(rows)):
             seen[i].append(output)
-        model.forward([Forward("target", slots[0], (7, 7, 7, 7), 2), Forward("target", slots[2], (9,))])  # drafts that are rejected
+        # drafts that are rejected
+        model.forward(
+            [Forward("target", slots[0], (7, 7, 7, 7), 2), Forward("target", slots[2], (9,))]
+        )
         model.rollback(slots[0], at[0] + 1)
         model.rollback(slots[0], at[0])
         model.rollback(slots[2], at[2])
-    differences = [(torch.cat([o.logits for o in parts]) - want.logits[0], torch.cat([o.hidden for o in parts]) - want.hidden_states[-1][0])
-                   for parts, want in zip(seen, wanted, strict=True)]
-    return max(float(d.abs().max()) for d, _ in differences), max(float(d.abs().max()) for _, d in differences)
+    differences = [
+        (
+            torch.cat([o.logits for o in parts]) - want.logits[0],
+            torch.cat([o.hidden for o in parts]) - want.hidden_states[-1][0],
+        )
+        for parts, want in zip(seen, wanted, strict=True)
+    ]
+    return max(float(d.abs().max()) for d, _ in differences), max(
+        float(d.abs().max()) for _, d in differences
+    )
 
 
 class NeverCropped(UnbatchedModel):
@@ -125,7 +134,9 @@ def test_a_slot_is_the_text_that_it_holds(name, steps):
     try:
         for action, *arguments in steps:
             run_step(model, plain, held, branches, action, arguments)
-            assert {slot: model.slots.cache(slot).get_seq_length() for slot in held} == {slot: len(text) for slot, text in held.items()}
+            assert {slot: model.slots.cache(slot).get_seq_length() for slot in held} == {
+                slot: len(text) for slot, text in held.items()
+            }
     finally:
         for slot in held:
             model.close(slot)
@@ -150,35 +161,58 @@ def networks(adapter: Any = over_slots) -> Engine:
 def generated(module: Any, prompt: list[int], tokens: int, **settings: Any) -> list[int]:
     """What `transformers.generate` writes greedily."""
     ids = torch.tensor([prompt])
-    out = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **settings)
+    out = module.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **settings
+    )
     return list(out[0, len(prompt) :].tolist())
 
 
 PROMPTS = [[5, 9, 11, 4, 20], [3], [8, 8, 17, 6, 12, 21, 10, 4, 19]]
 
 
-@pytest.mark.parametrize(("strategy", "parameters"), [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 3})])
+@pytest.mark.parametrize(
+    ("strategy", "parameters"),
+    [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 3})],
+)
 def test_gpt_neo_writes_what_generate_writes(strategy, parameters):
     engine = networks()
     for prompt in PROMPTS:
-        job = engine.generate(prompt, Sampling(max_tokens=40), build_strategy(strategy, parameters, table_resources(HIDDEN)))
+        job = engine.generate(
+            prompt,
+            Sampling(max_tokens=40),
+            build_strategy(strategy, parameters, table_resources(HIDDEN)),
+        )
         assert job.output == generated(modules()["target"], prompt, 40, eos_token_id=None)
         if strategy == "vanilla_sd":
-            assert 0 < job.session.stats.accepted < job.session.stats.drafted, "drafts were kept and rejected"
+            assert 0 < job.session.stats.accepted < job.session.stats.drafted, (
+                "drafts were kept and rejected"
+            )
 
 
 @pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
 def test_speculation_without_a_right_rollback_writes_something_else(naive):
     engine = networks(naive)
-    build = functools.partial(build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_resources(HIDDEN))
-    written = [engine.generate(prompt, Sampling(max_tokens=40), build()).output for prompt in PROMPTS]
-    assert written != [generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS]
+    build = functools.partial(
+        build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_resources(HIDDEN)
+    )
+    written = [
+        engine.generate(prompt, Sampling(max_tokens=40), build()).output for prompt in PROMPTS
+    ]
+    assert written != [
+        generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS
+    ]
 
 
-@pytest.mark.parametrize(("name", "temperature"),
-                         in_turn([name for name, strategy in STRATEGIES.items() if strategy.lossless and name != "eagle3"], [0.0, 1.0]))
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    in_turn(
+        [name for name, strategy in STRATEGIES.items() if strategy.lossless and name != "eagle3"],
+        [0.0, 1.0],
+    ),
+)
 def test_eight_requests_write_what_each_writes_alone(name, temperature):
-    """All but the head's: these models keep no states for one (`test_targets_that_keep_no_states_say_so`)."""
+    """All but the head's: these models keep no states for one
+    (`test_targets_that_keep_no_states_say_so`)."""
     engine = networks()
     wanted = requests(VOCAB, temperature)
     resources = table_resources(HIDDEN, datastore=random_datastore(VOCAB))
@@ -186,7 +220,9 @@ def test_eight_requests_write_what_each_writes_alone(name, temperature):
     def build() -> Any:
         return build_strategy(name, NEEDED.get(name, {}), resources)
 
-    assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
+    assert outputs(engine, build, wanted, together=True) == outputs(
+        engine, build, wanted, together=False
+    )
     assert {len(model.slots._free) for model in engine.models.values()} == {8}
 
 
@@ -207,7 +243,9 @@ def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch, b
             model.forward([Forward("target", first, (10, 11)), Forward("target", second, (12,))])
     with torch.no_grad():
         expected = module(torch.tensor([[5, 6, 7, 4]])).logits[0, -1]
-    assert torch.allclose(model.forward([Forward("target", first, (4,))])[0].logits[0], expected, atol=2e-5)
+    assert torch.allclose(
+        model.forward([Forward("target", first, (4,))])[0].logits[0], expected, atol=2e-5
+    )
     assert [layer.get_seq_length() for layer in model.slots.cache(second).layers] == [2, 2]
 
 
@@ -225,7 +263,9 @@ def test_no_slot_is_longer_than_the_tables_of_positions():
     assert model.max_context == LIMIT
     assert UnbatchedModel(module_of("bloom"), max_context=64).max_context == 64
     with pytest.raises(ContextTooLong):
-        Engine({"target": model}).submit([5] * 100, Sampling(max_tokens=29), build_strategy("autoregressive"))
+        Engine({"target": model}).submit(
+            [5] * 100, Sampling(max_tokens=29), build_strategy("autoregressive")
+        )
 
 
 def test_a_reduced_head_keeps_its_bias():
@@ -233,7 +273,10 @@ def test_a_reduced_head_keeps_its_bias():
     assert module.lm_head.bias is not None
     head = torch.tensor([3, 5, 20])
     full, reduced = UnbatchedModel(module), UnbatchedModel(module, head_tokens=head)
-    a, b = (model.forward([Forward("draft", model.open(), (5, 6, 7), 2)])[0].logits for model in (full, reduced))
+    a, b = (
+        model.forward([Forward("draft", model.open(), (5, 6, 7), 2)])[0].logits
+        for model in (full, reduced)
+    )
     assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
     assert int(torch.isfinite(b).sum()) == 2 * 3
 
@@ -243,9 +286,14 @@ def recurrent() -> list[Any]:
 
     plain = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "pad_token_id": 0}
     heads = plain | {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-    return [tf.MambaConfig(**plain, state_size=4), tf.RecurrentGemmaConfig(**heads, lru_width=HIDDEN),
-            tf.Lfm2Config(**heads, layer_types=["conv", "full_attention"]),
-            tf.GraniteMoeHybridConfig(**heads, layer_types=["mamba", "attention"], mamba_n_heads=4, mamba_d_head=16)]
+    return [
+        tf.MambaConfig(**plain, state_size=4),
+        tf.RecurrentGemmaConfig(**heads, lru_width=HIDDEN),
+        tf.Lfm2Config(**heads, layer_types=["conv", "full_attention"]),
+        tf.GraniteMoeHybridConfig(
+            **heads, layer_types=["mamba", "attention"], mamba_n_heads=4, mamba_d_head=16
+        ),
+    ]
 
 
 @pytest.mark.parametrize("config", recurrent(), ids=lambda config: config.model_type)
@@ -254,7 +302,9 @@ def test_recurrent_models_are_refused_by_name(config):
 
     module = AutoModelForCausalLM.from_config(config)
     for adapter in (over_slots, TransformersModel, UnbatchedModel):
-        with raises_code("unsupported_architecture", config.model_type, "recurrent state") as caught:
+        with raises_code(
+            "unsupported_architecture", config.model_type, "recurrent state"
+        ) as caught:
             adapter(module)
         assert "\n" not in str(caught.value)
 
@@ -262,7 +312,9 @@ def test_recurrent_models_are_refused_by_name(config):
 def test_an_architecture_that_was_not_checked_is_refused():
     from transformers import AutoModelForCausalLM, OpenAIGPTConfig
 
-    module = AutoModelForCausalLM.from_config(OpenAIGPTConfig(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=4, n_positions=32))
+    module = AutoModelForCausalLM.from_config(
+        OpenAIGPTConfig(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=4, n_positions=32)
+    )
     with raises_code("unsupported_architecture", "openai-gpt", "attention code"):
         over_slots(module)
     with raises_code("unsupported_architecture", "openai-gpt", "checked"):
@@ -285,7 +337,10 @@ def test_a_gpt_neo_pair_from_files(tmp_path: Path):
     for role, module in saved.items():
         module.save_pretrained(tmp_path / role)
         tokenizer.save_pretrained(tmp_path / role)
-    pair = load_pair(PairFiles("tiny", tmp_path / "target", tmp_path / "draft"), LoadSettings(dtype="float32", slots=2, chat=False))
+    pair = load_pair(
+        PairFiles("tiny", tmp_path / "target", tmp_path / "draft"),
+        LoadSettings(dtype="float32", slots=2, chat=False),
+    )
     assert {type(model) for model in pair.models.values()} == {UnbatchedModel}
     prompt = pair.encode_prompt("the man in the inn")
     engine = pair.engine()

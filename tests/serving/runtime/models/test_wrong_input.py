@@ -1,4 +1,5 @@
-"""Wrong input: one typed line for whoever sent it, and exactly their own tokens for all others in flight."""
+"""Wrong input: one typed line for whoever sent it, and exactly their own tokens for all others in
+flight."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from serving.errors import ContextTooLong, DraftwellError, InvalidRequest, NotFinite, OutOfMemory, VocabularyMismatch
+from serving.errors import (
+    ContextTooLong,
+    DraftwellError,
+    InvalidRequest,
+    NotFinite,
+    OutOfMemory,
+    VocabularyMismatch,
+)
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.model_files import load_module
@@ -41,14 +49,20 @@ def models_of(strategy: Strategy) -> dict:
     models = table_pair(vocab=8)
     for role in strategy.roles:
         if role not in models:
-            noise = 0.5 * torch.randn(models["target"].table.shape, generator=torch.Generator().manual_seed(9))
+            noise = 0.5 * torch.randn(
+                models["target"].table.shape, generator=torch.Generator().manual_seed(9)
+            )
             models[role] = TableModel(models["target"].table + noise)
     return models
 
 
-def sicken(model: TableModel, fault: Callable[[Sequence[Forward], set[int]], None],
-           after: Callable[[Output], None] = lambda output: None) -> None:
-    """Watch a model: `fault` sees every batch and the slots of sick requests, `after` their outputs behind the prompt."""
+def sicken(
+    model: TableModel,
+    fault: Callable[[Sequence[Forward], set[int]], None],
+    after: Callable[[Output], None] = lambda output: None,
+) -> None:
+    """Watch a model: `fault` sees every batch and the slots of sick requests, `after` their outputs
+    behind the prompt."""
     original, sick = model.forward, set()
 
     def forward(rows: Sequence[Forward]) -> list[Output]:
@@ -74,18 +88,25 @@ def sampled(i: int, temperature: float, max_tokens: int = 14) -> Sampling:
 
 
 def run_with_a_sick_one(models: dict, name: str, temperature: float) -> tuple[Job, list[Job]]:
-    """Submit the sick request between good ones and run until all are done; the good ones are checked here."""
+    """Submit the sick request between good ones and run until all are done; the good ones are
+    checked here."""
     engine = Engine(models)
     good = [engine.submit(GOOD[0], sampled(0, temperature), build(name))]
     bad = engine.submit([SICK, 2], sampled(9, temperature), build(name))
-    good += [engine.submit(prompt, sampled(i, temperature), build(name)) for i, prompt in enumerate(GOOD[1:], 1)]
+    good += [
+        engine.submit(prompt, sampled(i, temperature), build(name))
+        for i, prompt in enumerate(GOOD[1:], 1)
+    ]
     while engine.jobs:
         engine.step()
     engine.close()
     fresh = models_of(build(name))
     for i, (job, prompt) in enumerate(zip(good, GOOD, strict=True)):
         assert job.error is None
-        assert job.output == Engine(fresh).generate(prompt, sampled(i, temperature), build(name)).output
+        assert (
+            job.output
+            == Engine(fresh).generate(prompt, sampled(i, temperature), build(name)).output
+        )
     assert {len(model.slots._free) for model in models.values()} == {8}, "every slot came back"
     return bad, good
 
@@ -97,7 +118,9 @@ def check_line(error: BaseException | None, kind: type[DraftwellError], *words: 
         assert word in str(error)
 
 
-@pytest.mark.parametrize(("name", "role", "bad_value", "temperature"), in_turn(ROLES, [math.nan, math.inf], [0.0, 1.0]))
+@pytest.mark.parametrize(
+    ("name", "role", "bad_value", "temperature"), in_turn(ROLES, [math.nan, math.inf], [0.0, 1.0])
+)
 def test_logits_that_are_not_finite_end_their_own_request_only(name, role, bad_value, temperature):
     def spoil(output: Output) -> None:
         output.logits[-1, 3] = bad_value  # the last kept row: the bonus's in a verification
@@ -112,7 +135,9 @@ def test_logits_that_are_not_finite_end_their_own_request_only(name, role, bad_v
 
 @pytest.mark.parametrize("name", [n for n, s in STRATEGIES.items() if "draft" in s.roles])
 def test_not_finite_in_a_row_behind_a_rejection_is_found(name):
-    """Even where no decision would have read it: numbers that are wrong in one row are not to be trusted in the next."""
+    """Even where no decision would have read it: numbers that are wrong in one row are not to be
+    trusted in the next."""
+
     def spoil(output: Output) -> None:
         output.logits[0, 0] = math.nan
 
@@ -128,10 +153,16 @@ class OnnxError(Exception):
 
 NO_ROOM = {
     "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "host": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to "
-                                 "allocate 99 bytes. Error code 12 (Cannot allocate memory)"),
+    "host": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: "
+        "you tried to "
+        "allocate 99 bytes. Error code 12 (Cannot allocate memory)"
+    ),
     "python": MemoryError,
-    "onnxruntime": lambda: OnnxError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer"),
+    "onnxruntime": lambda: OnnxError(
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for "
+        "requested buffer"
+    ),
 }
 
 
@@ -161,8 +192,19 @@ def test_a_batch_without_room_is_run_request_by_request(name, library):
 
 def test_slots_without_room_are_refused_with_the_mend():
     with pytest.raises(OutOfMemory) as caught:
-        Slots([(64, 128)], count=10**5, max_context=10**6, dtype=torch.float32, device=torch.device("cpu"))
-    check_line(caught.value, OutOfMemory, "100000 slots of 1000000 positions", "fewer slots or a shorter context")
+        Slots(
+            [(64, 128)],
+            count=10**5,
+            max_context=10**6,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+    check_line(
+        caught.value,
+        OutOfMemory,
+        "100000 slots of 1000000 positions",
+        "fewer slots or a shorter context",
+    )
 
 
 def test_weights_without_room_are_not_called_broken(tmp_path, monkeypatch):
@@ -195,8 +237,18 @@ SUBMITTED = {
     "negative token": ([1, -1], {}, InvalidRequest, "token -1"),
     "context": ([1] * 500, {"max_tokens": 20}, ContextTooLong, "shorten"),
     "bias beyond the vocabulary": ([1], {"logit_bias": {99: 1.0}}, InvalidRequest, "logit_bias"),
-    "ban beyond the vocabulary": ([1], {"banned_token_ids": frozenset({-3})}, InvalidRequest, "banned_token_ids"),
-    "everything banned": ([1], {"banned_token_ids": frozenset(range(8))}, InvalidRequest, "all 8 tokens"),
+    "ban beyond the vocabulary": (
+        [1],
+        {"banned_token_ids": frozenset({-3})},
+        InvalidRequest,
+        "banned_token_ids",
+    ),
+    "everything banned": (
+        [1],
+        {"banned_token_ids": frozenset(range(8))},
+        InvalidRequest,
+        "all 8 tokens",
+    ),
 }
 
 
@@ -211,7 +263,10 @@ def test_a_refused_request_takes_no_slot_and_hurts_nobody(name, prompt, settings
         engine.submit(prompt, Sampling(**settings), build(name))
     check_line(caught.value, kind, word)
     engine.run([good])
-    assert good.output == Engine(models_of(build(name))).generate(GOOD[0], sampled(0, 1.0), build(name)).output
+    assert (
+        good.output
+        == Engine(models_of(build(name))).generate(GOOD[0], sampled(0, 1.0), build(name)).output
+    )
     assert {len(model.slots._free) for model in models.values()} == {8}
 
 
@@ -221,14 +276,20 @@ def test_vocabularies_that_differ_are_refused_by_name():
     engine = Engine(models)
     with raises_code("vocabulary_mismatch", "draft knows 5", "target 8", error=VocabularyMismatch):
         engine.submit([1], Sampling(), build_strategy("vanilla_sd"))
-    assert len(engine.generate([1], Sampling(max_tokens=3), build_strategy("autoregressive")).output) == 3
+    assert (
+        len(engine.generate([1], Sampling(max_tokens=3), build_strategy("autoregressive")).output)
+        == 3
+    )
 
 
 def lengths_of(name: str) -> list[tuple[str, int]]:
     """Whole-number parameters that must be at least 1."""
     schema = STRATEGIES[name].Config.model_json_schema().get("properties", {})
-    return [(field, int(info["minimum"])) for field, info in schema.items()
-            if info.get("type") == "integer" and info.get("minimum", 0) >= 1]
+    return [
+        (field, int(info["minimum"]))
+        for field, info in schema.items()
+        if info.get("type") == "integer" and info.get("minimum", 0) >= 1
+    ]
 
 
 @pytest.mark.parametrize("name", [n for n, s in STRATEGIES.items() if s.roles != ("target",)])
@@ -245,15 +306,21 @@ def test_gamma_zero_is_one_line(name):
 @pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
 def test_a_real_network_that_overflows_hurts_only_its_request(name, sick_role, adapter):
     """NaN keys and values stay in the slot of the request that made them, and do not outlive it."""
+
     def pair(poisoned: bool) -> Engine:
         modules = {"target": near(llama(2), 0.0), "draft": near(llama(2), 0.06)}
-        if poisoned:  # the embedding is the head too: the token's own logit is NaN everywhere, and banned everywhere
+        # the embedding is the head too: the token's own logit is NaN everywhere, and banned
+        # everywhere
+        if poisoned:
             modules[sick_role].get_input_embeddings().weight.data[SICK] = math.nan
         return Engine({role: adapter(module, slots=3) for role, module in modules.items()})
 
     def run(engine: Engine, prompts: list[list[int]]) -> list[Job]:
         sampling = Sampling(max_tokens=12, banned_token_ids=frozenset({SICK}))
-        jobs = [engine.submit(prompt, sampling, build_strategy(name, {}, table_resources(VOCAB))) for prompt in prompts]
+        jobs = [
+            engine.submit(prompt, sampling, build_strategy(name, {}, table_resources(VOCAB)))
+            for prompt in prompts
+        ]
         while engine.jobs:
             engine.step()
         return jobs
@@ -264,4 +331,6 @@ def test_a_real_network_that_overflows_hurts_only_its_request(name, sick_role, a
     again = run(engine, [GOOD[2], GOOD[0], GOOD[0]])
     assert type(sick.error) is NotFinite
     assert [first.output, second.output] == alone[:2]
-    assert [job.output for job in again] == [alone[2], alone[0], alone[0]], "a slot that held NaN is as good as new"
+    assert [job.output for job in again] == [alone[2], alone[0], alone[0]], (
+        "a slot that held NaN is as good as new"
+    )

@@ -23,7 +23,15 @@ from tests.support.models.resources import ORIGIN, table_pair, table_resources
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -9.0], [0.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
 
 
-def judge(tokens: list[int], counts: dict, *, tau: float = 0.01, min_count: float = 6, special=frozenset(), **sampling):
+def judge(
+    tokens: list[int],
+    counts: dict,
+    *,
+    tau: float = 0.01,
+    min_count: float = 6,
+    special=frozenset(),
+    **sampling,
+):
     memory = CorrectionMemory(counts, ORIGIN)
     rule = Rescue(memory, min_count, tau, special)
     rows = LogitRows(LOGITS[: len(tokens) + 1], Sampling(**sampling))
@@ -61,7 +69,9 @@ def test_a_new_pair_survives_a_full_memory():
     memory = CorrectionMemory({}, ORIGIN, max_pairs=3)
     for pair in [(1, 1), (1, 1), (2, 2), (3, 3), (4, 4)]:
         memory.update(*pair)
-    assert memory.counts == {(1, 1): 2, (3, 3): 1, (4, 4): 1}, "the oldest of the least counted goes, never the newest"
+    assert memory.counts == {(1, 1): 2, (3, 3): 1, (4, 4): 1}, (
+        "the oldest of the least counted goes, never the newest"
+    )
     for _ in range(6):
         memory.update(4, 4)
     assert memory.count(4, 4) == 7
@@ -84,14 +94,23 @@ def test_a_smaller_calibration_keeps_each_rejection_by_chance():
     fewer = memory.sample(0.3)
     assert sum(fewer.counts.values()) == pytest.approx(0.3 * total, abs=5 * math.sqrt(0.21 * total))
     assert all(0 < count <= memory.count(*pair) for pair, count in fewer.counts.items())
-    assert list(fewer.counts) == [pair for pair in memory.counts if pair in fewer.counts], "the oldest is still the first to go"
+    assert list(fewer.counts) == [pair for pair in memory.counts if pair in fewer.counts], (
+        "the oldest is still the first to go"
+    )
     assert memory.sample(0.3).counts == fewer.counts
 
 
 def test_csd_from_an_empty_memory_learns_over_requests():
-    """Not one memory for each request, which would never be asked for anything; and the calibrated one is left as it was."""
-    models, sampling = table_pair(vocab=8, noise=1.5), Sampling(max_tokens=80, temperature=1.0, seed=3)
-    resources = replace(table_resources(8, correction_memory=CorrectionMemory({(1, 2): 9}, ORIGIN)), deterministic=False)
+    """Not one memory for each request, which would never be asked for anything; and the calibrated
+    one is left as it was."""
+    models, sampling = (
+        table_pair(vocab=8, noise=1.5),
+        Sampling(max_tokens=80, temperature=1.0, seed=3),
+    )
+    resources = replace(
+        table_resources(8, correction_memory=CorrectionMemory({(1, 2): 9}, ORIGIN)),
+        deterministic=False,
+    )
     csd = build_strategy("csd", {"calibration_share": 0.0, "min_count": 2, "tau": 0.01}, resources)
     rescued = [Engine(models).generate([1], sampling, csd).session.stats.rescued for _ in range(3)]
     assert csd.memory.counts
@@ -102,17 +121,33 @@ def test_csd_from_an_empty_memory_learns_over_requests():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_without_rescue_csd_is_vanilla_speculative_decoding(temperature):
     """lambda = inf: the same tokens and counters from the same seed."""
-    models, sampling = table_pair(vocab=8, noise=1.5), Sampling(max_tokens=80, temperature=temperature, seed=3)
-    csd = build_strategy("csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_resources(8))
+    models, sampling = (
+        table_pair(vocab=8, noise=1.5),
+        Sampling(max_tokens=80, temperature=temperature, seed=3),
+    )
+    csd = build_strategy(
+        "csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_resources(8)
+    )
     vanilla = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
     mine, theirs = (Engine(models).generate([1], sampling, strategy) for strategy in (csd, vanilla))
     assert mine.output == theirs.output
-    for name in ("drafted", "judged", "accepted", "rescued", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
+    for name in (
+        "drafted",
+        "judged",
+        "accepted",
+        "rescued",
+        "sampled",
+        "rounds",
+        "target_calls",
+        "draft_calls",
+        "accepted_at",
+    ):
         assert getattr(mine.session.stats, name) == getattr(theirs.session.stats, name), name
 
 
 def gated_law(at: Context, tau: float) -> torch.Tensor:
-    """Algorithm 1, lines 8-24, at one position with the gate alone: x ~ q, exact test, t* ~ residual, rescue iff Eq. 3 allows."""
+    """Algorithm 1, lines 8-24, at one position with the gate alone: x ~ q, exact test, t* ~
+    residual, rescue iff Eq. 3 allows."""
     law = torch.zeros_like(at.p)
     residual = (at.p - at.q).clamp(min=0)
     residual = residual / residual.sum()
@@ -127,17 +162,26 @@ def gated_law(at: Context, tau: float) -> torch.Tensor:
     return law
 
 
-@pytest.mark.parametrize("warpers", [{"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}], ids=str)
+@pytest.mark.parametrize(
+    "warpers",
+    [{"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}],
+    ids=str,
+)
 def test_judging_behind_a_rescue_goes_on_with_the_rescued_prefix(warpers):
-    """The joint law is Algorithm 1's, position by position: behind a rescued x both test and residual use rows that have read x."""
+    """The joint law is Algorithm 1's, position by position: behind a rescued x both test and
+    residual use rows that have read x."""
     models, sampling = table_pair(), Sampling(max_tokens=4, **warpers)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
-    law = joint_law(lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling)
+    law = joint_law(
+        lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling
+    )
     assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) < 1e-6
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
 
 
-def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_is_caught(monkeypatch):
+def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_is_caught(
+    monkeypatch,
+):
     class Elsewhere(Rescue):
         def judge(self, draft, target, rng, *, bonus=True):
             verdict = super().judge(draft, target, rng, bonus=bonus)
@@ -148,12 +192,15 @@ def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_i
     monkeypatch.setattr("serving.runtime.strategies.lossy.csd.Rescue", Elsewhere)
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
-    law = joint_law(lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling)
+    law = joint_law(
+        lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling
+    )
     assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) > 1e-4
 
 
 def test_the_correction_is_drawn_once():
-    """One draw serves count, gate and output: at a rejection without rescue the text goes on with the token that was counted."""
+    """One draw serves count, gate and output: at a rejection without rescue the text goes on with
+    the token that was counted."""
     models = table_pair(vocab=8, noise=2.0)
     memory = CorrectionMemory.empty(ORIGIN)
     seen = []
@@ -162,7 +209,11 @@ def test_the_correction_is_drawn_once():
     for seed in range(30):
         sampling = Sampling(temperature=1.0, seed=seed)
         draft = Draft([seed % 8], [LogitRows(models["draft"].next_logits([1, 2])[None], sampling)])
-        verdict = rule.judge(draft, LogitRows(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling), Streams(seed))
+        verdict = rule.judge(
+            draft,
+            LogitRows(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling),
+            Streams(seed),
+        )
         if verdict.rejected:
             assert seen.pop() == verdict.token
     assert seen == []
@@ -172,7 +223,11 @@ def test_a_banned_token_is_not_rescued():
     assert judge([2], {(2, 1): 99}, banned_token_ids=frozenset({2}))[0].rescued == 0
 
 
-@pytest.mark.parametrize("altered", [{"logit_bias": {2: -5.0}}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "altered",
+    [{"logit_bias": {2: -5.0}}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0}],
+    ids=str,
+)
 def test_a_request_that_alters_logits_is_neither_rescued_nor_learnt_from(altered):
     verdict, memory = judge([2, 2], {(2, 1): 99}, **altered)
     assert (verdict.rescued, verdict.accepted, verdict.token) == (0, 0, 1)
@@ -181,7 +236,9 @@ def test_a_request_that_alters_logits_is_neither_rescued_nor_learnt_from(altered
 
 def test_gate_only_at_temperature_zero_keeps_what_the_target_finds_likely():
     models, sampling = table_pair(vocab=8, noise=2.0), Sampling(max_tokens=200)
-    job = Engine(models).generate([1], sampling, build_strategy("csd", {"use_memory": False, "tau": 0.2}, table_resources(8)))
+    job = Engine(models).generate(
+        [1], sampling, build_strategy("csd", {"use_memory": False, "tau": 0.2}, table_resources(8))
+    )
     assert job.session.stats.rescued > 0
     ids = [1, *job.output]
     for i in range(1, len(ids)):

@@ -1,4 +1,5 @@
-"""Fuzzy, mentored and lossy speculative decoding: their laws by enumeration, their limits, and what they reduce to."""
+"""Fuzzy, mentored and lossy speculative decoding: their laws by enumeration, their limits, and what
+they reduce to."""
 
 from __future__ import annotations
 
@@ -24,12 +25,25 @@ from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.resources import table_pair, table_resources
 
-LOSSY = [("fuzzy_sd", {"tau": 0.0}), ("mentored", {}), ("lossy_sd", {"tau": 0.1}), ("pyramid_assisted", {"tau_target": 0.0}),
-         ("pyramid_fuzzy", {"tau_target": 0.0, "tau_qualifier": 0.0})]
+LOSSY = [
+    ("fuzzy_sd", {"tau": 0.0}),
+    ("mentored", {}),
+    ("lossy_sd", {"tau": 0.1}),
+    ("pyramid_assisted", {"tau_target": 0.0}),
+    ("pyramid_fuzzy", {"tau_target": 0.0, "tau_qualifier": 0.0}),
+]
 WARPERS = [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}]
 
 
-def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, resources: StrategyResources | None = None, **sampling):
+def run(
+    name: str,
+    parameters: dict,
+    models: dict,
+    *,
+    tokens: int = 80,
+    resources: StrategyResources | None = None,
+    **sampling,
+):
     job = Engine(models).generate(
         [1, 2],
         Sampling(max_tokens=tokens, **sampling),
@@ -39,13 +53,24 @@ def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, resource
 
 
 def counters(stats) -> tuple:
-    return (stats.drafted, stats.judged, stats.accepted, stats.rescued, stats.sampled, stats.rounds, stats.target_calls, stats.draft_calls,
-            stats.accepted_at)
+    return (
+        stats.drafted,
+        stats.judged,
+        stats.accepted,
+        stats.rescued,
+        stats.sampled,
+        stats.rounds,
+        stats.target_calls,
+        stats.draft_calls,
+        stats.accepted_at,
+    )
 
 
 @pytest.mark.parametrize("warpers", [{"temperature": 0.0}, *WARPERS], ids=str)
 @pytest.mark.parametrize(("name", "parameters"), LOSSY, ids=str)
-def test_with_identical_models_every_lossy_rule_is_exact_and_keeps_everything(name, parameters, warpers):
+def test_with_identical_models_every_lossy_rule_is_exact_and_keeps_everything(
+    name, parameters, warpers
+):
     target = table_pair(8)["target"]
     same = {"target": target, "draft": target, "qualifier": target}
     _, stats = run(name, parameters, same, **warpers)
@@ -54,11 +79,14 @@ def test_with_identical_models_every_lossy_rule_is_exact_and_keeps_everything(na
     target = table_pair(3)["target"]
     same = {"target": target, "draft": target, "qualifier": target}
     sampling = Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
-    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), same, [0, 1], sampling)
+    law = joint_law(
+        lambda: build_strategy(name, parameters, table_resources()), same, [0, 1], sampling
+    )
     assert furthest(law, true_law(target, [0, 1], sampling)) < 1e-6
 
 
 # Fuzzy
+
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @pytest.mark.parametrize("name", ["tv", "js", "kl", "fsd_js"])
@@ -105,20 +133,32 @@ def test_a_fuzzy_mutant_that_samples_the_residual_is_caught(monkeypatch):
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
     monkeypatch.undo()
     law = joint_law(lambda: build_strategy("fuzzy_sd", {"tau": 0.0}), models, [0], sampling)
-    assert furthest(law, true_law(models["target"], [0], sampling)) < 1e-6, "tau = 0 with different models samples p throughout"
+    assert furthest(law, true_law(models["target"], [0], sampling)) < 1e-6, (
+        "tau = 0 with different models samples p throughout"
+    )
 
 
 def test_fuzzy_decides_alike_at_every_temperature():
-    """Div reads raw distributions: from one-hot ones it would be 0 or its maximum at temperature 0."""
+    """Div reads raw distributions: from one-hot ones it would be 0 or its maximum at temperature
+    0."""
     logits = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
-    noise = torch.arange(8)[:, None] / 4 * torch.randn(8, 8, generator=torch.Generator().manual_seed(2))  # ever less alike
+    # ever less alike
+    noise = (
+        torch.arange(8)[:, None] / 4 * torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
+    )
     for name in ("tv", "kl", "js", "logit_gap", "fsd_js"):
         accepted = set()
         for temperature in (0.0, 0.3, 1.0):
             sampling = Sampling(temperature=temperature)
-            draft = Draft([5] * 8, [LogitRows((logits[i] + noise[i])[None], sampling) for i in range(8)])
+            draft = Draft(
+                [5] * 8, [LogitRows((logits[i] + noise[i])[None], sampling) for i in range(8)]
+            )
             limits = {"tv": 0.2, "kl": 0.15, "js": 0.04, "logit_gap": 0.6, "fsd_js": 0.04}
-            accepted.add(Fuzzy(name, limits[name]).judge(draft, LogitRows(logits, sampling), Streams(0)).accepted)
+            accepted.add(
+                Fuzzy(name, limits[name])
+                .judge(draft, LogitRows(logits, sampling), Streams(0))
+                .accepted
+            )
         assert len(accepted) == 1
         assert 0 < accepted.pop() < 8
 
@@ -128,10 +168,21 @@ def test_fuzzy_kept_tokens_are_counted_apart():
     assert 0 < stats.rescued < stats.accepted
 
 
-@pytest.mark.parametrize("altered", [{"logit_bias": {3: -20.0, 5: 2.0}}, {"presence_penalty": 3.0}, {"frequency_penalty": 1.5}], ids=str)
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("csd", {"use_memory": False, "tau": 0.01}), ("lossy_sd", {"tau": 0.01}), ("fuzzy_sd", {"tau": 0.5}),
-    ("pyramid_assisted", {"tau_target": 0.5}), ("pyramid_fuzzy", {"tau_target": 0.5, "tau_qualifier": 0.5})])
+@pytest.mark.parametrize(
+    "altered",
+    [{"logit_bias": {3: -20.0, 5: 2.0}}, {"presence_penalty": 3.0}, {"frequency_penalty": 1.5}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("csd", {"use_memory": False, "tau": 0.01}),
+        ("lossy_sd", {"tau": 0.01}),
+        ("fuzzy_sd", {"tau": 0.5}),
+        ("pyramid_assisted", {"tau_target": 0.5}),
+        ("pyramid_fuzzy", {"tau_target": 0.5, "tau_qualifier": 0.5}),
+    ],
+)
 def test_penalties_and_biases_hold_inside_a_lossy_draft(name, parameters, altered):
     models = table_pair(8, noise=2.0)
     plain = run("autoregressive", {}, models, **altered)[0]
@@ -148,18 +199,30 @@ distributions = st.lists(st.floats(0.001, 1), min_size=2, max_size=9)
 
 @given(distributions, st.data(), st.floats(0.001, 1.5))
 def test_mentored_mixture_is_a_distribution_at_the_divergence_asked_for(a, data, budget):
-    b = data.draw(st.lists(st.just(0.0) | st.floats(1e-6, 1), min_size=len(a), max_size=len(a)).filter(lambda w: sum(w) > 0.01))
+    b = data.draw(
+        st.lists(st.just(0.0) | st.floats(1e-6, 1), min_size=len(a), max_size=len(a)).filter(
+            lambda w: sum(w) > 0.01
+        )
+    )
     p, q = (torch.tensor(w, dtype=torch.float64) / sum(w) for w in (a, b))
     found = mentored(p, q, budget)
-    away = float(torch.nn.functional.kl_div(q.log(), p, reduction="sum")) if bool((q > 0).all()) else math.inf
+    away = (
+        float(torch.nn.functional.kl_div(q.log(), p, reduction="sum"))
+        if bool((q > 0).all())
+        else math.inf
+    )
     if away <= budget:
         assert torch.equal(found.probs, q)
         return
     assert float(found.probs.sum()) == pytest.approx(1, abs=1e-9)
     assert 0 <= found.a <= 1 <= found.b
-    assert torch.allclose(found.probs, torch.maximum(found.a * p, torch.minimum(q, found.b * p)), atol=1e-9)
+    assert torch.allclose(
+        found.probs, torch.maximum(found.a * p, torch.minimum(q, found.b * p)), atol=1e-9
+    )
     assert float((p * (p / found.probs).log()).sum()) == pytest.approx(budget, abs=1e-6)
-    assert bool((found.probs >= torch.minimum(p, q) - 1e-9).all()), "whatever the exact test keeps stays"
+    assert bool((found.probs >= torch.minimum(p, q) - 1e-9).all()), (
+        "whatever the exact test keeps stays"
+    )
 
 
 @given(distributions, st.data())
@@ -187,29 +250,46 @@ def test_mentored_mixture_at_its_limits():
     assert float(cut[2]) == 0, "what the target rules out stays out"
     assert float(cut.sum()) == pytest.approx(1, abs=1e-6)
     apart = mentored(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), 0.2)
-    assert (apart.probs.tolist(), apart.a, apart.b) == ([0, 1], 1, 1), "nothing in common: the target alone"
+    assert (apart.probs.tolist(), apart.a, apart.b) == ([0, 1], 1, 1), (
+        "nothing in common: the target alone"
+    )
     generator = np.random.default_rng(0)
     p, q = (torch.from_numpy(generator.dirichlet(np.full(49152, 0.01))).float() for _ in range(2))
     q[8192:] = 0
     large = mentored(p, q / q.sum(), 0.2).probs.double()
     support = p > 0
-    assert float((p[support].double() * (p[support].double() / large[support]).log()).sum()) == pytest.approx(0.2, abs=1e-3)
+    assert float(
+        (p[support].double() * (p[support].double() / large[support]).log()).sum()
+    ) == pytest.approx(0.2, abs=1e-3)
 
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @pytest.mark.parametrize("budget", [0.02, 0.2])
 def test_mentored_output_follows_the_mixture(budget, warpers):
-    """Testing exactly first and keeping more at a rejection gives the same law as min(1, pi/q) with residual (pi - q)."""
+    """Testing exactly first and keeping more at a rejection gives the same law as min(1, pi/q) with
+    residual (pi - q)."""
     models, sampling = table_pair(3), Sampling(max_tokens=4, **warpers)
-    law = joint_law(lambda: build_strategy("mentored", {"budget": budget, "num_speculative_tokens": 2}), models, [0], sampling)
+    law = joint_law(
+        lambda: build_strategy("mentored", {"budget": budget, "num_speculative_tokens": 2}),
+        models,
+        [0],
+        sampling,
+    )
     expected = law_of_four(models, [0], sampling, lambda at: mentored(at.p, at.q, budget).probs)
     assert furthest(law, expected) < 1e-6
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
 
 
-@pytest.mark.parametrize(("budget", "warpers"), [
-    (0.0, {"temperature": 0.0}), (0.0, {"temperature": 1.0}), (0.5, {"temperature": 0.0}),
-    (0.5, {"temperature": 1.0, "top_k": 1})], ids=str)
+@pytest.mark.parametrize(
+    ("budget", "warpers"),
+    [
+        (0.0, {"temperature": 0.0}),
+        (0.0, {"temperature": 1.0}),
+        (0.5, {"temperature": 0.0}),
+        (0.5, {"temperature": 1.0, "top_k": 1}),
+    ],
+    ids=str,
+)
 def test_mentored_without_budget_or_choice_is_vanilla(budget, warpers):
     mine = run("mentored", {"budget": budget}, table_pair(8, noise=1.5), seed=4, **warpers)
     vanilla = run("vanilla_sd", {}, table_pair(8, noise=1.5), seed=4, **warpers)
@@ -225,11 +305,14 @@ def test_mentored_with_a_large_budget_keeps_everything():
 
 # Lossy SD
 
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("same", [{"min_count": 0}, {"use_memory": False}], ids=str)
 def test_lossy_sd_is_csd_without_its_memory(same, temperature, seed):
-    resources = StrategyResources(table_resources(8).artifacts, special_tokens=frozenset({3}), deterministic=True)
+    resources = StrategyResources(
+        table_resources(8).artifacts, special_tokens=frozenset({3}), deterministic=True
+    )
     settings = {"tau": 0.2, "num_speculative_tokens": 5}
     sampling = {"temperature": temperature, "seed": seed, "stop_token_ids": frozenset({6})}
     csd = run("csd", settings | same, table_pair(8, noise=2.0), resources=resources, **sampling)
@@ -241,9 +324,21 @@ def test_lossy_sd_is_csd_without_its_memory(same, temperature, seed):
 @pytest.mark.parametrize("name", ["fuzzy_sd", "mentored", "lossy_sd"])
 @pytest.mark.parametrize("budget", [1, 2, 5])
 def test_stop_tokens_and_budgets_inside_a_kept_run(name, budget):
-    parameters = {"fuzzy_sd": {"tau": 1.0}, "mentored": {"budget": 9.0}, "lossy_sd": {"tau": 0.001}}[name]
+    parameters = {
+        "fuzzy_sd": {"tau": 1.0},
+        "mentored": {"budget": 9.0},
+        "lossy_sd": {"tau": 0.001},
+    }[name]
     for seed in range(20):
-        output, stats = run(name, parameters, table_pair(8), tokens=budget, temperature=1.0, seed=seed, stop_token_ids=frozenset({5}))
+        output, stats = run(
+            name,
+            parameters,
+            table_pair(8),
+            tokens=budget,
+            temperature=1.0,
+            seed=seed,
+            stop_token_ids=frozenset({5}),
+        )
         assert 5 not in output[:-1]
         assert len(output) == budget or output[-1] == 5
         assert stats.accepted + stats.sampled == stats.emitted == len(output)

@@ -1,4 +1,5 @@
-"""PEARL's schedule on scripted models: what is judged, each position once; MAT; stop tokens and budgets inside a round."""
+"""PEARL's schedule on scripted models: what is judged, each position once; MAT; stop tokens and
+budgets inside a round."""
 
 from __future__ import annotations
 
@@ -14,14 +15,19 @@ from tests.support.models.resources import counting_pair, table_pair, table_reso
 
 
 def pearl(gamma: int | None = 3, ratio: float = 3.0):
-    return build_strategy("pearl", {} if gamma is None else {"num_speculative_tokens": gamma}, table_resources(ratio=ratio))
+    return build_strategy(
+        "pearl",
+        {} if gamma is None else {"num_speculative_tokens": gamma},
+        table_resources(ratio=ratio),
+    )
 
 
 def test_two_full_accepts_then_a_rejection(monkeypatch):
     """gamma 3. The draft counts like the target but errs behind 7.
 
-    Pre-verify keeps 1; post-verify keeps 2 3 | 4 and 5 6 | 7; the next judges 8 9 | 10, of which the draft put 0 for the 8:
-    one token is sampled (8). MAT is the run between corrections, not accepted tokens per call.
+    Pre-verify keeps 1; post-verify keeps 2 3 | 4 and 5 6 | 7; the next judges 8 9 | 10, of which
+    the draft put 0 for the 8: one token is sampled (8). MAT is the run between corrections, not
+    accepted tokens per call.
     """
     seen = judged_positions(monkeypatch)
     job = Engine(counting_pair(64, wrong_behind=7)).generate([0], Sampling(max_tokens=8), pearl())
@@ -42,7 +48,8 @@ def test_every_position_is_judged_once_and_nothing_is_sampled_when_all_is_kept(m
 
 
 def test_a_rejected_first_token_keeps_it_pre_verifying(monkeypatch):
-    """A draft that always errs: every round judges one token and samples the target's own, like plain decoding."""
+    """A draft that always errs: every round judges one token and samples the target's own, like
+    plain decoding."""
     models = counting_pair(16)
     models["draft"].table = models["draft"].table.roll(1, dims=1)
     seen = judged_positions(monkeypatch)
@@ -66,7 +73,9 @@ def test_a_drafted_stop_token_ends_the_text_wherever_it_falls(stop):
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("wrong", [None, 0, 2])
 def test_budgets_are_kept_exactly(budget, wrong):
-    job = Engine(counting_pair(wrong_behind=wrong)).generate([0], Sampling(max_tokens=budget), pearl())
+    job = Engine(counting_pair(wrong_behind=wrong)).generate(
+        [0], Sampling(max_tokens=budget), pearl()
+    )
     stats = job.session.stats
     assert job.output == [1, 2, 3, 4, 5][:budget]
     assert stats.emitted == stats.accepted + stats.sampled == budget

@@ -1,4 +1,5 @@
-"""PyramidSD: the lengths of its rounds, the laws of both variants, caches of three models, and how the stages are counted."""
+"""PyramidSD: the lengths of its rounds, the laws of both variants, caches of three models, and how
+the stages are counted."""
 
 from __future__ import annotations
 
@@ -35,15 +36,27 @@ def run(name: str, models: dict, parameters: dict, **sampling):
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(("l_d", "l_q", "drafted"), [
-    (2, 5, [2, 1]), (5, 10, [5, 3]), (3, 4, [3]), (4, 4, [3]), (1, 5, [1, 1, 0]), (7, 1, [0])])
+@pytest.mark.parametrize(
+    ("l_d", "l_q", "drafted"),
+    [(2, 5, [2, 1]), (5, 10, [5, 3]), (3, 4, [3]), (4, 4, [3]), (1, 5, [1, 1, 0]), (7, 1, [0])],
+)
 def test_inner_rounds_draft_no_more_than_the_target_is_given(monkeypatch, name, l_d, l_q, drafted):
-    """The last inner round drafts min(l_D, l_Q - ready - 1), because the qualifier's own token counts."""
+    """The last inner round drafts min(l_D, l_Q - ready - 1), because the qualifier's own token
+    counts."""
     rounds: list[int] = []
     real = Stats.count_inner
-    monkeypatch.setattr(Stats, "count_inner", lambda self, draft, verdict: rounds.append(len(draft)) or real(self, draft, verdict))
+    monkeypatch.setattr(
+        Stats,
+        "count_inner",
+        lambda self, draft, verdict: rounds.append(len(draft)) or real(self, draft, verdict),
+    )
     budget = 1 + 3 * (l_q + 1)
-    job = run(name, counting_models(), {"num_draft_tokens": l_d, "num_speculative_tokens": l_q}, max_tokens=budget)
+    job = run(
+        name,
+        counting_models(),
+        {"num_draft_tokens": l_d, "num_speculative_tokens": l_q},
+        max_tokens=budget,
+    )
     stats = job.session.stats
     assert job.output == list(range(3, 3 + budget))
     assert rounds == drafted * 3
@@ -54,14 +67,29 @@ def test_inner_rounds_draft_no_more_than_the_target_is_given(monkeypatch, name, 
     assert stats.inner_sampled == stats.inner_rounds
 
 
-def slow_reference(name: str, models: dict, prompt: list[int], budget: int, stop: int, l_d: int, l_q: int, tau_q: float,
-                   tau_t: float) -> list[int]:
+def slow_reference(
+    name: str,
+    models: dict,
+    prompt: list[int],
+    budget: int,
+    stop: int,
+    l_d: int,
+    l_q: int,
+    tau_q: float,
+    tau_t: float,
+) -> list[int]:
     """Greedy PyramidSD straight from the tables, with no caches, lanes or rollbacks."""
+
     def best(role, ids):
         return int(models[role].next_logits(ids).argmax())
 
     def agree(judge, proposer, ids, token, tau):
-        return divergence("js", *(models[r].next_logits(ids).softmax(-1) for r in (judge, proposer)), token) <= tau
+        return (
+            divergence(
+                "js", *(models[r].next_logits(ids).softmax(-1) for r in (judge, proposer)), token
+            )
+            <= tau
+        )
 
     text, output = list(prompt), []
 
@@ -81,7 +109,11 @@ def slow_reference(name: str, models: dict, prompt: list[int], budget: int, stop
                 draft.append(best("draft", text + ready + draft))
             for x in draft:
                 t = best("qualifier", text + ready)
-                if not (x == t if name == "pyramid_assisted" else agree("qualifier", "draft", text + ready, x, tau_q)):
+                if not (
+                    x == t
+                    if name == "pyramid_assisted"
+                    else agree("qualifier", "draft", text + ready, x, tau_q)
+                ):
                     ready.append(t)
                     break
                 ready.append(x)
@@ -113,17 +145,28 @@ def test_greedy_text_equals_a_reference_without_caches(name, l_d, l_q):
         stats = job.session.stats
         assert stats.accepted + stats.sampled == stats.emitted == len(job.output)
         assert stats.accepted <= stats.judged <= stats.drafted
-        assert stats.inner_accepted <= stats.inner_judged <= stats.inner_drafted == stats.draft_calls
+        assert (
+            stats.inner_accepted <= stats.inner_judged <= stats.inner_drafted == stats.draft_calls
+        )
 
 
-@pytest.mark.parametrize("warpers", [{"temperature": 0.0, "max_tokens": 4}, {"temperature": 0.7, "max_tokens": 3},
-                                     {"temperature": 1.0, "top_k": 2, "max_tokens": 4}], ids=str)
+@pytest.mark.parametrize(
+    "warpers",
+    [
+        {"temperature": 0.0, "max_tokens": 4},
+        {"temperature": 0.7, "max_tokens": 3},
+        {"temperature": 1.0, "top_k": 2, "max_tokens": 4},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("tau", [0.0, 0.05])
 def test_assisted_follows_fuzzy_sd_with_the_qualifier_as_draft(tau, warpers):
-    """Every ready token of PSD_A is the qualifier's own draw, whatever the draft proposed: x stays only where it is that draw.
+    """Every ready token of PSD_A is the qualifier's own draw, whatever the draft proposed: x stays
+    only where it is that draw.
 
-    So the target judges text sampled from the qualifier, as fuzzy_sd does with the qualifier for its draft and gamma = l_Q.
-    The draft changes how fast the text comes, never its law; an identical draft and qualifier is the special case.
+    So the target judges text sampled from the qualifier, as fuzzy_sd does with the qualifier for
+    its draft and gamma = l_Q. The draft changes how fast the text comes, never its law; an
+    identical draft and qualifier is the special case.
     """
     models = table_pair(3, noise=0.8)
     sampling = Sampling(stop_token_ids=frozenset({2}), **warpers)
@@ -132,34 +175,61 @@ def test_assisted_follows_fuzzy_sd_with_the_qualifier_as_draft(tau, warpers):
     two = {"target": models["target"], "draft": models["qualifier"]}
     expected = joint_law(lambda: build_strategy("fuzzy_sd", fuzzy), two, [0, 1], sampling)
     for draft in (models["draft"], models["qualifier"]):
-        law = joint_law(lambda: build_strategy("pyramid_assisted", pyramid), models | {"draft": draft}, [0, 1], sampling)
+        law = joint_law(
+            lambda: build_strategy("pyramid_assisted", pyramid),
+            models | {"draft": draft},
+            [0, 1],
+            sampling,
+        )
         assert furthest(law, expected) < 1e-6
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_greedy_with_an_identical_draft_and_qualifier_the_inner_stage_keeps_everything(name):
-    """Both variants: the same tokens as fuzzy_sd with the qualifier as draft, with as many target calls."""
+    """Both variants: the same tokens as fuzzy_sd with the qualifier as draft, with as many target
+    calls."""
     for seed in range(5):
         models = table_pair(8, seed=seed, noise=1.2)
         models["draft"] = models["qualifier"]
         zero = {"tau_qualifier": 0.0} if name == "pyramid_fuzzy" else {}
-        job = run(name, models, {"num_draft_tokens": 3, "num_speculative_tokens": 6, "tau_target": 0.05, **zero}, max_tokens=60)
+        job = run(
+            name,
+            models,
+            {"num_draft_tokens": 3, "num_speculative_tokens": 6, "tau_target": 0.05, **zero},
+            max_tokens=60,
+        )
         two = {"target": models["target"], "draft": models["qualifier"]}
         fuzzy = run("fuzzy_sd", two, {"num_speculative_tokens": 6, "tau": 0.05}, max_tokens=60)
         stats, other = job.session.stats, fuzzy.session.stats
         assert stats.inner_accepted == stats.inner_judged
         assert job.output == fuzzy.output
-        assert (stats.target_calls, stats.accepted, stats.judged, stats.drafted, stats.rescued, stats.accepted_at) == (
-            other.target_calls, other.accepted, other.judged, other.drafted, other.rescued, other.accepted_at)
+        assert (
+            stats.target_calls,
+            stats.accepted,
+            stats.judged,
+            stats.drafted,
+            stats.rescued,
+            stats.accepted_at,
+        ) == (
+            other.target_calls,
+            other.accepted,
+            other.judged,
+            other.drafted,
+            other.rescued,
+            other.accepted_at,
+        )
 
 
 def test_sampled_and_assisted_even_an_identical_draft_is_rejected():
-    """The qualifier draws anew: it matches x with probability sum q(x)^2, not 1 (which is why PSD_A is slower than PSD_F)."""
+    """The qualifier draws anew: it matches x with probability sum q(x)^2, not 1 (which is why PSD_A
+    is slower than PSD_F)."""
     models = table_pair(8)
     models["draft"] = models["qualifier"]
     stats = run("pyramid_assisted", models, {}, max_tokens=100, temperature=1.0).session.stats
     assert stats.inner_accepted < stats.inner_judged
-    stats = run("pyramid_fuzzy", models, {"tau_qualifier": 0.0}, max_tokens=100, temperature=1.0).session.stats
+    stats = run(
+        "pyramid_fuzzy", models, {"tau_qualifier": 0.0}, max_tokens=100, temperature=1.0
+    ).session.stats
     assert stats.inner_accepted == stats.inner_judged > 0
 
 
@@ -186,7 +256,15 @@ def test_wide_thresholds_let_everything_through():
 @pytest.mark.parametrize("budget", [1, 2, 3, 7])
 def test_budgets_and_stop_tokens(name, budget):
     for seed in range(10):
-        job = run(name, table_pair(8, seed=seed), {}, max_tokens=budget, temperature=1.0, seed=seed, stop_token_ids=frozenset({5}))
+        job = run(
+            name,
+            table_pair(8, seed=seed),
+            {},
+            max_tokens=budget,
+            temperature=1.0,
+            seed=seed,
+            stop_token_ids=frozenset({5}),
+        )
         assert 5 not in job.output[:-1]
         assert len(job.output) == budget or job.output[-1] == 5
         assert job.session.stats.accepted + job.session.stats.sampled == len(job.output)
@@ -195,7 +273,10 @@ def test_budgets_and_stop_tokens(name, budget):
 def test_a_qualifiers_calls_and_seconds_are_its_own():
     stats = run("pyramid_assisted", table_pair(8), {}, max_tokens=60).session.stats
     roles = [role for role, *_ in stats.timeline]
-    assert (roles.count("qualifier"), roles.count("draft")) == (stats.qualifier_calls, stats.draft_calls)
+    assert (roles.count("qualifier"), roles.count("draft")) == (
+        stats.qualifier_calls,
+        stats.draft_calls,
+    )
     assert roles.count("target") == stats.target_calls + stats.prefill_calls
     assert stats.qualifier_seconds > 0
     assert stats.inner_acceptance_rate == stats.inner_accepted / stats.inner_judged
@@ -224,9 +305,15 @@ def test_baselines_draft_with_the_qualifier_where_they_are_told_to(name):
         models = table_pair(8, seed=seed, noise=1.2)
         sampling = Sampling(max_tokens=40)
         two = {"target": models["target"], "draft": models["qualifier"]}
-        expected = Engine(two).generate([0, 1], sampling, build_strategy(name, {"num_speculative_tokens": 3}))
+        expected = Engine(two).generate(
+            [0, 1], sampling, build_strategy(name, {"num_speculative_tokens": 3})
+        )
         models["draft"] = None  # type: ignore[assignment]
-        job = Engine(models).generate([0, 1], sampling, build_strategy(name, {"num_speculative_tokens": 3, "drafter": "qualifier"}))
+        job = Engine(models).generate(
+            [0, 1],
+            sampling,
+            build_strategy(name, {"num_speculative_tokens": 3, "drafter": "qualifier"}),
+        )
         assert job.output == expected.output
         assert job.session.stats.accepted == expected.session.stats.accepted
         assert job.session.stats.accepted > 0
@@ -234,5 +321,8 @@ def test_baselines_draft_with_the_qualifier_where_they_are_told_to(name):
 
 def test_a_pair_without_the_model_that_should_draft_is_one_clear_line():
     models = {role: model for role, model in table_pair(8).items() if role != "qualifier"}
-    with pytest.raises(DraftwellError, match="drafter=qualifier needs a qualifier model, which this pair does not have"):
+    with pytest.raises(
+        DraftwellError,
+        match="drafter=qualifier needs a qualifier model, which this pair does not have",
+    ):
         build_strategy("vanilla_sd", {"drafter": "qualifier"}).choose_models(models)

@@ -1,4 +1,5 @@
-"""What strategy classes say about themselves to the tuner and the exporter, and the worked example of docs/add_a_strategy.md."""
+"""What strategy classes say about themselves to the tuner and the exporter, and the worked example
+of docs/add_a_strategy.md."""
 
 from __future__ import annotations
 
@@ -26,22 +27,65 @@ from tests.support.paths import REPO
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
 
 
-ORDER = ["vanilla_sd", "svip", "draft_verify", "adaedl", "hf_dynamic", "spide", "pearl", "specdec_pp", "prompt_lookup",
-         "sprinter", "duo_decoding", "csd", "fuzzy_sd", "mentored", "lossy_sd", "pyramid_assisted", "pyramid_fuzzy"]
-"""Strategies that were replayed, then those that were measured, when this was written: a new one may stand anywhere between them."""
+ORDER = [
+    "vanilla_sd",
+    "svip",
+    "draft_verify",
+    "adaedl",
+    "hf_dynamic",
+    "spide",
+    "pearl",
+    "specdec_pp",
+    "prompt_lookup",
+    "sprinter",
+    "duo_decoding",
+    "csd",
+    "fuzzy_sd",
+    "mentored",
+    "lossy_sd",
+    "pyramid_assisted",
+    "pyramid_fuzzy",
+]
+"""Strategies that were replayed, then those that were measured, when this was written: a new one
+may stand anywhere between them."""
 
 
 def test_the_searched_strategies_and_their_order() -> None:
-    """The order is that of trials where spaces are equally large: a new strategy does not change that of the others."""
+    """The order is that of trials where spaces are equally large: a new strategy does not change
+    that of the others."""
     assert [name for name in [*REPLAYED, *MEASURED] if name in ORDER] == ORDER
     assert [name for name in REPLAYED if name in ORDER] == ORDER[:9]
-    assert set(STRATEGIES) - set(REPLAYED) - set(MEASURED) == {"autoregressive"}, "plain decoding has nothing to tune"
+    assert set(STRATEGIES) - set(REPLAYED) - set(MEASURED) == {"autoregressive"}, (
+        "plain decoding has nothing to tune"
+    )
 
 
-SIZES = {"vanilla_sd": 12, "svip": 30, "draft_verify": 15, "adaedl": 15, "hf_dynamic": 28, "spide": 288, "pearl": 9, "specdec_pp": 27,
-         "prompt_lookup": 16, "sprinter": 9, "duo_decoding": 2, "csd": 100, "fuzzy_sd": 12, "mentored": 12, "lossy_sd": 12,
-         "pyramid_assisted": 40, "pyramid_fuzzy": 100, "suffix": 12, "rest": 6, "lookahead": 4, "swift": 4, "medusa": 3,
-         "eagle3": 45, "hybrid": 4}
+SIZES = {
+    "vanilla_sd": 12,
+    "svip": 30,
+    "draft_verify": 15,
+    "adaedl": 15,
+    "hf_dynamic": 28,
+    "spide": 288,
+    "pearl": 9,
+    "specdec_pp": 27,
+    "prompt_lookup": 16,
+    "sprinter": 9,
+    "duo_decoding": 2,
+    "csd": 100,
+    "fuzzy_sd": 12,
+    "mentored": 12,
+    "lossy_sd": 12,
+    "pyramid_assisted": 40,
+    "pyramid_fuzzy": 100,
+    "suffix": 12,
+    "rest": 6,
+    "lookahead": 4,
+    "swift": 4,
+    "medusa": 3,
+    "eagle3": 45,
+    "hybrid": 4,
+}
 
 
 def test_every_searched_strategy_has_a_size() -> None:
@@ -56,7 +100,9 @@ def test_the_number_of_configurations(name: str) -> None:
 @pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
 def test_every_value_of_a_space_is_a_valid_config(name: str) -> None:
     for choice in combinations(name):
-        strategy = build_strategy(name, dict(choice.parameters), StrategyResources({PROFILE.kind: PROFILE}))
+        strategy = build_strategy(
+            name, dict(choice.parameters), StrategyResources({PROFILE.kind: PROFILE})
+        )
         assert strategy.rollout_needed() >= 0
     for values in STRATEGIES[name].search_space.values():
         assert len(values.values if isinstance(values, Span) else values) > 1
@@ -64,20 +110,29 @@ def test_every_value_of_a_space_is_a_valid_config(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Texts, StrategyResources]:
-    """A tiny trace with the scores of an acceptance head, and the artifacts that a replay may ask for."""
+    """A tiny trace with the scores of an acceptance head, and the artifacts that a replay may ask
+    for."""
     pair, resources = table_pair(), table_resources(VOCAB)
-    prompts = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "one two one two"])]
-    trace = collect_traces(pair, prompts, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=8, hidden=False)
+    prompts = [
+        Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "one two one two"])
+    ]
+    trace = collect_traces(
+        pair, prompts, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=8, hidden=False
+    )
     head = resources.artifacts["acceptance_head"]
     assert isinstance(head, AcceptanceHead)
     return score_rollouts(pair, read_texts(trace), head), resources
 
 
 @pytest.mark.parametrize("name", [name for name, cls in STRATEGIES.items() if cls.replayable])
-def test_what_is_declared_replayable_can_be_replayed(texts: tuple[Texts, StrategyResources], name: str) -> None:
+def test_what_is_declared_replayable_can_be_replayed(
+    texts: tuple[Texts, StrategyResources], name: str
+) -> None:
     traced, resources = texts
     try:
-        replayed = replay_strategy(traced, name, NEEDED.get(name, {}), resources, PROFILE, extend=True)
+        replayed = replay_strategy(
+            traced, name, NEEDED.get(name, {}), resources, PROFILE, extend=True
+        )
     except DraftwellError as error:
         pytest.fail(f"{name} sets replayable = True, but its replay fails: {error}")
     assert replayed.stats.emitted == sum(len(text.output) for text in traced.texts)

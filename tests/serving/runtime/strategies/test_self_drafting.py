@@ -1,4 +1,5 @@
-"""Strategies whose target drafts for itself: greedy float32 tokens are those of transformers' own `generate`, alone and side by side."""
+"""Strategies whose target drafts for itself: greedy float32 tokens are those of transformers' own
+`generate`, alone and side by side."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from tests.support.models.resources import random_medusa_heads
 
 TOKENS = 32
 PROMPTS = [list(random_tokens(3 + number % 7, seed=number)) for number in range(20)]
-CASES: list[tuple[str, dict[str, Any]]] = [("lookahead", {}), ("lookahead", {"window": 3, "ngram": 4, "pool_from_text": False}),
-                                           ("swift", {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4}),
-                                           ("medusa", {})]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("lookahead", {}),
+    ("lookahead", {"window": 3, "ngram": 4, "pool_from_text": False}),
+    ("swift", {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4}),
+    ("medusa", {}),
+]
 
 
 @functools.cache
@@ -33,27 +37,43 @@ def generated() -> list[list[int]]:
     written = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        out = module().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
+        out = module().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
         written.append(out[0, len(prompt) :].tolist())
     return written
 
 
 def build(name: str, parameters: dict[str, Any]) -> Strategy:
-    return build_strategy(name, parameters, StrategyResources({"medusa_heads": random_medusa_heads(32, tokens=61)}))
+    return build_strategy(
+        name, parameters, StrategyResources({"medusa_heads": random_medusa_heads(32, tokens=61)})
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES, ids=str)
 def test_greedy_tokens_are_those_of_generate(name: str, parameters: dict[str, Any]) -> None:
-    engine, strategy = Engine({"target": LeanLlama(llama(num_hidden_layers=4), slots=1)}), build(name, parameters)
+    engine, strategy = (
+        Engine({"target": LeanLlama(llama(num_hidden_layers=4), slots=1)}),
+        build(name, parameters),
+    )
     jobs = [engine.generate(prompt, Sampling(max_tokens=TOKENS), strategy) for prompt in PROMPTS]
     assert [job.output for job in jobs] == generated()
     assert sum(job.session.stats.accepted for job in jobs) > 0
-    assert sum(job.session.stats.judged - job.session.stats.accepted for job in jobs) > 0, "drafts were kept and rejected"
+    assert sum(job.session.stats.judged - job.session.stats.accepted for job in jobs) > 0, (
+        "drafts were kept and rejected"
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES, ids=str)
 def test_eight_at_once_write_what_each_writes_alone(name: str, parameters: dict[str, Any]) -> None:
-    engine, strategy = Engine({"target": LeanLlama(llama(num_hidden_layers=4), slots=8)}), build(name, parameters)
+    engine, strategy = (
+        Engine({"target": LeanLlama(llama(num_hidden_layers=4), slots=8)}),
+        build(name, parameters),
+    )
     jobs = [engine.submit(prompt, Sampling(max_tokens=TOKENS), strategy) for prompt in PROMPTS[:8]]
     engine.run(jobs)
     assert [job.output for job in jobs] == generated()[:8]

@@ -1,4 +1,5 @@
-"""SPIDE's schedule on scripted models: what is judged, each position once; stop tokens and budgets inside a round."""
+"""SPIDE's schedule on scripted models: what is judged, each position once; stop tokens and budgets
+inside a round."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ def certain_table() -> AcceptanceTable:
     return AcceptanceTable([10**6] * 20, [10**6] * 20, ORIGIN)
 
 
-
-
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
 def test_every_position_is_judged_once_when_all_is_kept(monkeypatch, ratio):
     seen = judged_positions(monkeypatch)
     resources = table_resources(
-        acceptance_table=certain_table(), hardware_profile=table_resources(ratio=ratio).artifacts["hardware_profile"]
+        acceptance_table=certain_table(),
+        hardware_profile=table_resources(ratio=ratio).artifacts["hardware_profile"],
     )
-    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, resources))
+    job = Engine(counting_pair(64)).generate(
+        [0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, resources)
+    )
     assert job.output == list(range(1, 31))
     sampled = set(job.output) - set(seen)
     assert len(seen) == len(set(seen)), "a position was judged twice"
@@ -49,27 +51,55 @@ def test_stop_token_inside_a_draft_ends_the_text_without_a_bonus():
 @pytest.mark.parametrize("wrong", [None, 2])
 def test_budgets_are_kept_exactly(budget, wrong):
     resources = table_resources(ratio=4.0, acceptance_table=certain_table())
-    job = Engine(counting_pair(wrong_behind=wrong)).generate([0], Sampling(max_tokens=budget), build_strategy("spide", {}, resources))
+    job = Engine(counting_pair(wrong_behind=wrong)).generate(
+        [0], Sampling(max_tokens=budget), build_strategy("spide", {}, resources)
+    )
     assert job.output == [1, 2, 3, 4, 5][:budget]
-    assert job.session.stats.emitted == job.session.stats.accepted + job.session.stats.sampled == budget
+    assert (
+        job.session.stats.emitted
+        == job.session.stats.accepted + job.session.stats.sampled
+        == budget
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
-    """Whatever the table has learnt, tau = 0 drafts to the cap every time, like a fixed gamma there."""
-    models, sampling = table_pair(vocab=8, noise=0.5), Sampling(max_tokens=60, temperature=temperature, seed=1)
-    dynamic = Engine(models).generate(
-        [1], sampling, build_strategy("spide", {"tau": 0.0, "max_draft": 3, "parallel": False}, table_resources(8))
+    """Whatever the table has learnt, tau = 0 drafts to the cap every time, like a fixed gamma
+    there."""
+    models, sampling = (
+        table_pair(vocab=8, noise=0.5),
+        Sampling(max_tokens=60, temperature=temperature, seed=1),
     )
-    fixed = Engine(models).generate([1], sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 3}))
+    dynamic = Engine(models).generate(
+        [1],
+        sampling,
+        build_strategy(
+            "spide", {"tau": 0.0, "max_draft": 3, "parallel": False}, table_resources(8)
+        ),
+    )
+    fixed = Engine(models).generate(
+        [1], sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 3})
+    )
     assert dynamic.output == fixed.output
-    for name in ("drafted", "judged", "accepted", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
+    for name in (
+        "drafted",
+        "judged",
+        "accepted",
+        "sampled",
+        "rounds",
+        "target_calls",
+        "draft_calls",
+        "accepted_at",
+    ):
         assert getattr(dynamic.session.stats, name) == getattr(fixed.session.stats, name), name
 
 
 def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
-    """alpha is below .1 in every bin: a continuation ends behind its first token; serial drafts are as they were."""
-    resources = table_resources(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
+    """alpha is below .1 in every bin: a continuation ends behind its first token; serial drafts are
+    as they were."""
+    resources = table_resources(
+        ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN)
+    )
     lengths: dict[bool, list[int]] = {}
     original = DraftModel.propose
 
@@ -82,8 +112,12 @@ def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
     drafted = {}
     for overlap_tau in (0.0, 0.5):
         lengths.clear()
-        strategy = build_strategy("spide", {"tau": 0.001, "overlap_tau": overlap_tau}, resources.private())
-        job = Engine(counting_pair(64, wrong_behind=10)).generate([0], Sampling(max_tokens=30), strategy)
+        strategy = build_strategy(
+            "spide", {"tau": 0.001, "overlap_tau": overlap_tau}, resources.private()
+        )
+        job = Engine(counting_pair(64, wrong_behind=10)).generate(
+            [0], Sampling(max_tokens=30), strategy
+        )
         assert job.output == list(range(1, 31))
         drafted[overlap_tau] = {name: list(found) for name, found in lengths.items()}
     assert max(drafted[0.0][True]) > 1
@@ -101,7 +135,9 @@ def test_only_judged_tokens_update_the_table():
     table = AcceptanceTable.empty(ORIGIN)
     resources = table_resources(acceptance_table=table)
     resources = type(resources)(resources.artifacts, deterministic=False)
-    job = Engine(counting_pair(wrong_behind=5)).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, resources))
+    job = Engine(counting_pair(wrong_behind=5)).generate(
+        [0], Sampling(max_tokens=20), build_strategy("spide", {}, resources)
+    )
     assert sum(table.total) == job.session.stats.judged
     assert sum(table.accepted) == job.session.stats.accepted
 
@@ -109,17 +145,25 @@ def test_only_judged_tokens_update_the_table():
 def test_a_table_that_does_not_learn_stays_as_it_was_calibrated():
     table = AcceptanceTable([4] * 20, [1] * 20, ORIGIN)
     resources = replace(table_resources(acceptance_table=table), deterministic=False)
-    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {"learns": False}, resources))
+    Engine(counting_pair()).generate(
+        [0], Sampling(max_tokens=20), build_strategy("spide", {"learns": False}, resources)
+    )
     assert (sum(table.total), sum(table.accepted)) == (80, 20)
 
 
 def test_a_table_from_nothing_learns_over_requests_and_leaves_the_calibrated_one_alone():
     table = AcceptanceTable([100] * 20, [0] * 20, ORIGIN)
     resources = replace(table_resources(acceptance_table=table), deterministic=False)
-    calibrated, strategy = (build_strategy("spide", {"parallel": False, **settings}, resources)
-                            for settings in ({"learns": False}, {"calibrated": False}))
-    calls = [Engine(counting_pair()).generate([0], Sampling(max_tokens=20), one).session.stats.target_calls
-             for one in (calibrated, strategy)]
+    calibrated, strategy = (
+        build_strategy("spide", {"parallel": False, **settings}, resources)
+        for settings in ({"learns": False}, {"calibrated": False})
+    )
+    calls = [
+        Engine(counting_pair())
+        .generate([0], Sampling(max_tokens=20), one)
+        .session.stats.target_calls
+        for one in (calibrated, strategy)
+    ]
     assert calls[0] > calls[1], "a table in which nothing was ever kept ends every draft at once"
     judged = sum(strategy.table.total)
     Engine(counting_pair()).generate([0], Sampling(max_tokens=20), strategy)
@@ -129,14 +173,19 @@ def test_a_table_from_nothing_learns_over_requests_and_leaves_the_calibrated_one
 
 def test_deterministic_mode_leaves_the_shared_table_alone():
     resources = table_resources()
-    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, resources))
+    Engine(counting_pair()).generate(
+        [0], Sampling(max_tokens=20), build_strategy("spide", {}, resources)
+    )
     assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_bins_and_prior():
     assert len(EDGES) == 19
     assert len(MIDPOINTS) == 20
-    bins = [AcceptanceTable.bin_of(c) for c in (0.0, 0.0999, 0.1, 0.8999, 0.9, 0.985, 0.99, 0.9979, 1 - 2**-9, 1.0)]
+    bins = [
+        AcceptanceTable.bin_of(c)
+        for c in (0.0, 0.0999, 0.1, 0.8999, 0.9, 0.985, 0.99, 0.9979, 1 - 2**-9, 1.0)
+    ]
     assert bins == [0, 0, 1, 8, 9, 17, 18, 18, 19, 19]
     table = AcceptanceTable.empty(ORIGIN)
     assert table.alpha(1.0) == pytest.approx(0.999)
@@ -146,10 +195,13 @@ def test_bins_and_prior():
 
 
 def test_thresholds_read_raw_confidence_not_the_greedy_one_hot():
-    """At temperature 0 a warped distribution is one-hot; C from it would be 1 and drafts would run to the cap."""
+    """At temperature 0 a warped distribution is one-hot; C from it would be 1 and drafts would run
+    to the cap."""
     models = table_pair(vocab=8, noise=0.2, sharpness=0.5)
     job = Engine(models).generate(
-        [1], Sampling(max_tokens=50), build_strategy("spide", {"tau": 0.7, "parallel": False}, table_resources(8))
+        [1],
+        Sampling(max_tokens=50),
+        build_strategy("spide", {"tau": 0.7, "parallel": False}, table_resources(8)),
     )
     stats = job.session.stats
     assert stats.drafted / stats.rounds < 3

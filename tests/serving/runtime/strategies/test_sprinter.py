@@ -1,4 +1,5 @@
-"""SPRINTER's loop: who judges what, and how far the output may move from the target's distribution."""
+"""SPRINTER's loop: who judges what, and how far the output may move from the target's
+distribution."""
 
 from __future__ import annotations
 
@@ -30,19 +31,31 @@ def test_a_verifier_that_flags_everything_is_lossless():
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
     for features in (("before",), ("after",)):
         resources = table_resources(verifier=verifier([0.0] * 3, bias=-50.0, features=features))
-        law = joint_law(lambda resources=resources: build_strategy("sprinter", {}, resources), models, [0], sampling)
+        law = joint_law(
+            lambda resources=resources: build_strategy("sprinter", {}, resources),
+            models,
+            [0],
+            sampling,
+        )
         truth = true_law(models["target"], [0], sampling)
         assert max(abs(law.get(k, 0) - truth.get(k, 0)) for k in truth) < 1e-6
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_total_variation_of_a_token_is_what_the_theorem_says(seed):
-    """Per context TV(output, p) = sum_x a(x) max(0, q - p), a = 1 where the verifier accepts (exact form of Theorem 3.1).
+    """Per context TV(output, p) = sum_x a(x) max(0, q - p), a = 1 where the verifier accepts (exact
+    form of Theorem 3.1).
 
-    The second token of the text is the first drafted one; its verifier sees x through the `scalars` features, q(x) above .4.
+    The second token of the text is the first drafted one; its verifier sees x through the `scalars`
+    features, q(x) above .4.
     """
-    models, sampling = table_pair(vocab=4, seed=seed, sharpness=1.0), Sampling(max_tokens=2, temperature=1.0)
-    resources = table_resources(4, verifier=verifier([100.0, 0.0, 0.0, 0.0], bias=-30.0, features=("scalars",)))
+    models, sampling = (
+        table_pair(vocab=4, seed=seed, sharpness=1.0),
+        Sampling(max_tokens=2, temperature=1.0),
+    )
+    resources = table_resources(
+        4, verifier=verifier([100.0, 0.0, 0.0, 0.0], bias=-30.0, features=("scalars",))
+    )
     law = joint_law(lambda: build_strategy("sprinter", {}, resources), models, [0], sampling)
     for first in range(4):
         p = LogitRows(models["target"].next_logits([0, first])[None], sampling).probs(0).double()
@@ -55,18 +68,23 @@ def test_total_variation_of_a_token_is_what_the_theorem_says(seed):
 
 
 def expected_run(true_positive: float, false_positive: float, acceptable: int) -> float:
-    """E[N] of Theorem 3.3, Eq. 3: tokens that the verifier keeps in a row where the first `acceptable` deserve it."""
+    """E[N] of Theorem 3.3, Eq. 3: tokens that the verifier keeps in a row where the first
+    `acceptable` deserve it."""
     t, f, r = true_positive, false_positive, acceptable
     return (t - t**r) / (1 - t) + t**r / (1 - f)
 
 
 @pytest.mark.parametrize(("t", "f", "r"), [(0.8, 0.3, 5), (0.95, 0.5, 3), (0.5, 0.0, 4)])
 def test_run_lengths_follow_theorem_3_3(t, f, r):
-    """A verifier that errs independently, on runs whose first r tokens are acceptable and whose others are not.
+    """A verifier that errs independently, on runs whose first r tokens are acceptable and whose
+    others are not.
 
-    Eq. 3 sums P(N >= i): t + ... + t^(r-1), then t^r·(1 + f + f² + ...), as the distribution in the theorem says.
+    Eq. 3 sums P(N >= i): t + ... + t^(r-1), then t^r·(1 + f + f² + ...), as the distribution in the
+    theorem says.
     """
-    chain = sum(i * (t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f)) for i in range(400))
+    chain = sum(
+        i * (t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f)) for i in range(400)
+    )
     assert expected_run(t, f, r) == pytest.approx(chain)
     coin = np.random.default_rng(0)
     lengths: list[int] = []
@@ -85,18 +103,28 @@ def test_run_lengths_follow_theorem_3_3(t, f, r):
         model.max_context = model.slots.max_context = 40_000
     tokens = 6_000
     strategy = compose(lambda session: sequential(session, trusts, Exact(), 10_000, False))
-    stats = Engine(models).generate([1], Sampling(max_tokens=tokens, temperature=1.0), strategy).session.stats
+    stats = (
+        Engine(models)
+        .generate([1], Sampling(max_tokens=tokens, temperature=1.0), strategy)
+        .session.stats
+    )
     assert stats.rescued == sum(lengths) + place, "what the verifier keeps is counted apart"
     assert stats.target_calls == len(lengths) > 800
     error = np.std(lengths) / math.sqrt(len(lengths))
     assert np.mean(lengths) == pytest.approx(expected_run(t, f, r), abs=4 * error)
     for i in range(r + 2):
-        share, theory = np.mean(np.array(lengths) == i), t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f)
-        assert share == pytest.approx(theory, abs=4 * math.sqrt(theory * (1 - theory) / len(lengths)) + 1e-9)
+        share, theory = (
+            np.mean(np.array(lengths) == i),
+            t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f),
+        )
+        assert share == pytest.approx(
+            theory, abs=4 * math.sqrt(theory * (1 - theory) / len(lengths)) + 1e-9
+        )
 
 
 def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
-    """r = 0 with p(x) = 0: rejecting at c > p/q only, as the paper's Algorithm 2 does, would keep x."""
+    """r = 0 with p(x) = 0: rejecting at c > p/q only, as the paper's Algorithm 2 does, would keep
+    x."""
 
     class Zero:
         def random(self) -> float:
@@ -114,8 +142,16 @@ def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
 def test_the_token_at_the_cap_is_judged():
     models = table_pair(vocab=8)
     resources = table_resources(8, verifier=verifier([0.0] * 8, bias=50.0))
-    stats = Engine(models).generate([1], Sampling(max_tokens=61), build_strategy("sprinter", {"max_run": 5}, resources)).session.stats
-    assert stats.rescued + stats.target_calls == stats.judged, "four trusted tokens and one judged in every full run"
+    stats = (
+        Engine(models)
+        .generate(
+            [1], Sampling(max_tokens=61), build_strategy("sprinter", {"max_run": 5}, resources)
+        )
+        .session.stats
+    )
+    assert stats.rescued + stats.target_calls == stats.judged, (
+        "four trusted tokens and one judged in every full run"
+    )
     assert stats.target_calls >= 60 // 6
     assert stats.accepted + stats.sampled == stats.emitted == 61
 
@@ -128,7 +164,9 @@ def test_stop_tokens_go_to_the_target():
     sampling = Sampling(max_tokens=20, stop_token_ids=frozenset({3}))
     job = Engine(models).generate([1], sampling, build_strategy("sprinter", {}, resources))
     reference = Engine(models).generate([1], sampling, build_strategy("autoregressive"))
-    assert job.output == reference.output, "every drafted token is a stop token, so the target decides each"
+    assert job.output == reference.output, (
+        "every drafted token is a stop token, so the target decides each"
+    )
 
 
 @pytest.mark.parametrize("features", [("before",), ("after",), ("before", "after", "scalars")])
@@ -137,9 +175,12 @@ def test_caches_stay_right_with_every_feature(features):
     models = table_pair(vocab=8, noise=2.0)
     width = sum({"before": 8, "after": 8, "scalars": 4}[f] for f in features)
     resources = table_resources(8, verifier=verifier([0.3] * width, features=features))
-    job = Engine(models).generate([1], Sampling(max_tokens=60), build_strategy("sprinter", {}, resources))
+    job = Engine(models).generate(
+        [1], Sampling(max_tokens=60), build_strategy("sprinter", {}, resources)
+    )
     assert job.session.stats.emitted == 60
     ids = [1, *job.output]
-    for i in range(2, len(ids)):  # every token is the draft's or the target's argmax on the true prefix
+    # every token is the draft's or the target's argmax on the true prefix
+    for i in range(2, len(ids)):
         best = {int(models[m].next_logits(ids[:i]).argmax()) for m in ("target", "draft")}
         assert ids[i] in best

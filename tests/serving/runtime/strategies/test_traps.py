@@ -1,4 +1,5 @@
-"""Traps that implementations fall into, each for every strategy: what a slot holds, who draws from which stream, where a text ends.
+"""Traps that implementations fall into, each for every strategy: what a slot holds, who draws from
+which stream, where a text ends.
 
 `docs/proofs.md` says which test answers to which claim.
 """
@@ -30,7 +31,9 @@ from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 
-LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
+LOSSY = [
+    (name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless
+]
 EVERY = [*VARIANTS, *LOSSY]
 VOCAB = 8
 
@@ -45,7 +48,8 @@ def normal(seed: int) -> torch.Tensor:
 
 
 class WholeText(TableModel):
-    """Logits that depend on every token of the context: one that is missing, doubled or stale changes all behind it."""
+    """Logits that depend on every token of the context: one that is missing, doubled or stale
+    changes all behind it."""
 
     def __init__(self, noise: float = 0.0, seed: int = 1):
         super().__init__(torch.zeros(VOCAB, VOCAB))
@@ -61,12 +65,20 @@ def whole_pair(noise: float) -> dict:
     return {"target": WholeText(), "draft": WholeText(noise), **between}
 
 
-# --- what the slots hold ----------------------------------------------------------------------------------------------
+# --- what the slots hold
+# ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "parameters", "temperature", "noise"), in_turn(EVERY, [0.0, 0.9], [0.0, 0.6, 3.0]), ids=str)
-def test_a_lane_never_reads_behind_tokens_that_are_not_those_of_the_sequence(monkeypatch, name, parameters, temperature, noise):
-    """One entry too few after a full accept, one too many on rollback, a round that drafted nothing: each shows here."""
+@pytest.mark.parametrize(
+    ("name", "parameters", "temperature", "noise"),
+    in_turn(EVERY, [0.0, 0.9], [0.0, 0.6, 3.0]),
+    ids=str,
+)
+def test_a_lane_never_reads_behind_tokens_that_are_not_those_of_the_sequence(
+    monkeypatch, name, parameters, temperature, noise
+):
+    """One entry too few after a full accept, one too many on rollback, a round that drafted
+    nothing: each shows here."""
     original = Lane.read
 
     def read(self, sequence, keep=1, **more):
@@ -81,11 +93,20 @@ def test_a_lane_never_reads_behind_tokens_that_are_not_those_of_the_sequence(mon
         assert len(job.output) == 40
 
 
-@pytest.mark.parametrize(("name", "parameters"), [case for case in EVERY if STRATEGIES[case[0]].roles != ("target",)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [case for case in EVERY if STRATEGIES[case[0]].roles != ("target",)],
+    ids=str,
+)
 def test_a_draft_that_is_the_target_is_always_right(name, parameters):
-    """Were the draft's slot a token off anywhere, its logits would be others, and something would be rejected."""
+    """Were the draft's slot a token off anywhere, its logits would be others, and something would
+    be rejected."""
     models = whole_pair(0.0)
-    stats = Engine(models).generate([1, 2], Sampling(max_tokens=60), build(name, parameters)).session.stats
+    stats = (
+        Engine(models)
+        .generate([1, 2], Sampling(max_tokens=60), build(name, parameters))
+        .session.stats
+    )
     assert stats.judged == stats.accepted > 0
 
 
@@ -93,8 +114,15 @@ def test_a_draft_that_is_the_target_is_always_right(name, parameters):
 def test_greedy_text_is_the_targets_whatever_the_draft_does(name, parameters):
     for noise in (0.0, 0.6, 3.0):
         models = whole_pair(noise)
-        expected = Engine(models).generate([3], Sampling(max_tokens=50), build("autoregressive", {})).output
-        assert Engine(models).generate([3], Sampling(max_tokens=50), build(name, parameters)).output == expected
+        expected = (
+            Engine(models)
+            .generate([3], Sampling(max_tokens=50), build("autoregressive", {}))
+            .output
+        )
+        assert (
+            Engine(models).generate([3], Sampling(max_tokens=50), build(name, parameters)).output
+            == expected
+        )
 
 
 def test_a_mutant_that_rolls_back_one_token_too_few_is_caught(monkeypatch):
@@ -111,10 +139,14 @@ def test_a_mutant_that_rolls_back_one_token_too_few_is_caught(monkeypatch):
     models = whole_pair(3.0)
     output = Engine(models).generate([3], Sampling(max_tokens=50), build("vanilla_sd", {})).output
     monkeypatch.undo()
-    assert output != Engine(models).generate([3], Sampling(max_tokens=50), build("autoregressive", {})).output
+    assert (
+        output
+        != Engine(models).generate([3], Sampling(max_tokens=50), build("autoregressive", {})).output
+    )
 
 
-# --- where a text ends ------------------------------------------------------------------------------------------------
+# --- where a text ends
+# ------------------------------------------------------------
 
 
 def ending_pair(noise: float) -> dict:
@@ -125,19 +157,33 @@ def ending_pair(noise: float) -> dict:
     return models
 
 
-@pytest.mark.parametrize(("name", "parameters", "stops"), in_turn(EVERY, [frozenset({5}), frozenset(), frozenset({1, 6})]), ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters", "stops"),
+    in_turn(EVERY, [frozenset({5}), frozenset(), frozenset({1, 6})]),
+    ids=str,
+)
 def test_stop_tokens_and_budgets_end_the_text_wherever_they_fall(name, parameters, stops):
-    """Budgets of 1 to 12 put the end at every place of a round: in an accepted run, at its edge, at the bonus."""
+    """Budgets of 1 to 12 put the end at every place of a round: in an accepted run, at its edge, at
+    the bonus."""
     for budget in range(1, 13):
         models = ending_pair(noise=(0.05, 1.0)[budget % 2])
         prompt = [2, budget % 4]
         for temperature in (0.0, 1.0):
-            sampling = Sampling(max_tokens=budget, temperature=temperature, stop_token_ids=stops, seed=budget)
+            sampling = Sampling(
+                max_tokens=budget, temperature=temperature, stop_token_ids=stops, seed=budget
+            )
             job = Engine(models).generate(prompt, sampling, build(name, parameters))
             check_end(job.output, sampling, job.session.text.finish_reason)
-            assert job.session.stats.emitted == job.session.stats.accepted + job.session.stats.sampled == len(job.output)
+            assert (
+                job.session.stats.emitted
+                == job.session.stats.accepted + job.session.stats.sampled
+                == len(job.output)
+            )
             if temperature == 0.0 and STRATEGIES[name].lossless:
-                assert job.output == Engine(models).generate(prompt, sampling, build("autoregressive", {})).output
+                assert (
+                    job.output
+                    == Engine(models).generate(prompt, sampling, build("autoregressive", {})).output
+                )
 
 
 def check_end(output: list[int], sampling: Sampling, reason: str | None) -> None:
@@ -150,13 +196,17 @@ def check_end(output: list[int], sampling: Sampling, reason: str | None) -> None
 @pytest.mark.parametrize("seed", [1, 5])
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
 def test_the_law_of_four_tokens_is_the_targets(name, parameters, seed):
-    """Longer than one draft, and two tokens to choose from: rounds follow each other in every way."""
+    """Longer than one draft, and two tokens to choose from: rounds follow each other in every
+    way."""
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling)
+    law = joint_law(
+        lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling
+    )
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
 
 
-# --- streams and distributions ----------------------------------------------------------------------------------------
+# --- streams and distributions
+# ----------------------------------------------------------------------------------------
 
 
 class Watched:
@@ -208,20 +258,36 @@ class Counted:
 def test_no_uniform_serves_twice_and_no_seed_is_set_inside_the_loop(monkeypatch, name, parameters):
     watched = Watched(monkeypatch)
     models = table_pair(vocab=VOCAB)
-    job = Engine(models).generate([1, 2], Sampling(max_tokens=60, temperature=1.0, seed=4), build(name, parameters))
+    job = Engine(models).generate(
+        [1, 2], Sampling(max_tokens=60, temperature=1.0, seed=4), build(name, parameters)
+    )
     assert watched.made == 1, "streams are made once a request"
     assert len(watched.uniforms) == len(set(watched.uniforms)) > 0
-    assert len(watched.uniforms) == watched.tests + sum(map(len, watched.draws.values())), "one uniform a decision"
+    assert len(watched.uniforms) == watched.tests + sum(map(len, watched.draws.values())), (
+        "one uniform a decision"
+    )
     alternatives = max(parameters.get("max_branches", 1), parameters.get("top_k", 1)) > 1
     trees = name in ("rest", "lookahead", "medusa", "duo_decoding") or alternatives
     if STRATEGIES[name].lossless and not trees:  # those test several candidates for one position
-        assert watched.tests == job.session.stats.judged, "every judged token is tested once, with a uniform of its own"
+        assert watched.tests == job.session.stats.judged, (
+            "every judged token is tested once, with a uniform of its own"
+        )
         assert len(watched.draws["sample"]) == job.session.stats.sampled
 
 
-@pytest.mark.parametrize(("name", "parameters"), [case for case in VARIANTS if STRATEGIES[case[0]].roles != ("target",)], ids=str)
-@pytest.mark.parametrize("warpers", [{"temperature": 0.6}, {"temperature": 1.0, "top_k": 3, "frequency_penalty": 0.5}], ids=str)
-def test_the_draft_probability_that_is_judged_is_the_one_that_was_sampled_from(monkeypatch, name, parameters, warpers):
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [case for case in VARIANTS if STRATEGIES[case[0]].roles != ("target",)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "warpers",
+    [{"temperature": 0.6}, {"temperature": 1.0, "top_k": 3, "frequency_penalty": 0.5}],
+    ids=str,
+)
+def test_the_draft_probability_that_is_judged_is_the_one_that_was_sampled_from(
+    monkeypatch, name, parameters, warpers
+):
     watched, judged = Watched(monkeypatch), []
     keeps = exact.keeps
 
@@ -231,17 +297,22 @@ def test_the_draft_probability_that_is_judged_is_the_one_that_was_sampled_from(m
         return keeps(draft, i, target, rng)
 
     monkeypatch.setattr(exact, "keeps", seen)
-    Engine(table_pair(vocab=VOCAB)).generate([1, 2], Sampling(max_tokens=60, **warpers), build(name, parameters))
+    Engine(table_pair(vocab=VOCAB)).generate(
+        [1, 2], Sampling(max_tokens=60, **warpers), build(name, parameters)
+    )
     drawn = Counter((id(probs), token) for probs, token in watched.draws["draft"])
     assert judged or name == "duo_decoding", "its proposals are deterministic"
     assert not Counter((id(probs), token) for probs, token in judged) - drawn
 
 
 def test_raw_figures_are_the_same_at_every_temperature():
-    """C, H, theta's factors, raw logits and scores' inputs: nothing dynamic may see the warped row."""
+    """C, H, theta's factors, raw logits and scores' inputs: nothing dynamic may see the warped
+    row."""
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(1)) * 3
-    cold, warm = (LogitRows(logits, Sampling(temperature=t, **extra)) for t, extra in
-                  ((0.0, {}), (1.0, {"top_k": 2, "top_p": 0.5, "logit_bias": {3: 2.0}})))
+    cold, warm = (
+        LogitRows(logits, Sampling(temperature=t, **extra))
+        for t, extra in ((0.0, {}), (1.0, {"top_k": 2, "top_p": 0.5, "logit_bias": {3: 2.0}}))
+    )
     for row in range(5):
         assert cold.confidence(row) == warm.confidence(row) < 1.0
         assert cold.entropy(row) == warm.entropy(row) > 0.0
@@ -249,12 +320,18 @@ def test_raw_figures_are_the_same_at_every_temperature():
         assert cold.raw_logit(row, 3) == warm.raw_logit(row, 3)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures
+# ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("autoregressive", {}), ("vanilla_sd", {}), ("spide", {}), ("pearl", {})], ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("autoregressive", {}), ("vanilla_sd", {}), ("spide", {}), ("pearl", {})],
+    ids=str,
+)
 def test_prompt_and_draft_forwards_are_part_of_every_speed_figure(name, parameters):
-    """`wall_seconds`, of which all speeds are made, has the prompt's forward and the draft's in it."""
+    """`wall_seconds`, of which all speeds are made, has the prompt's forward and the draft's in
+    it."""
     models = table_pair(vocab=VOCAB)
     for model in models.values():
         forward = model.forward
@@ -264,16 +341,23 @@ def test_prompt_and_draft_forwards_are_part_of_every_speed_figure(name, paramete
             return forward(rows)
 
         model.forward = slow
-    stats = Engine(models).generate([1, 2], Sampling(max_tokens=12), build(name, parameters)).session.stats
+    stats = (
+        Engine(models)
+        .generate([1, 2], Sampling(max_tokens=12), build(name, parameters))
+        .session.stats
+    )
     assert stats.first_token_seconds >= 0.03, "TTFT has the prompt's forward in it"
     assert stats.prefill_seconds >= 0.03
     assert stats.wall_seconds >= 0.03 + 0.002 * max(stats.target_calls, stats.draft_calls - 1)
     if not build(name, parameters).overlaps:
-        assert stats.wall_seconds >= stats.prefill_seconds + stats.target_seconds + stats.draft_seconds
+        assert (
+            stats.wall_seconds >= stats.prefill_seconds + stats.target_seconds + stats.draft_seconds
+        )
 
 
 def test_the_measures_of_a_scripted_generation():
-    """Three rounds of 4 drafted tokens: all kept and a bonus; all kept without one (PEARL); one kept and a correction."""
+    """Three rounds of 4 drafted tokens: all kept and a bonus; all kept without one (PEARL); one
+    kept and a correction."""
     stats, draft = Stats(), Draft([1, 2, 3, 4])
     for verdict in (Verdict(4, 9, 4), Verdict(4, None, 4), Verdict(1, 9, 2)):
         stats.drafted += len(draft)
@@ -284,4 +368,9 @@ def test_the_measures_of_a_scripted_generation():
     assert stats.mean_acceptance_length == 1 + 9 / 3, "a bonus is no accepted token"
     assert stats.mat == 9 / 2, "the run between corrections: two tokens came from the target"
     assert stats.accepted_per_call == 9 / 3
-    assert [stats.accepted_at[i] / stats.judged_at[i] for i in range(4)] == [1.0, 2 / 3, 2 / 3, 2 / 3]
+    assert [stats.accepted_at[i] / stats.judged_at[i] for i in range(4)] == [
+        1.0,
+        2 / 3,
+        2 / 3,
+        2 / 3,
+    ]

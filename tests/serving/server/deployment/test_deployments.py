@@ -1,4 +1,5 @@
-"""Switching what is served while requests come in: none is lost, each is answered by one version, and a refusal changes nothing."""
+"""Switching what is served while requests come in: none is lost, each is answered by one version,
+and a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Traffic:
 
     def __init__(self, url: str, clients: int = 4):
         self.url, self.answers, self.faults, self._over = url, [], [], threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number % 2 == 1,)) for number in range(clients)]
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number % 2 == 1,)) for number in range(clients)
+        ]
 
     def __enter__(self) -> Traffic:
         for thread in self._threads:
@@ -76,11 +79,19 @@ class Traffic:
         with httpx.Client(base_url=self.url, timeout=60) as http:
             while not self._over.is_set():
                 response = http.post("/v1/completions", json=PLAIN | {"stream": stream})
-                whole = response.status_code == 200 and (not stream or response.text.rstrip().endswith("[DONE]"))
+                whole = response.status_code == 200 and (
+                    not stream or response.text.rstrip().endswith("[DONE]")
+                )
                 (self.answers if whole else self.faults).append(response.text)
 
 
-@pytest.mark.parametrize("share", [pytest.param(True, id="shared models"), pytest.param(False, id="other models", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(True, id="shared models"),
+        pytest.param(False, id="other models", marks=pytest.mark.slow),
+    ],
+)
 def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
     app = create_app(served_pair("vanilla_sd", slots=2), drain_seconds=10)
     deployments: Deployments = app.state.deployments
@@ -88,8 +99,13 @@ def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
         for number in range(10):
             name = ("prompt_lookup", "vanilla_sd")[number % 2]
             answered = len(traffic.answers)
-            assert deployments.switch(lambda old, name=name: sharing(old, name) if share else served_pair(name, slots=2))
-            wait_until(lambda answered=answered: traffic.faults or len(traffic.answers) >= answered + 2, "two more answers come")
+            assert deployments.switch(
+                lambda old, name=name: sharing(old, name) if share else served_pair(name, slots=2)
+            )
+            wait_until(
+                lambda answered=answered: traffic.faults or len(traffic.answers) >= answered + 2,
+                "two more answers come",
+            )
             assert not traffic.faults
     assert traffic.faults == []
     assert len(traffic.answers) >= 20
@@ -99,15 +115,24 @@ def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
     assert deployments.current.served.strategy.name == "vanilla_sd"
 
 
-def test_a_request_under_way_is_finished_by_the_version_that_took_it(client: tuple[httpx.Client, Deployments]) -> None:
+def test_a_request_under_way_is_finished_by_the_version_that_took_it(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
     http, deployments = client
-    old, new, done, follows = deployments.current.scheduler, served_pair("prompt_lookup", slots=2), [], []
+    old, new, done, follows = (
+        deployments.current.scheduler,
+        served_pair("prompt_lookup", slots=2),
+        [],
+        [],
+    )
     step, gate = old.engine.step, threading.Event()
     old.engine.step = lambda: (gate.wait(60), step())  # type: ignore[method-assign,return-value]
     asking = threading.Thread(target=lambda: done.append(strategy_of(http, max_tokens=60)))
     asking.start()
     wait_until(lambda: old.running, "the request is decoded")
-    switching = threading.Thread(target=deployments.switch, args=(lambda served: new, follows.append))
+    switching = threading.Thread(
+        target=deployments.switch, args=(lambda served: new, follows.append)
+    )
     switching.start()
     wait_until(lambda: deployments.current.scheduler is not old, "the new model serves")
     switching.join(60)
@@ -120,7 +145,9 @@ def test_a_request_under_way_is_finished_by_the_version_that_took_it(client: tup
     wait_until(lambda: not old.alive, "the old scheduler ends")
 
 
-def test_a_client_that_does_not_read_keeps_no_old_deployment(client: tuple[httpx.Client, Deployments]) -> None:
+def test_a_client_that_does_not_read_keeps_no_old_deployment(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
     _, deployments = client
     old, events = deployments.current, []
 
@@ -129,15 +156,25 @@ def test_a_client_that_does_not_read_keeps_no_old_deployment(client: tuple[httpx
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             now = deployments.current
-            now.intake.submit(Ticket(now.served.encode("hello"), now.served.pair.sampling(max_tokens=4), TextStream(now.served.decode),
-                                     events.append))
+            now.intake.submit(
+                Ticket(
+                    now.served.encode("hello"),
+                    now.served.pair.sampling(max_tokens=4),
+                    TextStream(now.served.decode),
+                    events.append,
+                )
+            )
             await gone.wait()
             assert deployments.current is old, "it is the same to its end"
 
         asking = asyncio.create_task(PinDeployment(app, deployments)({"type": "http"}, None, None))
-        switching = asyncio.to_thread(deployments.switch, lambda served: served_pair("prompt_lookup", slots=2))
+        switching = asyncio.to_thread(
+            deployments.switch, lambda served: served_pair("prompt_lookup", slots=2)
+        )
         assert await asyncio.wait_for(switching, 30)
-        await asyncio.to_thread(wait_until, lambda: not old.scheduler.alive, "the old scheduler ends")
+        await asyncio.to_thread(
+            wait_until, lambda: not old.scheduler.alive, "the old scheduler ends"
+        )
         assert isinstance(events[-1], End)
         assert deployments.users == 1
         gone.set()
@@ -159,7 +196,9 @@ def test_the_old_models_are_freed() -> None:
 
 
 def refuse(served: ServedModel) -> ServedModel:
-    raise DraftwellError("the bundle /srv/secret/dist/tiny/8-cpu was changed since it was made: deploy again")
+    raise DraftwellError(
+        "the bundle /srv/secret/dist/tiny/8-cpu was changed since it was made: deploy again"
+    )
 
 
 def fail(served: ServedModel) -> ServedModel:
@@ -173,9 +212,15 @@ def broken(served: ServedModel) -> ServedModel:
     return new
 
 
-@pytest.mark.parametrize(("load", "words"), [(refuse, "8-cpu was changed"), (fail, "x.bin"), (broken, "does not answer")])
-def test_what_is_refused_changes_nothing(client: tuple[httpx.Client, Deployments], caplog: pytest.LogCaptureFixture, load: Any,
-                                         words: str) -> None:
+@pytest.mark.parametrize(
+    ("load", "words"), [(refuse, "8-cpu was changed"), (fail, "x.bin"), (broken, "does not answer")]
+)
+def test_what_is_refused_changes_nothing(
+    client: tuple[httpx.Client, Deployments],
+    caplog: pytest.LogCaptureFixture,
+    load: Any,
+    words: str,
+) -> None:
     http, deployments = client
     strategy_of(http)
     before, threads = deployments.current, threading.active_count()
@@ -194,7 +239,9 @@ def test_what_is_refused_changes_nothing(client: tuple[httpx.Client, Deployments
     assert http.get("/health").json()["last_switch_error"] is None
 
 
-def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs(client: tuple[httpx.Client, Deployments]) -> None:
+def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
     http, deployments = client
     before, costs = deployments.current, BatchCosts({1: 1.0}, {1: 4.0}, source="made up")
     assert deployments.switch(lambda old: sharing(old, "prompt_lookup", costs=costs, version="8"))
@@ -208,14 +255,19 @@ def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs
     assert state["speculation_under_load"]["costs"] == "made up"
 
 
-def test_a_pinned_old_deployment_still_decodes_with_its_own_strategy(client: tuple[httpx.Client, Deployments]) -> None:
-    """On a shared scheduler a request that came before a switch and is queued after it belongs to the old version."""
+def test_a_pinned_old_deployment_still_decodes_with_its_own_strategy(
+    client: tuple[httpx.Client, Deployments],
+) -> None:
+    """On a shared scheduler a request that came before a switch and is queued after it belongs to
+    the old version."""
     _, deployments = client
     before = deployments.pin()
     try:
         assert deployments.switch(lambda old: sharing(old, "prompt_lookup"))
         taken: list[Ticket] = []
-        before.intake.scheduler = type("Fake", (), {"submit": lambda self, ticket, urgent: taken.append(ticket)})()
+        before.intake.scheduler = type(
+            "Fake", (), {"submit": lambda self, ticket, urgent: taken.append(ticket)}
+        )()
         ticket = Ticket([1], before.served.pair.sampling(max_tokens=1), None, lambda event: None)  # type: ignore[arg-type]
         before.intake.submit(ticket)
         assert taken == [ticket]
@@ -236,7 +288,11 @@ def test_the_check_teaches_the_strategy_nothing_and_names_itself() -> None:
     deployments.start()
     try:
         old = deployments.current.served
-        assert deployments.switch(lambda served: ServedModel("tiny", served.pair, build_strategy("hf_dynamic", {"heuristic": True}), 1))
+        assert deployments.switch(
+            lambda served: ServedModel(
+                "tiny", served.pair, build_strategy("hf_dynamic", {"heuristic": True}), 1
+            )
+        )
         assert [own for own, _ in seen] == [True]
         assert seen[0][1] not in (old.strategy, deployments.current.served.strategy)
         assert deployments.current.served.strategy.shared.value == old.strategy.shared.value  # type: ignore[attr-defined]
@@ -249,26 +305,45 @@ def test_paths_are_left_out_of_messages() -> None:
     assert without_paths("two\nlines") == "two lines"
 
 
-@pytest.mark.parametrize(("folder", "text", "expected"), [
-    ("/srv/My Bundles/dist/pair/7-cpu", "the bundle /srv/My Bundles/dist/pair/7-cpu is damaged", "the bundle 7-cpu is damaged"),
-    ("/srv/My Bundles/dist/pair/7-cpu", "no /srv/My Bundles/dist/pair/8-cpu/manifest.json: '/srv/My Bundles/x'", "no manifest.json: 'x'"),
-    ("/home/ann/draftwell (old)/models/x", "models in /home/ann/draftwell (old)/models/x, or ('/home/ann/draftwell (old)')",
-     "models in x, or ('draftwell (old)')"),
-    ("/home/ann's/x", "/home/ann's/x/y and /home/ann's", "y and ann's"),
-])
-def test_folders_that_are_known_are_left_out_whatever_their_names_hold(monkeypatch: pytest.MonkeyPatch, folder: str, text: str,
-                                                                       expected: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "text", "expected"),
+    [
+        (
+            "/srv/My Bundles/dist/pair/7-cpu",
+            "the bundle /srv/My Bundles/dist/pair/7-cpu is damaged",
+            "the bundle 7-cpu is damaged",
+        ),
+        (
+            "/srv/My Bundles/dist/pair/7-cpu",
+            "no /srv/My Bundles/dist/pair/8-cpu/manifest.json: '/srv/My Bundles/x'",
+            "no manifest.json: 'x'",
+        ),
+        (
+            "/home/ann/draftwell (old)/models/x",
+            "models in /home/ann/draftwell (old)/models/x, or ('/home/ann/draftwell (old)')",
+            "models in x, or ('draftwell (old)')",
+        ),
+        ("/home/ann's/x", "/home/ann's/x/y and /home/ann's", "y and ann's"),
+    ],
+)
+def test_folders_that_are_known_are_left_out_whatever_their_names_hold(
+    monkeypatch: pytest.MonkeyPatch, folder: str, text: str, expected: str
+) -> None:
     monkeypatch.setattr(errors, "_folders", set())
     errors.hide_folders(Path(folder))
     assert errors.without_paths(text) == expected
 
 
 def test_without_a_key_health_says_only_that_a_switch_was_refused() -> None:
-    app = create_app(served_pair("vanilla_sd", slots=1), drain_seconds=10, security=Security(keys=("secret",)))
+    app = create_app(
+        served_pair("vanilla_sd", slots=1), drain_seconds=10, security=Security(keys=("secret",))
+    )
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         assert not app.state.deployments.switch(refuse)
-        bare, wrong, right = (http.get("/health", headers=headers).json()["last_switch_error"] for headers in
-                              ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer secret"}))
+        bare, wrong, right = (
+            http.get("/health", headers=headers).json()["last_switch_error"]
+            for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer secret"})
+        )
     assert bare == wrong
     assert bare.startswith("a switch was refused")
     assert "8-cpu" not in bare
@@ -289,7 +364,12 @@ def lead(link: Path, to: Path) -> None:
 
 
 def test_a_moved_link_a_replaced_manifest_and_a_signal_are_noticed_once(tmp_path: Path) -> None:
-    seven, eight, link, seen = bundle(tmp_path / "7-cpu"), bundle(tmp_path / "8-cpu"), tmp_path / "current", []
+    seven, eight, link, seen = (
+        bundle(tmp_path / "7-cpu"),
+        bundle(tmp_path / "8-cpu"),
+        tmp_path / "current",
+        [],
+    )
     lead(link, seven)
     watch = BundleWatch(link, seen.append)
     watch.look()
@@ -310,10 +390,16 @@ def test_a_moved_link_a_replaced_manifest_and_a_signal_are_noticed_once(tmp_path
     assert seen == [eight] * 3
 
 
-def test_a_bundle_that_could_not_be_taken_is_reported_again_with_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_could_not_be_taken_is_reported_again_with_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, seen, answers = [0.0], [], iter([False, False, True])
     monkeypatch.setattr("serving.server.deployment.bundle_watch.time.monotonic", lambda: now[0])
-    seven, eight, link = bundle(tmp_path / "7-cpu"), bundle(tmp_path / "8-cpu"), tmp_path / "current"
+    seven, eight, link = (
+        bundle(tmp_path / "7-cpu"),
+        bundle(tmp_path / "8-cpu"),
+        tmp_path / "current",
+    )
     lead(link, seven)
     watch = BundleWatch(link, lambda folder: (seen.append((folder, now[0])), next(answers))[1])
     lead(link, eight)
@@ -343,7 +429,12 @@ def test_a_folder_follows_the_link_beside_it_only_where_that_leads_to_it(tmp_pat
 
 
 def test_the_watch_runs_by_itself_and_ends(tmp_path: Path) -> None:
-    seven, eight, link, seen = bundle(tmp_path / "7-cpu"), bundle(tmp_path / "8-cpu"), tmp_path / "current", threading.Event()
+    seven, eight, link, seen = (
+        bundle(tmp_path / "7-cpu"),
+        bundle(tmp_path / "8-cpu"),
+        tmp_path / "current",
+        threading.Event(),
+    )
     lead(link, seven)
     watch = BundleWatch(link, lambda folder: seen.set() if folder == eight else None, seconds=0.01)
     watch.start()

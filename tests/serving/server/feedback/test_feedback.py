@@ -1,4 +1,5 @@
-"""Feedback: what is recorded of served requests, what is not, and what happens when there is too much of it."""
+"""Feedback: what is recorded of served requests, what is not, and what happens when there is too
+much of it."""
 
 from __future__ import annotations
 
@@ -61,6 +62,7 @@ def files(folder: Path) -> list[str]:
 
 # what is recorded
 
+
 def test_requests_become_texts_of_a_trace(tmp_path: Path, pair: Any) -> None:
     server = FeedbackServer(pair, tmp_path, text=True)
     answers = [server.ask([prompt])[0] for prompt in PROMPTS]
@@ -73,17 +75,26 @@ def test_requests_become_texts_of_a_trace(tmp_path: Path, pair: Any) -> None:
         text = table.filter(pa.compute.equal(table.column("prompt_id"), name)).to_pydict()
         assert text["position"] == list(range(len(text["position"])))
         assert TOKENS - 3 <= len(text["position"]) <= TOKENS
-        assert text["prompt_tokens"] == [pair.encode_prompt(prompt)] + [None] * (len(text["position"]) - 1)
+        assert text["prompt_tokens"] == [pair.encode_prompt(prompt)] + [None] * (
+            len(text["position"]) - 1
+        )
         assert set(text["kind"]) == {"target"}
         shown = "".join(event.text for event in events if isinstance(event, Delta))
         assert shown.startswith(pair.decode(text["token"]).rstrip("\ufffd"))
         assert text["target_token"] == text["token"] == text["correction"]
     (header,) = {path: TraceSet(tmp_path).header for path in TraceSet(tmp_path).shards}.values()
-    assert (header.pair, header.fingerprint, header.dtype, header.temperature) == ("tiny", "none", "float32", 0.0)
+    assert (header.pair, header.fingerprint, header.dtype, header.temperature) == (
+        "tiny",
+        "none",
+        "float32",
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "prompt_lookup"])
-def test_a_champion_without_a_draft_is_recorded_like_one_with_it(tmp_path: Path, pair: Any, strategy: str) -> None:
+def test_a_champion_without_a_draft_is_recorded_like_one_with_it(
+    tmp_path: Path, pair: Any, strategy: str
+) -> None:
     """The draft only reads along: answers and their statistics know nothing of it."""
     found = {}
     for name in ("vanilla_sd", strategy):
@@ -98,28 +109,51 @@ def test_a_champion_without_a_draft_is_recorded_like_one_with_it(tmp_path: Path,
         assert (end.stats.draft_calls, end.stats.draft_seconds) == (0, 0.0)
         assert {role for role, _, _ in end.stats.timeline} == {"target"}
     with_draft, without = found.values()
-    assert without.num_rows == 6 * 40, "to the last token, which no strategy with a draft lets it read"
+    assert without.num_rows == 6 * 40, (
+        "to the last token, which no strategy with a draft lets it read"
+    )
     for mine, theirs in zip(by_prompt(without), by_prompt(with_draft), strict=True):
-        same, figures = mine.iloc[: len(theirs)], ["confidence", "entropy", "draft_raw_q", "draft_raw_p", "correction_p"]
-        exact = ["position", "kind", "token", "correction", "draft_token", "draft_q", "draft_p", "rank"]
+        same, figures = (
+            mine.iloc[: len(theirs)],
+            ["confidence", "entropy", "draft_raw_q", "draft_raw_p", "correction_p"],
+        )
+        exact = [
+            "position",
+            "kind",
+            "token",
+            "correction",
+            "draft_token",
+            "draft_q",
+            "draft_p",
+            "rank",
+        ]
         assert same[exact].to_numpy().tolist() == theirs[exact].to_numpy().tolist()
         assert same[figures].to_numpy() == pytest.approx(theirs[figures].to_numpy(), abs=1e-5)
 
 
-def test_a_text_that_a_stop_string_ends_is_recorded_as_far_as_the_draft_read(tmp_path: Path, pair: Any) -> None:
+def test_a_text_that_a_stop_string_ends_is_recorded_as_far_as_the_draft_read(
+    tmp_path: Path, pair: Any
+) -> None:
     server = FeedbackServer(pair, tmp_path, strategy="autoregressive")
     ids = pair.encode_prompt(PROMPTS[0])
     events: list[Event] = []
     sampling = pair.sampling(max_tokens=80, stop_token_ids=frozenset())
     whole = pair.decode(pair.engine().generate(ids, sampling, server.scheduler.strategy).output)
     stop = next(whole[i : i + 3] for i in range(20, 60) if whole.find(whole[i : i + 3]) == i)
-    server.scheduler.submit(Ticket(ids, sampling, TextStream(pair.decode, stop=[stop]), events.append))
+    server.scheduler.submit(
+        Ticket(ids, sampling, TextStream(pair.decode, stop=[stop]), events.append)
+    )
     turn_until(server.scheduler, lambda: events and not isinstance(events[-1], Delta))
     server.close()
     assert server.counts["recorded"] == 1
     end = events[-1]
     assert isinstance(end, End)
-    assert end.completion_tokens - 2 * MOST_UNREAD <= rows(tmp_path).num_rows <= end.completion_tokens < 70
+    assert (
+        end.completion_tokens - 2 * MOST_UNREAD
+        <= rows(tmp_path).num_rows
+        <= end.completion_tokens
+        < 70
+    )
 
 
 def test_a_lossy_strategys_texts_are_of_a_kind_of_their_own(tmp_path: Path, pair: Any) -> None:
@@ -130,23 +164,47 @@ def test_a_lossy_strategys_texts_are_of_a_kind_of_their_own(tmp_path: Path, pair
     assert set(table.column("kind").to_pylist()) == {LOSSY}
     assert LOSSY not in KINDS, "none that is collected"
     assert table.column("target_token").null_count == table.num_rows
-    assert any(a != b for a, b in zip(table.column("token").to_pylist(), table.column("correction").to_pylist(), strict=True))
+    assert any(
+        a != b
+        for a, b in zip(
+            table.column("token").to_pylist(), table.column("correction").to_pylist(), strict=True
+        )
+    )
 
 
-def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(tmp_path: Path, pair: Any) -> None:
-    """Neither tokens nor corrections nor states; the bodies stay away, and no name says what the prompt was."""
+def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(
+    tmp_path: Path, pair: Any
+) -> None:
+    """Neither tokens nor corrections nor states; the bodies stay away, and no name says what the
+    prompt was."""
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS)
     server.close()
     table = rows(tmp_path)
     filled = {name for name in table.column_names if table.column(name).null_count < table.num_rows}
-    assert filled == {"prompt_id", "turn", "kind", "temperature", "position", "correction_p", "draft_q", "draft_p", "draft_raw_q",
-                      "draft_raw_p", "ratio", "rank", "confidence", "entropy"}
+    assert filled == {
+        "prompt_id",
+        "turn",
+        "kind",
+        "temperature",
+        "position",
+        "correction_p",
+        "draft_q",
+        "draft_p",
+        "draft_raw_q",
+        "draft_raw_p",
+        "ratio",
+        "rank",
+        "confidence",
+        "entropy",
+    }
     assert all(name.startswith("shard-") for name in files(tmp_path))
     again = FeedbackServer(pair, tmp_path / "again")
     again.ask(PROMPTS)
     again.close()
-    assert not set(rows(tmp_path / "again").column("prompt_id").to_pylist()) & set(table.column("prompt_id").to_pylist())
+    assert not set(rows(tmp_path / "again").column("prompt_id").to_pylist()) & set(
+        table.column("prompt_id").to_pylist()
+    )
 
 
 def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path, pair: Any) -> None:
@@ -157,10 +215,16 @@ def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path,
     server.close()
     (file,) = tmp_path.glob("requests-*.jsonl")
     found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [set(row) for row in found] == [{"model", "messages", "output"}] * 6, "who asked is nobody's business"
-    assert [row["messages"] for row in found] == [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    assert [set(row) for row in found] == [{"model", "messages", "output"}] * 6, (
+        "who asked is nobody's business"
+    )
+    assert [row["messages"] for row in found] == [
+        [{"role": "user", "content": prompt}] for prompt in PROMPTS
+    ]
     for row, events in zip(found, answers, strict=True):
-        assert row["output"].startswith("".join(event.text for event in events if isinstance(event, Delta)))
+        assert row["output"].startswith(
+            "".join(event.text for event in events if isinstance(event, Delta))
+        )
     assert [prompt.prompt for prompt in load_prompts(tmp_path)] == list(PROMPTS)
 
 
@@ -189,20 +253,34 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
     server.ask(PROMPTS[2:4], temperature=0.7, top_p=0.9)
     server.close()
     spool = read_spool(tmp_path, pair.fingerprint, window=100)
-    assert {(header.temperature, header.top_p) for header in spool.headers} == {(0.0, 1.0), (0.7, 0.9)}
-    shards = [Shard(path, pair.fingerprint).read(["temperature"]) for path in TraceSet(tmp_path).shards]
-    assert [{round(t, 3) for t in shard.column("temperature").to_pylist()} for shard in shards] == [{0.0}, {0.7}]
+    assert {(header.temperature, header.top_p) for header in spool.headers} == {
+        (0.0, 1.0),
+        (0.7, 0.9),
+    }
+    shards = [
+        Shard(path, pair.fingerprint).read(["temperature"]) for path in TraceSet(tmp_path).shards
+    ]
+    assert [{round(t, 3) for t in shard.column("temperature").to_pylist()} for shard in shards] == [
+        {0.0},
+        {0.7},
+    ]
 
 
-@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"prediction": (1, 2, 3)}])
-def test_requests_that_alter_the_distributions_say_nothing(tmp_path: Path, pair: Any, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"prediction": (1, 2, 3)}]
+)
+def test_requests_that_alter_the_distributions_say_nothing(
+    tmp_path: Path, pair: Any, asked: dict[str, Any]
+) -> None:
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2], **asked)
     assert server.counts == {"skipped_altered": 2}
 
 
 @pytest.mark.parametrize(("temperature", "counts"), [(0.0, {}), (1.0, {"skipped_altered": 1})])
-def test_min_p_alters_sampled_requests_only(tmp_path: Path, pair: Any, temperature: float, counts: dict[str, int]) -> None:
+def test_min_p_alters_sampled_requests_only(
+    tmp_path: Path, pair: Any, temperature: float, counts: dict[str, int]
+) -> None:
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:1], min_p=0.1, temperature=temperature)
     assert server.counts.get("skipped_altered", 0) == counts.get("skipped_altered", 0)
@@ -229,7 +307,9 @@ def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair
     assert checks.counts == {}, "the server's own checks are no traffic"
 
 
-def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_prompt_is_recorded_once(
+    tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 3)
     server = FeedbackServer(pair, tmp_path)
     for _ in range(3):
@@ -237,11 +317,16 @@ def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch
     assert (server.counts["recorded"], server.counts["skipped_repeated"]) == (2, 4)
     server.ask(PROMPTS[2:5])
     server.ask(PROMPTS[:1])
-    assert server.counts["recorded"] == 6, "what is remembered is bounded, and the oldest is forgotten"
+    assert server.counts["recorded"] == 6, (
+        "what is remembered is bounded, and the oldest is forgotten"
+    )
 
 
-def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft reads along from time to time, so that not only quiet hours are recorded; the price is one draft in many rounds."""
+def test_a_busy_server_that_does_not_draft_records_all_the_same(
+    tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft reads along from time to time, so that not only quiet hours are recorded; the price
+    is one draft in many rounds."""
     monkeypatch.setattr(draft_length, "ENOUGH", 10**6)  # no other length is tried
     costs = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
     server = FeedbackServer(pair, tmp_path, text=True, load=LoadControl(costs))
@@ -261,10 +346,15 @@ def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, 
 
 # how much
 
-def test_a_share_of_the_requests(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_share_of_the_requests(
+    tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that are not drawn cost nothing: no recorder, and no row that nobody asked for."""
     made = []
-    monkeypatch.setattr(module, "PositionRecorder", lambda *a, **k: made.append(a) or PositionRecorder(*a, **k))
+    monkeypatch.setattr(
+        module, "PositionRecorder", lambda *a, **k: made.append(a) or PositionRecorder(*a, **k)
+    )
     none = FeedbackServer(pair, tmp_path / "none", rate=0.0)
     none.ask(PROMPTS)
     assert (made, none.counts) == ([], {})
@@ -281,7 +371,9 @@ def test_a_rate_that_is_no_share_is_refused(tmp_path: Path, rate: float) -> None
 
 def test_the_flags_are_either_complete_or_refused(tmp_path: Path) -> None:
     assert ServerSettings(bundle=tmp_path).feedback is None
-    given = ServerSettings(bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=0.1, feedback_megabytes=2)
+    given = ServerSettings(
+        bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=0.1, feedback_megabytes=2
+    )
     assert given.feedback == FeedbackSettings(folder=tmp_path, rate=0.1, max_bytes=2 << 20)
     with raises_code("feedback_rate_missing", "--feedback-rate"):
         ServerSettings(bundle=tmp_path, feedback_dir=tmp_path)
@@ -289,7 +381,9 @@ def test_the_flags_are_either_complete_or_refused(tmp_path: Path) -> None:
         ServerSettings(bundle=tmp_path, feedback_rate=0.1)
 
 
-def test_requests_a_minute_are_bounded(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_a_minute_are_bounded(
+    tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     server = FeedbackServer(pair, tmp_path, per_minute=3)
@@ -336,7 +430,9 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=40_000)
     for i in range(30):
         spool.write([record(i, body={"prompt": f"p{i}" * 200})])
-        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != "notes.txt"))
+        sizes.append(
+            sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != "notes.txt")
+        )
     assert max(sizes) <= 40_000
     assert sizes[-1] > 20_000
     kept = list(dict.fromkeys(rows(tmp_path).column("prompt_id").to_pylist()))
@@ -360,13 +456,17 @@ def size_written(folder: Path, records: Sequence[Record]) -> int:
     return spool.counts["bytes"]
 
 
-def test_of_a_group_that_is_too_large_what_fits_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_group_that_is_too_large_what_fits_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also where the group is more than a full bucket, and so would never have fitted."""
     long = [record(i, body={"prompt": f"{i} {'x' * 20_000}"}) for i in range(32)]
     whole = size_written(tmp_path / "whole", long)
     spool = Spool(tmp_path / "half", bytes_per_minute=whole // 2)
     spool.write(long)
-    assert 0 < spool.counts["bytes"] <= whole // 2 + whole // 100, "the bucket fills a little while it is written"
+    assert 0 < spool.counts["bytes"] <= whole // 2 + whole // 100, (
+        "the bucket fills a little while it is written"
+    )
     assert spool.counts["written"] >= 8
     assert spool.counts["dropped_too_fast"] == 32 - spool.counts["written"] > 0
     kept = list(dict.fromkeys(rows(tmp_path / "half").column("prompt_id").to_pylist()))
@@ -380,8 +480,14 @@ def test_one_record_that_is_too_large_does_not_take_the_others_along(tmp_path: P
     huge = record(99, body={"prompt": "a" * 1_000_000})
     spool = Spool(tmp_path, bytes_per_minute=500_000)
     spool.write([*small[:20], huge, *small[20:]])
-    assert (spool.counts["written"], spool.counts["dropped_too_fast"], spool.counts["failed"]) == (31, 1, 0)
-    assert sorted(set(rows(tmp_path).column("prompt_id").to_pylist())) == sorted(one.id for one in small)
+    assert (spool.counts["written"], spool.counts["dropped_too_fast"], spool.counts["failed"]) == (
+        31,
+        1,
+        0,
+    )
+    assert sorted(set(rows(tmp_path).column("prompt_id").to_pylist())) == sorted(
+        one.id for one in small
+    )
     assert len(list(tmp_path.glob("shard-*"))) == 1
 
 
@@ -395,7 +501,9 @@ def test_files_with_texts_are_for_the_servers_own_user_alone(tmp_path: Path, tex
     assert modes == {0o600 if text else 0o644}
 
 
-def test_shards_sort_by_time_whatever_the_clock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_sort_by_time_whatever_the_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     TraceSet(tmp_path).write_shard(7, pq.read_table(_shard(tmp_path / "other")))
     spool = Spool(tmp_path)
     spool.write([record(1)])
@@ -425,8 +533,9 @@ def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
     assert spool.counts["written"] == 6, "what is queued is written at the end"
 
 
-def test_a_write_that_fails_is_counted_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_that_fails_is_counted_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from serving.server.feedback import spool as spool_module
 
     def full(*_: Any, **__: Any) -> None:
@@ -437,7 +546,9 @@ def test_a_write_that_fails_is_counted_and_said_once(tmp_path: Path, monkeypatch
     for i in range(3):
         spool.write([record(i)])
     assert spool.counts["failed"] == 3
-    assert [line for line in caplog.messages if "No space" in line] == ["feedback could not be written: No space left on device"]
+    assert [line for line in caplog.messages if "No space" in line] == [
+        "feedback could not be written: No space left on device"
+    ]
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
@@ -464,7 +575,12 @@ spool.write([record(2, body={"prompt": "b"})])
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_read(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
     half = [name for name in files(tmp_path) if name.startswith(".shard-")]

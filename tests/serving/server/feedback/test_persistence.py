@@ -33,7 +33,13 @@ from tests.support.server.server_process import ENTRY, server_process, wait_unti
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[Role, Path]) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "1-cpu", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+    return make_bundle(
+        tmp_path_factory.mktemp("bundle") / "1-cpu",
+        tiny_models,
+        "spide",
+        {"tau": 0.6},
+        machine=device_class("cpu"),
+    )
 
 
 def total(served: ServedModel) -> int:
@@ -41,11 +47,16 @@ def total(served: ServedModel) -> int:
 
 
 def serve_some(served: ServedModel) -> None:
-    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    served.pair.engine().generate(
+        served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy
+    )
 
 
-def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Path, bundle: Path) -> None:
-    """At a restart, and when the same bundle is loaded beside itself: what serves is the state that was resumed, not a fresh one."""
+def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(
+    tmp_path: Path, bundle: Path
+) -> None:
+    """At a restart, and when the same bundle is loaded beside itself: what serves is the state that
+    was resumed, not a fresh one."""
     keeping = Persistence(tmp_path)
     first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
@@ -56,16 +67,25 @@ def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Pa
     keeping.follow(again)
     serve_some(again)
     keeping.close()
-    assert total(Persistence(tmp_path).prepare(load_bundle(bundle, slots=1, max_context=64))) == total(again) > total(first)
+    assert (
+        total(Persistence(tmp_path).prepare(load_bundle(bundle, slots=1, max_context=64)))
+        == total(again)
+        > total(first)
+    )
 
 
-def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bundle: Path, tiny_models: dict[Role, Path]) -> None:
-    """A bundle that was loaded, and then does not answer, never served: `follow` was not called for it."""
+def test_a_bundle_that_is_refused_leaves_the_old_ones_state(
+    tmp_path: Path, bundle: Path, tiny_models: dict[Role, Path]
+) -> None:
+    """A bundle that was loaded, and then does not answer, never served: `follow` was not called for
+    it."""
     keeping = Persistence(tmp_path)
     first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
     serve_some(first)
-    other = make_bundle(tmp_path / "other", tiny_models, "spide", {"tau": 0.5}, machine=device_class("cpu"))
+    other = make_bundle(
+        tmp_path / "other", tiny_models, "spide", {"tau": 0.5}, machine=device_class("cpu")
+    )
     refused = keeping.prepare(load_bundle(other, slots=1, max_context=64))
     assert total(refused) == 50 * 20, "it begins with its own bundle"
     serve_some(first)
@@ -77,23 +97,43 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bund
 
 
 @pytest.mark.slow
-def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_they_came(tmp_path: Path) -> None:
-    """The whole way: key → tenant → state, and messages or prompt → spool; neither key is to be found in what is kept."""
+def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_they_came(
+    tmp_path: Path,
+) -> None:
+    """The whole way: key → tenant → state, and messages or prompt → spool; neither key is to be
+    found in what is kept."""
     resources, pair = table_resources(8), tiny_pair(2)
-    pool = StrategyPool(pair, resources.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
+    pool = StrategyPool(
+        pair,
+        resources.artifacts,
+        DecodingConfig("spide", {"parallel": False}, {}, ORIGIN),
+        mode="tenant",
+    )
     served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
-    keeping = Persistence(tmp_path / "state", feedback=FeedbackSettings(folder=tmp_path / "spool", rate=1.0, text=True, per_minute=1e6))
+    keeping = Persistence(
+        tmp_path / "state",
+        feedback=FeedbackSettings(folder=tmp_path / "spool", rate=1.0, text=True, per_minute=1e6),
+    )
     assert keeping.snapshots is not None
     keeping.snapshots.keep(pool, SnapshotOrigin("tiny", 1, "d", "f"))
     keeping.prepare(served)
     keeping.start()
     talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "the onion"}]
-    asked = [("chat/completions", {"messages": talk}, "first-key"), ("completions", {"prompt": "in an hour"}, "other-key"),
-             ("completions", {"prompt": "ten men"}, "other-key")]
-    with serving(served, observers=keeping.observers, security=Security(keys=("first-key", "other-key"))) as (url, _):
+    asked = [
+        ("chat/completions", {"messages": talk}, "first-key"),
+        ("completions", {"prompt": "in an hour"}, "other-key"),
+        ("completions", {"prompt": "ten men"}, "other-key"),
+    ]
+    with serving(
+        served, observers=keeping.observers, security=Security(keys=("first-key", "other-key"))
+    ) as (url, _):
         for path, said, key in asked:
-            answer = httpx.post(f"{url}/v1/{path}", json={"model": "tiny", **said, "max_tokens": 20, "temperature": 0, "user": "me"},
-                                headers={"Authorization": f"Bearer {key}"}, timeout=60)
+            answer = httpx.post(
+                f"{url}/v1/{path}",
+                json={"model": "tiny", **said, "max_tokens": 20, "temperature": 0, "user": "me"},
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=60,
+            )
             assert answer.status_code == 200, answer.text
     keeping.close()
     learnt = {tenant: sum(state.table[0]) for tenant, state in pool.learnt().items() if state.table}
@@ -103,20 +143,36 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     assert len(set(learnt.values())) == 2, "one prompt was served for one key, two for the other"
     (file,) = (tmp_path / "spool").glob("requests-*.jsonl")
     found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [{name: row[name] for name in row if name in ("messages", "prompt")} for row in found] == [said for _, said, _ in asked]
+    assert [
+        {name: row[name] for name in row if name in ("messages", "prompt")} for row in found
+    ] == [said for _, said, _ in asked]
     assert all(row["output"] for row in found)
-    assert {prompt.prompt for prompt in load_prompts(tmp_path / "spool")} == {"the onion", "in an hour", "ten men"}
-    kept = b"".join(path.name.encode() + path.read_bytes() for folder in ("state", "spool") for path in (tmp_path / folder).iterdir())
+    assert {prompt.prompt for prompt in load_prompts(tmp_path / "spool")} == {
+        "the onion",
+        "in an hour",
+        "ten men",
+    }
+    kept = b"".join(
+        path.name.encode() + path.read_bytes()
+        for folder in ("state", "spool")
+        for path in (tmp_path / folder).iterdir()
+    )
     assert not [word for word in (b"first-key", b"other-key", b'"me"') if word in kept]
 
 
 def ask(address: str, prompt: str) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 16, "temperature": 0}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
     answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
-# The command, with a switch of bundles that stands still at the moment named first, and says so on a line of its own.
+# The command, with a switch of bundles that stands still at the moment named first, and says so on
+# a line of its own.
 PAUSED = """
 import sys
 from serving.server import main
@@ -150,8 +206,14 @@ def following(self, pool, origin):
 loading.from_bundle, Snapshots.follow = from_bundle, following
 main.main()
 """
-MOMENTS = ("in a stream", "the link has moved", "the next bundle is read", "the next bundle is loaded", "the next bundle serves",
-           "its state is written")
+MOMENTS = (
+    "in a stream",
+    "the link has moved",
+    "the next bundle is read",
+    "the next bundle is loaded",
+    "the next bundle serves",
+    "its state is written",
+)
 
 
 def written(state: Path) -> Snapshot | None:
@@ -161,21 +223,56 @@ def written(state: Path) -> Snapshot | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, tiny_models: dict[Role, Path], moment: str) -> None:
-    """On the same folders and link: the state that was written last and the spool are whole, and the link decides what serves."""
+def test_after_kill_9_in_the_middle_the_next_start_is_clean(
+    tmp_path: Path, tiny_models: dict[Role, Path], moment: str
+) -> None:
+    """On the same folders and link: the state that was written last and the spool are whole, and
+    the link decides what serves."""
     state, spool, link = tmp_path / "state", tmp_path / "spool", tmp_path / "current"
     for number, tau in ((1, 0.6), (2, 0.5)):
-        make_bundle(tmp_path / f"{number}-cpu", tiny_models, "spide", {"tau": tau}, machine=device_class("cpu"))
+        make_bundle(
+            tmp_path / f"{number}-cpu",
+            tiny_models,
+            "spide",
+            {"tau": tau},
+            machine=device_class("cpu"),
+        )
     link.symlink_to("1-cpu")
-    options = ["--bundle", str(link), "--port", "0", "--threads", "1", "--state-dir", str(state), "--state-seconds", "0.2",
-               "--feedback-dir", str(spool), "--feedback-rate", "1"]
-    with server_process([sys.executable, "-c", PAUSED, moment, *options], stdin=subprocess.PIPE) as (server, address):
+    options = [
+        "--bundle",
+        str(link),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--state-dir",
+        str(state),
+        "--state-seconds",
+        "0.2",
+        "--feedback-dir",
+        str(spool),
+        "--feedback-rate",
+        "1",
+    ]
+    with server_process(
+        [sys.executable, "-c", PAUSED, moment, *options], stdin=subprocess.PIPE
+    ) as (server, address):
         ask(address, "the man")
         kept = wait_until(lambda: written(state), "the first snapshot is written")
         if moment == "in a stream":
-            body = {"model": "tiny", "prompt": "the man", "max_tokens": 200, "n": 64, "stream": True, "temperature": 0}
+            body = {
+                "model": "tiny",
+                "prompt": "the man",
+                "max_tokens": 200,
+                "n": 64,
+                "stream": True,
+                "temperature": 0,
+            }
             lines = []
-            with suppress(httpx.HTTPError), httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+            with (
+                suppress(httpx.HTTPError),
+                httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer,
+            ):
                 for line in answer.iter_lines():
                     lines.append(line)
                     server.kill()
@@ -189,14 +286,20 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, tiny
                 assert server.stdout.readline() == "paused\n"
             server.kill()
         assert server.wait(60) == -signal.SIGKILL
-    old, new = (SnapshotOrigin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2))
+    old, new = (
+        SnapshotOrigin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2)
+    )
     left = written(state)
     assert left is not None
     assert kept.origin == old
     assert left.origin == (new if moment == "its state is written" else old)
     with server_process([*ENTRY, *options]) as (server, address):
         health = httpx.get(f"{address}/health", timeout=60).json()
-        assert (health["status"], health["switches"], health["last_switch_error"]) == ("ok", 0, None)
+        assert (health["status"], health["switches"], health["last_switch_error"]) == (
+            "ok",
+            0,
+            None,
+        )
         ask(address, "another man")
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
@@ -205,19 +308,43 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, tiny
     assert left.table is not None
     assert now.table is not None
     if moment == "in a stream":
-        assert (now.origin, sum(now.table.total) > sum(left.table.total)) == (old, True), "it goes on from there"
+        assert (now.origin, sum(now.table.total) > sum(left.table.total)) == (old, True), (
+            "it goes on from there"
+        )
     else:
         assert now.origin == new
-    assert not [path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")]
+    assert not [
+        path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")
+    ]
     assert TraceSet(spool).read(["prompt_id"]).num_rows > 0
 
 
 @pytest.mark.slow
-def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(tmp_path: Path, bundle: Path) -> None:
-    """SIGTERM writes what is left; after kill -9 the next start is clean and goes on with what was written last."""
+def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(
+    tmp_path: Path, bundle: Path
+) -> None:
+    """SIGTERM writes what is left; after kill -9 the next start is clean and goes on with what was
+    written last."""
     state, spool = tmp_path / "state", tmp_path / "spool"
-    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--max-context", "128", "--threads", "1", "--state-dir", str(state),
-               "--state-seconds", "0.2", "--feedback-dir", str(spool), "--feedback-rate", "1"]
+    command = [
+        *ENTRY,
+        "--bundle",
+        str(bundle),
+        "--port",
+        "0",
+        "--max-context",
+        "128",
+        "--threads",
+        "1",
+        "--state-dir",
+        str(state),
+        "--state-seconds",
+        "0.2",
+        "--feedback-dir",
+        str(spool),
+        "--feedback-rate",
+        "1",
+    ]
     counts = []
     for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
         with server_process(command) as (server, address):
@@ -229,6 +356,11 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(t
             bins = read_snapshot(state / "everybody.json").table
             assert bins is not None
             counts.append(sum(bins.total))
-            assert not [path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")]
+            assert not [
+                path
+                for folder in (state, spool)
+                for path in folder.iterdir()
+                if path.name.startswith(".")
+            ]
     assert 50 * 20 < counts[0] < counts[1]
     assert len(set(TraceSet(spool).read(["prompt_id"]).column("prompt_id").to_pylist())) >= 6

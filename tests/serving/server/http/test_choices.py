@@ -1,4 +1,5 @@
-"""What one request may ask for at once: several answers, several prompts, the prompt again, log-probs, a strategy of its own."""
+"""What one request may ask for at once: several answers, several prompts, the prompt again,
+log-probs, a strategy of its own."""
 
 from __future__ import annotations
 
@@ -33,12 +34,17 @@ def http(served: ServedModel) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()) as client:
+    with openai.OpenAI(
+        base_url=f"{http.base_url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()
+    ) as client:
         yield client
 
 
 def complete(http: httpx.Client, prompt: Any = "hello there", **change: Any) -> dict[str, Any]:
-    response = http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0} | change)
+    response = http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0} | change,
+    )
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -52,7 +58,11 @@ def chat(http: httpx.Client, **change: Any) -> dict[str, Any]:
 
 def stream(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
     """Chunks of a stream that ended well."""
-    with http.stream("POST", path, json={"model": "tiny", "max_tokens": 12, "temperature": 0, "stream": True} | body) as response:
+    with http.stream(
+        "POST",
+        path,
+        json={"model": "tiny", "max_tokens": 12, "temperature": 0, "stream": True} | body,
+    ) as response:
         assert response.status_code == 200
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
@@ -84,12 +94,16 @@ def test_several_answers_differ_and_the_first_is_the_one_alone(http: httpx.Clien
     assert len(set(texts(several))) == 4
     again = complete(http, temperature=1, seed=5, n=4)
     assert without_cached(several["usage"]) == without_cached(again["usage"])
-    assert several == again | {key: several[key] for key in ("id", "created", "usage", "speculation")}, "a seed repeats all of them"
+    assert several == again | {
+        key: several[key] for key in ("id", "created", "usage", "speculation")
+    }, "a seed repeats all of them"
     assert texts(complete(http, n=2)) == [texts(complete(http))[0]] * 2, "greedy answers are one"
 
 
 def test_a_sampled_request_with_a_seed_drafts_only_if_it_names_how(http: httpx.Client) -> None:
-    """The request alone decides: this server has no control of drafts, and a busy one decodes it in the same way."""
+    """The request alone decides: this server has no control of drafts, and a busy one decodes it in
+    the same way."""
+
     def drafted(**change: Any) -> tuple[str, bool]:
         found = complete(http, **{"temperature": 1, "seed": 5, **change})["speculation"]
         return found["strategy"], found["drafted"] > 0
@@ -105,10 +119,15 @@ def test_usage_counts_a_prompt_once_and_every_answer(http: httpx.Client) -> None
     assert usage["prompt_tokens"] == complete(http)["usage"]["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] == 3 * 12
-    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == several["speculation"]["drafted"]
+    assert (
+        details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+        == several["speculation"]["drafted"]
+    )
 
 
-def test_a_list_of_prompts_gives_what_each_gives_alone(http: httpx.Client, served: ServedModel) -> None:
+def test_a_list_of_prompts_gives_what_each_gives_alone(
+    http: httpx.Client, served: ServedModel
+) -> None:
     alone = [texts(complete(http, prompt))[0] for prompt in PROMPTS]
     assert texts(complete(http, PROMPTS)) == alone
     assert texts(complete(http, [served.encode(prompt) for prompt in PROMPTS])) == alone
@@ -119,11 +138,21 @@ def test_a_list_of_prompts_gives_what_each_gives_alone(http: httpx.Client, serve
 
 
 def test_a_stream_of_several_answers_ends_each_of_them(http: httpx.Client) -> None:
-    chunks = stream(http, "/v1/chat/completions", messages=USER, n=3, temperature=1, seed=3, stream_options={"include_usage": True})
+    chunks = stream(
+        http,
+        "/v1/chat/completions",
+        messages=USER,
+        n=3,
+        temperature=1,
+        seed=3,
+        stream_options={"include_usage": True},
+    )
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert sorted(c["index"] for c in choices if c["finish_reason"]) == [0, 1, 2]
     assert sorted(c["index"] for c in choices if "role" in c["delta"]) == [0, 1, 2]
-    assert [bool(chunk.get("speculation")) for chunk in chunks if chunk["choices"]][-1], "the last end says what speculation brought"
+    assert [bool(chunk.get("speculation")) for chunk in chunks if chunk["choices"]][-1], (
+        "the last end says what speculation brought"
+    )
     assert sum("speculation" in chunk for chunk in chunks) == 1
     whole = chat(http, n=3, temperature=1, seed=3)
     for index in range(3):
@@ -134,7 +163,12 @@ def test_a_stream_of_several_answers_ends_each_of_them(http: httpx.Client) -> No
 
 @pytest.mark.parametrize("strategy", ["vanilla_sd", "autoregressive"])
 def test_penalties_and_biases_are_right_inside_a_draft(http: httpx.Client, strategy: str) -> None:
-    settings = {"presence_penalty": 1.2, "frequency_penalty": 0.4, "logit_bias": {"104": 2.5, "32": -100}, "max_tokens": 40}
+    settings = {
+        "presence_penalty": 1.2,
+        "frequency_penalty": 0.4,
+        "logit_bias": {"104": 2.5, "32": -100},
+        "max_tokens": 40,
+    }
     plain = complete(http, **settings, speculation={"enabled": False})
     assert plain["speculation"]["strategy"] == "autoregressive"
     assert texts(complete(http, **settings, speculation={"strategy": strategy})) == texts(plain)
@@ -147,7 +181,11 @@ def reference(prompt: list[int], output: list[int]) -> list[list[float]]:
     """Log-probs `[tokens][vocab]` of the target behind every prefix, by transformers alone."""
     tokenizer = tiny_tokenizer()
     with torch.no_grad():
-        logits = tiny_module(len(tokenizer), tokenizer.eos_token_id)(torch.tensor([prompt + output])).logits[0].float()
+        logits = (
+            tiny_module(len(tokenizer), tokenizer.eos_token_id)(torch.tensor([prompt + output]))
+            .logits[0]
+            .float()
+        )
     return logits.log_softmax(-1)[len(prompt) - 1 : -1].tolist()
 
 
@@ -156,56 +194,94 @@ def test_completion_logprobs_are_the_targets(http: httpx.Client, served: ServedM
     answer = complete(http, ids, max_tokens=24, logprobs=3)
     logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
     assert answer["speculation"]["accepted"] > 2, "some of them were accepted inside a draft"
-    output = served.pair.engine().generate(ids, served.pair.sampling(max_tokens=24), served.strategies.get("autoregressive")).output
+    output = (
+        served.pair.engine()
+        .generate(ids, served.pair.sampling(max_tokens=24), served.strategies.get("autoregressive"))
+        .output
+    )
     rows = reference(ids, output)
-    assert logprobs["token_logprobs"] == pytest.approx([row[token] for row, token in zip(rows, output, strict=True)], abs=1e-3)
+    assert logprobs["token_logprobs"] == pytest.approx(
+        [row[token] for row, token in zip(rows, output, strict=True)], abs=1e-3
+    )
     assert logprobs["tokens"] == [served.token_text(token) for token in output]
-    assert [max(top.values()) for top in logprobs["top_logprobs"]] == pytest.approx([max(row) for row in rows], abs=1e-3)
+    assert [max(top.values()) for top in logprobs["top_logprobs"]] == pytest.approx(
+        [max(row) for row in rows], abs=1e-3
+    )
     assert all(3 <= len(top) <= 4 or "\ufffd" in str(top) for top in logprobs["top_logprobs"])
     assert len(logprobs["tokens"]) == usage["completion_tokens"]
-    assert logprobs["text_offset"] == [sum(map(len, logprobs["tokens"][:i])) for i in range(len(output))]
+    assert logprobs["text_offset"] == [
+        sum(map(len, logprobs["tokens"][:i])) for i in range(len(output))
+    ]
 
 
 def test_streamed_logprobs_concatenate_to_the_whole(http: httpx.Client) -> None:
     whole = complete(http, "The cat", max_tokens=24, logprobs=2)["choices"][0]["logprobs"]
     chunks = stream(http, "/v1/completions", prompt="The cat", max_tokens=24, logprobs=2)
-    parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    parts = [
+        choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]
+    ]
     assert len(parts) > 3
     for key in whole:
         assert [entry for part in parts for entry in part[key]] == whole[key]
 
 
 def test_chat_logprobs_through_openais_client(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=USER, max_tokens=20, temperature=0, logprobs=True, top_logprobs=2)
+    answer = client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=20, temperature=0, logprobs=True, top_logprobs=2
+    )
     content = answer.choices[0].logprobs.content
     assert len(content) == answer.usage.completion_tokens
     for entry in content:
-        assert entry.logprob == pytest.approx(max(t.logprob for t in entry.top_logprobs), abs=1e-6), "greedy takes the likeliest"
+        assert entry.logprob == pytest.approx(
+            max(t.logprob for t in entry.top_logprobs), abs=1e-6
+        ), "greedy takes the likeliest"
         assert len(entry.top_logprobs) == 2
         assert entry.bytes is None or bytes(entry.bytes).decode() == entry.token
-    without = client.chat.completions.create(model="tiny", messages=USER, max_tokens=20, temperature=0)
+    without = client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=20, temperature=0
+    )
     assert without.choices[0].logprobs is None
     assert without.choices[0].message.content == answer.choices[0].message.content
 
 
 async def chat_asynchronously(url: str) -> tuple[str, list[str], dict[str, Any]]:
-    """Text, tokens of its log-probs, and the last chunk's extension, through OpenAI's asynchronous client."""
+    """Text, tokens of its log-probs, and the last chunk's extension, through OpenAI's asynchronous
+    client."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(
-            model="tiny", messages=USER, max_tokens=20, temperature=0, logprobs=True, presence_penalty=0.5, logit_bias={"104": 1},
-            stream=True, extra_body={"speculation": {"trace": True}})
+            model="tiny",
+            messages=USER,
+            max_tokens=20,
+            temperature=0,
+            logprobs=True,
+            presence_penalty=0.5,
+            logit_bias={"104": 1},
+            stream=True,
+            extra_body={"speculation": {"trace": True}},
+        )
         text, tokens, extension = "", [], {}
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
-            tokens += [entry.token for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+            tokens += [
+                entry.token
+                for entry in (
+                    chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+                )
+            ]
             extension = chunk.model_extra.get("speculation") or extension
         return text, tokens, extension
 
 
 def test_all_of_it_streams_through_openais_asynchronous_client(http: httpx.Client) -> None:
     text, tokens, extension = asyncio.run(chat_asynchronously(str(http.base_url).rstrip("/")))
-    whole = chat(http, max_tokens=20, logprobs=True, presence_penalty=0.5, logit_bias={"104": 1})["choices"][0]
-    assert text == whole["message"]["content"] != chat(http, max_tokens=20)["choices"][0]["message"]["content"]
+    whole = chat(http, max_tokens=20, logprobs=True, presence_penalty=0.5, logit_bias={"104": 1})[
+        "choices"
+    ][0]
+    assert (
+        text
+        == whole["message"]["content"]
+        != chat(http, max_tokens=20)["choices"][0]["message"]["content"]
+    )
     assert tokens == [entry["token"] for entry in whole["logprobs"]["content"]]
     assert extension["accepted"] > 0
 
@@ -214,50 +290,84 @@ def test_an_echo_begins_with_the_prompt(http: httpx.Client, served: ServedModel)
     own = texts(complete(http))[0]
     assert texts(complete(http, echo=True)) == ["hello there" + own]
     assert texts(complete(http, served.encode("hello there"), echo=True)) == ["hello there" + own]
-    assert streamed_texts(stream(http, "/v1/completions", prompt="hello there", echo=True), 1) == ["hello there" + own]
+    assert streamed_texts(stream(http, "/v1/completions", prompt="hello there", echo=True), 1) == [
+        "hello there" + own
+    ]
     nothing = complete(http, echo=True, max_tokens=0)
     assert (texts(nothing), nothing["usage"]["completion_tokens"]) == (["hello there"], 0)
     assert nothing["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_an_echo_with_logprobs_rates_the_prompt(http: httpx.Client, served: ServedModel, max_tokens: int) -> None:
+def test_an_echo_with_logprobs_rates_the_prompt(
+    http: httpx.Client, served: ServedModel, max_tokens: int
+) -> None:
     ids = served.encode("the cat in the hat")
-    logprobs = complete(http, [ids, ids[:4]], echo=True, max_tokens=max_tokens, logprobs=1)["choices"][0]["logprobs"]
+    logprobs = complete(http, [ids, ids[:4]], echo=True, max_tokens=max_tokens, logprobs=1)[
+        "choices"
+    ][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(ids) + max_tokens
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
     rows = reference(ids[:1], ids[1:])
     expected = [row[token] for row, token in zip(rows, ids[1:], strict=True)]
     assert logprobs["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-3)
-    chunks = stream(http, "/v1/completions", prompt=ids, echo=True, max_tokens=max_tokens, logprobs=1)
-    parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    chunks = stream(
+        http, "/v1/completions", prompt=ids, echo=True, max_tokens=max_tokens, logprobs=1
+    )
+    parts = [
+        choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]
+    ]
     assert [token for part in parts for token in part["tokens"]] == logprobs["tokens"]
 
 
 def test_a_request_chooses_its_strategy(http: httpx.Client) -> None:
-    tuned, plain, named = (complete(http, speculation=asked)["speculation"] for asked in
-                           ({}, {"enabled": False}, {"strategy": "autoregressive", "enabled": True}))
-    assert (tuned["strategy"], plain["strategy"], named["strategy"]) == ("vanilla_sd", "autoregressive", "autoregressive")
+    tuned, plain, named = (
+        complete(http, speculation=asked)["speculation"]
+        for asked in ({}, {"enabled": False}, {"strategy": "autoregressive", "enabled": True})
+    )
+    assert (tuned["strategy"], plain["strategy"], named["strategy"]) == (
+        "vanilla_sd",
+        "autoregressive",
+        "autoregressive",
+    )
     assert plain["drafted"] == plain["accepted"] == 0
     assert tuned["accepted"] > 0
-    refused = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "speculation": {"strategy": "pearl"}})
+    refused = http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": "x", "speculation": {"strategy": "pearl"}},
+    )
     assert refused.status_code == 400
     assert "vanilla_sd, autoregressive" in refused.json()["error"]["message"]
 
 
 def test_stats_are_told_unless_unwanted(http: httpx.Client) -> None:
     stats = complete(http, max_tokens=24)["speculation"]
-    assert set(stats) == {"strategy", "drafted", "judged", "accepted", "rescued", "predicted", "predicted_accepted", "forced",
-                          "accepted_by", "target_calls", "acceptance_rate", "mean_acceptance_length", "first_token_seconds",
-                          "tokens_per_second"}
+    assert set(stats) == {
+        "strategy",
+        "drafted",
+        "judged",
+        "accepted",
+        "rescued",
+        "predicted",
+        "predicted_accepted",
+        "forced",
+        "accepted_by",
+        "target_calls",
+        "acceptance_rate",
+        "mean_acceptance_length",
+        "first_token_seconds",
+        "tokens_per_second",
+    }
     assert stats["acceptance_rate"] == stats["accepted"] / stats["judged"]
     assert stats["drafted"] >= stats["judged"] >= stats["accepted"]
     assert stats["accepted_by"] == {stats["strategy"]: stats["accepted"]}
     assert stats["mean_acceptance_length"] > 1
     assert 0 < stats["first_token_seconds"] < 24 / stats["tokens_per_second"]
     assert "speculation" not in complete(http, speculation={"stats": False})
-    assert all("speculation" not in chunk for chunk in
-               stream(http, "/v1/completions", prompt="hi", speculation={"stats": False}))
+    assert all(
+        "speculation" not in chunk
+        for chunk in stream(http, "/v1/completions", prompt="hi", speculation={"stats": False})
+    )
 
 
 def test_a_trace_colours_the_whole_text(http: httpx.Client) -> None:
@@ -265,45 +375,83 @@ def test_a_trace_colours_the_whole_text(http: httpx.Client) -> None:
     tokens = whole["speculation"]["tokens"]
     assert "".join(token["text"] for token in tokens) == texts(whole)[0]
     assert {token["origin"] for token in tokens} == {"accepted", "recovered", "target"}
-    assert sum(token["origin"] == "accepted" for token in tokens) == whole["speculation"]["accepted"]
+    assert (
+        sum(token["origin"] == "accepted" for token in tokens) == whole["speculation"]["accepted"]
+    )
     assert len(tokens) == whole["usage"]["completion_tokens"]
-    chunks = stream(http, "/v1/completions", prompt="The cat", max_tokens=30, speculation={"trace": True, "stats": False})
-    assert [token for chunk in chunks for token in chunk.get("speculation", {}).get("tokens", [])] == tokens
+    chunks = stream(
+        http,
+        "/v1/completions",
+        prompt="The cat",
+        max_tokens=30,
+        speculation={"trace": True, "stats": False},
+    )
+    assert [
+        token for chunk in chunks for token in chunk.get("speculation", {}).get("tokens", [])
+    ] == tokens
     for chunk in chunks[:-1]:
         shown = "".join(token["text"] for token in chunk["speculation"]["tokens"])
-        assert shown == chunk["choices"][0]["text"], "without stop strings a chunk's tokens are its text"
+        assert shown == chunk["choices"][0]["text"], (
+            "without stop strings a chunk's tokens are its text"
+        )
 
 
 def test_a_stop_string_cuts_tokens_and_counts_too(http: httpx.Client) -> None:
     full = texts(complete(http, "The cat", max_tokens=40))[0]
-    cut = complete(http, "The cat", max_tokens=40, stop=full[9:12], speculation={"trace": True}, logprobs=0)
+    cut = complete(
+        http, "The cat", max_tokens=40, stop=full[9:12], speculation={"trace": True}, logprobs=0
+    )
     text, tokens = texts(cut)[0], cut["speculation"]["tokens"]
     assert text == full[: full.index(full[9:12])]
     assert "".join(token["text"] for token in tokens) == text
     details = cut["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] >= sum(token["origin"] == "accepted" for token in tokens)
+    assert details["accepted_prediction_tokens"] >= sum(
+        token["origin"] == "accepted" for token in tokens
+    )
     assert details["accepted_prediction_tokens"] <= cut["usage"]["completion_tokens"]
-    assert len(cut["choices"][0]["logprobs"]["tokens"]) == len(tokens) == cut["usage"]["completion_tokens"]
-    chunks = stream(http, "/v1/completions", prompt="The cat", max_tokens=40, stop=full[9:12], logprobs=0)
-    parts = [choice["logprobs"]["tokens"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    assert (
+        len(cut["choices"][0]["logprobs"]["tokens"])
+        == len(tokens)
+        == cut["usage"]["completion_tokens"]
+    )
+    chunks = stream(
+        http, "/v1/completions", prompt="The cat", max_tokens=40, stop=full[9:12], logprobs=0
+    )
+    parts = [
+        choice["logprobs"]["tokens"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["logprobs"]
+    ]
     assert [token for part in parts for token in part] == cut["choices"][0]["logprobs"]["tokens"]
 
 
-def test_the_system_fingerprint_belongs_to_the_settings(http: httpx.Client, served: ServedModel) -> None:
+def test_the_system_fingerprint_belongs_to_the_settings(
+    http: httpx.Client, served: ServedModel
+) -> None:
     fingerprint = complete(http)["system_fingerprint"]
     assert fingerprint.startswith("fp_")
-    assert {chunk["system_fingerprint"] for chunk in stream(http, "/v1/completions", prompt="hi")} == {fingerprint}
+    assert {
+        chunk["system_fingerprint"] for chunk in stream(http, "/v1/completions", prompt="hi")
+    } == {fingerprint}
     other = served_pair("vanilla_sd", slots=1, num_speculative_tokens=5)
     with serving(other) as (url, _), httpx.Client(base_url=url) as second:
         assert complete(second)["system_fingerprint"] != fingerprint
 
 
-def test_a_request_gives_up_when_its_time_is_over(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_gives_up_when_its_time_is_over(
+    http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = served.pair.models["target"]
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda rows: (time.sleep(0.05), forward(rows))[1])
-    response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0, "timeout": 0.2})
-    assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded"), "the client's own limit"
+    response = http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0, "timeout": 0.2},
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded"), (
+        "the client's own limit"
+    )
 
 
 def test_the_servers_own_limit_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +459,17 @@ def test_the_servers_own_limit_counts_too(monkeypatch: pytest.MonkeyPatch) -> No
     model = served.pair.models["target"]
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda rows: (time.sleep(0.05), forward(rows))[1])
-    with serving(served, request_timeout=0.2) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served, request_timeout=0.2) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         for change in ({}, {"timeout": 100}):
-            response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0} | change)
-            assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+            response = http.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0}
+                | change,
+            )
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                504,
+                "deadline_exceeded",
+            )

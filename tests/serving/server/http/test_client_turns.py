@@ -1,4 +1,5 @@
-"""Work before the queue: a client has two turns at once, whatever it sends, and others are not kept waiting by it."""
+"""Work before the queue: a client has two turns at once, whatever it sends, and others are not kept
+waiting by it."""
 
 from __future__ import annotations
 
@@ -88,11 +89,22 @@ def served() -> ServedModel:
     return served_pair("autoregressive", slots=2)
 
 
-@pytest.mark.parametrize(("slow", "path", "asked"), [
-    ("encode", "/v1/completions", {"prompt": "slow"}), ("encode", "/tokenize", {"prompt": "slow"}),
-    ("grammar", "/v1/completions", {"prompt": [5], "guided_choice": ["slow"]})], ids=str)
-def test_another_key_is_answered_while_one_sends_much(served: ServedModel, monkeypatch: pytest.MonkeyPatch, slow: str, path: str,
-                                                      asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("slow", "path", "asked"),
+    [
+        ("encode", "/v1/completions", {"prompt": "slow"}),
+        ("encode", "/tokenize", {"prompt": "slow"}),
+        ("grammar", "/v1/completions", {"prompt": [5], "guided_choice": ["slow"]}),
+    ],
+    ids=str,
+)
+def test_another_key_is_answered_while_one_sends_much(
+    served: ServedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: str,
+    path: str,
+    asked: dict[str, Any],
+) -> None:
     busy, right = Busy(), getattr(served, slow)
 
     def work(*given: Any, **options: Any) -> Any:
@@ -101,16 +113,25 @@ def test_another_key_is_answered_while_one_sends_much(served: ServedModel, monke
         return right(*given, **options)
 
     monkeypatch.setattr(served, slow, work)
-    with serving(served, security=Security(keys=("one", "two"))) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served, security=Security(keys=("one", "two"))) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+
         def ask(key: str, path: str, **body: Any) -> int:
-            return http.post(path, json={"model": "tiny"} | body, headers={"Authorization": f"Bearer {key}"}).status_code
+            return http.post(
+                path, json={"model": "tiny"} | body, headers={"Authorization": f"Bearer {key}"}
+            ).status_code
 
         with ThreadPoolExecutor(12) as clients:
             try:
                 many = [clients.submit(ask, "one", path, **asked) for _ in range(12)]
                 wait_until(lambda: busy.now == 2, "two are at work")
                 assert ask("two", "/v1/completions", prompt="quick", max_tokens=1) == 200
-                assert ask("two", "/v1/completions", prompt=[5], guided_choice=["quick"], max_tokens=1) == 200
+                assert (
+                    ask("two", "/v1/completions", prompt=[5], guided_choice=["quick"], max_tokens=1)
+                    == 200
+                )
                 assert busy.most == 2
             finally:
                 busy.go_on.set()

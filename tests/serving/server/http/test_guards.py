@@ -1,4 +1,5 @@
-"""Hosts, request ids with one log line each, bounds on products, headers against retry storms, slow bodies, and a hung step."""
+"""Hosts, request ids with one log line each, bounds on products, headers against retry storms, slow
+bodies, and a hung step."""
 
 from __future__ import annotations
 
@@ -51,15 +52,33 @@ def served() -> ServedModel:
 @pytest.fixture(scope="module")
 def server(served: ServedModel) -> Iterator[tuple[httpx.Client, Any]]:
     security = Security(hosts=hosts_of("127.0.0.1", ["api.example.org"], keys=False))
-    with serving(served, security=security) as (url, scheduler), httpx.Client(base_url=url, timeout=100) as client:
+    with (
+        serving(served, security=security) as (url, scheduler),
+        httpx.Client(base_url=url, timeout=100) as client,
+    ):
         yield client, scheduler
 
 
-@pytest.mark.parametrize(("host", "known"), [
-    ("localhost:8000", True), ("127.0.0.1", True), ("[::1]:80", True), ("draftwell.localhost", True), ("API.example.org.", True),
-    ("", True), ("10.0.0.7:8000", True), ("[fe80::1]:8000", True), ("host.docker.internal:8000", True), (socket.gethostname(), True),
-    ("other.example.net:9000", True),
-    ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("example.org", False)])
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost:8000", True),
+        ("127.0.0.1", True),
+        ("[::1]:80", True),
+        ("draftwell.localhost", True),
+        ("API.example.org.", True),
+        ("", True),
+        ("10.0.0.7:8000", True),
+        ("[fe80::1]:8000", True),
+        ("host.docker.internal:8000", True),
+        (socket.gethostname(), True),
+        ("other.example.net:9000", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("example.org", False),
+    ],
+)
 def test_a_host_is_one_of_the_servers_names(host: str, known: bool) -> None:
     names = ["api.example.org", "other.example.net:8443"]
     assert HostCheck(None, hosts_of("127.0.0.1", names, keys=False)).knows(host) is known  # type: ignore[arg-type]
@@ -71,23 +90,34 @@ def test_every_address_of_this_machine_alone_is_checked(host: str) -> None:
 
 
 def test_a_server_with_keys_or_on_all_addresses_checks_only_what_it_is_told() -> None:
-    assert hosts_of("127.0.0.1", [], keys=True) == hosts_of("0.0.0.0", [], keys=False) == hosts_of("127.0.0.1", ["*"], keys=False) == ()
+    assert (
+        hosts_of("127.0.0.1", [], keys=True)
+        == hosts_of("0.0.0.0", [], keys=False)
+        == hosts_of("127.0.0.1", ["*"], keys=False)
+        == ()
+    )
     assert "x.org" in hosts_of("0.0.0.0", ["x.org"], keys=True)
 
 
 def test_another_name_is_refused_before_anything_else(server: tuple[httpx.Client, Any]) -> None:
     http, _ = server
     assert http.get("/health").status_code == 200
-    assert http.get("/health", headers={"Host": "evil.example"}).status_code == 200, "a probe may use any name"
+    assert http.get("/health", headers={"Host": "evil.example"}).status_code == 200, (
+        "a probe may use any name"
+    )
     response = http.get("/v1/models", headers={"Host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (421, "wrong_host")
 
 
-def test_every_answer_has_an_id_and_one_line(server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_every_answer_has_an_id_and_one_line(
+    server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     http, _ = server
     with caplog.at_level(logging.INFO, "serving.server.http.guards"):
         own = http.post("/v1/completions", json=PLAIN, headers={"x-request-id": "mine-1"})
-        odd = http.post("/v1/completions", json=PLAIN | {"temperature": 9}, headers={"x-request-id": "a b\tc"})
+        odd = http.post(
+            "/v1/completions", json=PLAIN | {"temperature": 9}, headers={"x-request-id": "a b\tc"}
+        )
         probe = http.get("/health")
         ids = [answer.headers["x-request-id"] for answer in (own, odd, probe)]
 
@@ -104,50 +134,81 @@ def test_every_answer_has_an_id_and_one_line(server: tuple[httpx.Client, Any], c
     assert second.startswith("POST /v1/completions 400 in ")
 
 
-def test_the_line_of_a_refusal_names_what_was_asked_for(server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_of_a_refusal_names_what_was_asked_for(
+    server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Also of one that comes before the routes; the client's own words are never in it."""
     http, _ = server
     with caplog.at_level(logging.INFO, "serving.server.http.guards"):
         for number, path in enumerate(("/v1/completions", "/v1/models/mine", "/nothing")):
-            http.post(path, json=PLAIN, headers={"Host": "evil.example", "x-request-id": f"refused-{number}"})
+            http.post(
+                path,
+                json=PLAIN,
+                headers={"Host": "evil.example", "x-request-id": f"refused-{number}"},
+            )
 
         def lines() -> list[str]:
-            return [message.partition(" in ")[0] for message in caplog.messages if "request refused-" in message]
+            return [
+                message.partition(" in ")[0]
+                for message in caplog.messages
+                if "request refused-" in message
+            ]
 
         wait_until(lambda: len(lines()) >= 3, "three lines of the log", 30)
-    assert sorted(lines()) == ["POST /v1/completions 421", "POST /v1/models/{name:path} 421", "POST unknown path 421"]
+    assert sorted(lines()) == [
+        "POST /v1/completions 421",
+        "POST /v1/models/{name:path} 421",
+        "POST unknown path 421",
+    ]
 
 
-def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_request_lists_is_bounded_as_a_whole(
+    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
     listed = PLAIN | {"n": 2, "max_tokens": 10, "logprobs": 4}
     assert http.post("/v1/completions", json=listed).status_code == 200
     refused = http.post("/v1/completions", json=listed | {"logprobs": 5})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
-    assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, "an echoed prompt is listed too"
-    assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
+    assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, (
+        "an echoed prompt is listed too"
+    )
+    assert (
+        http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200
+    ), "nothing is listed"
 
 
-def test_a_trace_counts_as_a_list(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_counts_as_a_list(
+    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
     traced = PLAIN | {"n": 10, "max_tokens": 10, "ignore_eos": True, "speculation": {"trace": True}}
     assert http.post("/v1/completions", json=traced).status_code == 200
     refused = http.post("/v1/completions", json=traced | {"max_tokens": 11})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.trace")
-    assert http.post("/v1/completions", json=traced | {"logprobs": 0}).status_code == 400, "both lists count"
+    assert http.post("/v1/completions", json=traced | {"logprobs": 0}).status_code == 400, (
+        "both lists count"
+    )
     chat = {key: value for key, value in traced.items() if key not in ("prompt", "max_tokens")}
-    response = http.post("/v1/chat/completions", json=chat | {"messages": [{"role": "user", "content": "hi"}]})
+    response = http.post(
+        "/v1/chat/completions", json=chat | {"messages": [{"role": "user", "content": "hi"}]}
+    )
     assert response.json()["usage"]["completion_tokens"] == 100
 
 
 @pytest.mark.parametrize("listed", [{"logprobs": 1}, {"speculation": {"trace": True}}], ids=str)
-def test_long_lists_are_not_written_on_the_event_loop(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch,
-                                                      listed: dict[str, Any]) -> None:
+def test_long_lists_are_not_written_on_the_event_loop(
+    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch, listed: dict[str, Any]
+) -> None:
     threads: list[str] = []
     write = answer_module.as_json
-    monkeypatch.setattr(answer_module, "as_json", lambda data: (threads.append(threading.current_thread().name), write(data))[1])
+    monkeypatch.setattr(
+        answer_module,
+        "as_json",
+        lambda data: (threads.append(threading.current_thread().name), write(data))[1],
+    )
     assert server[0].post("/v1/completions", json=PLAIN | listed).status_code == 200
     assert [name for name in threads if not name.startswith("answer")] == []
     assert threads
@@ -155,6 +216,7 @@ def test_long_lists_are_not_written_on_the_event_loop(server: tuple[httpx.Client
 
 def test_long_texts_are_checked_in_one_piece() -> None:
     """A loop over their characters takes a while, on the event loop."""
+
     class Unread(str):
         def __iter__(self) -> Iterator[str]:
             raise AssertionError("it is read character by character")
@@ -164,11 +226,20 @@ def test_long_texts_are_checked_in_one_piece() -> None:
         whole_characters(Unread("é\ud800"))
 
 
-def test_where_no_budget_was_named_it_is_what_can_be_listed(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_budget_was_named_it_is_what_can_be_listed(
+    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     http, _ = server
     monkeypatch.setattr(service_module, "MOST_LISTED", 100)
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "ignore_eos": True, "n": 2,
-            "logprobs": True, "top_logprobs": 4}
+    chat = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 0,
+        "ignore_eos": True,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 4,
+    }
     response = http.post("/v1/chat/completions", json=chat)
     assert response.status_code == 200, response.text
     assert response.json()["usage"]["completion_tokens"] == 2 * 10
@@ -181,7 +252,11 @@ def test_each_token_is_spelt_once(served: ServedModel, monkeypatch: pytest.Monke
     spell = served._spell
     monkeypatch.setattr(served, "_spelt", {})
     monkeypatch.setattr(served, "_spell", lambda token: spelt.append(token) or spell(token))
-    assert [served.token_text(5), served.token_text(6), served.token_text(5)] == [spell(5), spell(6), spell(5)]
+    assert [served.token_text(5), served.token_text(6), served.token_text(5)] == [
+        spell(5),
+        spell(6),
+        spell(5),
+    ]
     assert spelt == [5, 6]
 
 
@@ -193,11 +268,20 @@ def test_those_refused_together_do_not_come_back_together() -> None:
     assert int(shutting_down().headers["Retry-After"]) <= 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("error", "own", "status", "header"), [
-    (DeadlineExceeded("late"), True, 408, "x-should-retry"), (DeadlineExceeded("late"), False, 504, "x-should-retry"),
-    (OutOfMemory("full"), False, 503, "x-should-retry"), (DeviceLost("gone"), False, 503, "Retry-After"),
-    (QueueFull(7), False, 429, "Retry-After")], ids=str)
-def test_errors_say_whether_to_try_again(error: Exception, own: bool, status: int, header: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "own", "status", "header"),
+    [
+        (DeadlineExceeded("late"), True, 408, "x-should-retry"),
+        (DeadlineExceeded("late"), False, 504, "x-should-retry"),
+        (OutOfMemory("full"), False, 503, "x-should-retry"),
+        (DeviceLost("gone"), False, 503, "Retry-After"),
+        (QueueFull(7), False, 429, "Retry-After"),
+    ],
+    ids=str,
+)
+def test_errors_say_whether_to_try_again(
+    error: Exception, own: bool, status: int, header: str
+) -> None:
     conversation = object.__new__(Conversation)
     conversation._own_deadline = own
     found = conversation._error(Failure(error))
@@ -210,17 +294,28 @@ def late(work: Callable[..., Any], go_on: threading.Event) -> Callable[..., Any]
     return lambda *given, **options: go_on.wait(60) and work(*given, **options)
 
 
-@pytest.mark.parametrize(("path", "asked"), [
-    ("/v1/completions", {"prompt": "hi"}), ("/v1/completions", {"prompt": [5], "prediction": {"type": "content", "content": "slow"}}),
-    ("/v1/completions", {"prompt": [5], "guided_choice": ["slow"]}), ("/v1/responses", {"input": "hi"}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})], ids=str)
-def test_a_deadline_counts_from_the_beginning(served: ServedModel, monkeypatch: pytest.MonkeyPatch, path: str,
-                                              asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/completions", {"prompt": [5], "prediction": {"type": "content", "content": "slow"}}),
+        ("/v1/completions", {"prompt": [5], "guided_choice": ["slow"]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+    ids=str,
+)
+def test_a_deadline_counts_from_the_beginning(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch, path: str, asked: dict[str, Any]
+) -> None:
     """Also while the prompt is encoded, or a grammar compiled."""
     go_on = threading.Event()
     for name in ("encode", "encode_chat", "grammar"):
         monkeypatch.setattr(served, name, late(getattr(served, name), go_on))
-    with serving(served, request_timeout=0.3) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served, request_timeout=0.3) as (url, scheduler),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         try:
             for timeout, status in ((0.2, 408), (50, 504), (None, 504)):
                 response = http.post(path, json={"model": "tiny", "timeout": timeout} | asked)
@@ -232,22 +327,39 @@ def test_a_deadline_counts_from_the_beginning(served: ServedModel, monkeypatch: 
             go_on.set()
 
 
-def test_nothing_is_encoded_for_a_full_queue(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_encoded_for_a_full_queue(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoded: list[str] = []
     encode, go_on = served.encode, threading.Event()
-    monkeypatch.setattr(served, "encode", lambda prompt, **options: (encoded.append(prompt), encode(prompt, **options))[1])
-    with serving(served, capacity=1) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+    monkeypatch.setattr(
+        served,
+        "encode",
+        lambda prompt, **options: (encoded.append(prompt), encode(prompt, **options))[1],
+    )
+    with (
+        serving(served, capacity=1) as (url, scheduler),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         step = scheduler.engine.step
         monkeypatch.setattr(scheduler.engine, "step", lambda: (go_on.wait(60), step()))
         with ThreadPoolExecutor(1) as others:
             try:
-                first = others.submit(http.post, "/v1/completions", json=PLAIN | {"prompt": "first", "n": 3})
-                wait_until(lambda: scheduler.running + scheduler.waiting == 3, "slots and queue are full")
+                first = others.submit(
+                    http.post, "/v1/completions", json=PLAIN | {"prompt": "first", "n": 3}
+                )
+                wait_until(
+                    lambda: scheduler.running + scheduler.waiting == 3, "slots and queue are full"
+                )
                 refused = http.post("/v1/completions", json=PLAIN | {"prompt": "refused"})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
                 assert "Retry-After" in refused.headers
-                never = http.post("/v1/completions", json=PLAIN | {"prompt": ["too many"] * 128, "n": 2})
-                assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt"), "waiting would not help"
+                never = http.post(
+                    "/v1/completions", json=PLAIN | {"prompt": ["too many"] * 128, "n": 2}
+                )
+                assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt"), (
+                    "waiting would not help"
+                )
                 assert encoded == ["first"]
             finally:
                 go_on.set()
@@ -255,20 +367,29 @@ def test_nothing_is_encoded_for_a_full_queue(served: ServedModel, monkeypatch: p
         assert http.post("/v1/completions", json=PLAIN).status_code == 200
 
 
-def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_is_a_408(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(security_module, "BODY_SECONDS", 0.3)
     with serving(served) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                b"application/json\r\nContent-Length: 99\r\n\r\n{"
+            )
             answer = connection.recv(1000)
             assert answer.startswith(b"HTTP/1.1 408")
             assert b"x-should-retry: false" in answer.lower()
 
 
-@pytest.mark.parametrize(("owner", "name"), [("engine", "step"), ("engine", "submit"), ("scheduler", "_publish"), ("scheduler", "_drop")])
-def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch, owner: str,
-                                             name: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("engine", "step"), ("engine", "submit"), ("scheduler", "_publish"), ("scheduler", "_drop")],
+)
+def test_a_hung_round_fails_the_health_check(
+    server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
     """Whatever part of a round does not end."""
     http, scheduler = server
     monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.02)
@@ -288,7 +409,8 @@ def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], m
     assert seen
     assert all(seen)
     deadline = time.monotonic() + 30
-    while (scheduler.running or scheduler.hung) and time.monotonic() < deadline:  # on a busy machine a round's end takes longer, too
+    # on a busy machine a round's end takes longer, too
+    while (scheduler.running or scheduler.hung) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
@@ -297,7 +419,9 @@ def test_a_hung_round_fails_the_health_check(server: tuple[httpx.Client, Any], m
 def test_a_drain_hides_no_hung_round(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     deployments = Deployments(served)
     deployments.drain()
-    assert deployments.health()["status"] == "draining", "that no thread runs any more is what a drain is for"
+    assert deployments.health()["status"] == "draining", (
+        "that no thread runs any more is what a drain is for"
+    )
     monkeypatch.setattr(Scheduler, "hung", True)
     assert deployments.health()["status"] == "failed"
 
@@ -336,15 +460,24 @@ async def until_gone(receive: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/stream", "/whole"])
 def test_a_stalled_reader_is_let_go(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """The connection ends when the client has read nothing for long, whether its answer is streamed or not."""
+    """The connection ends when the client has read nothing for long, whether its answer is streamed
+    or not."""
     monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.3)
-    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+    with (
+        web_server(endless) as server,
+        socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client,
+    ):
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert client.recv(10) == b"HTTP/1.1 2"
-        wait_until(lambda: not server.server_state.connections and not server.server_state.tasks, "the connection ends")
+        wait_until(
+            lambda: not server.server_state.connections and not server.server_state.tasks,
+            "the connection ends",
+        )
 
 
-def test_a_stalled_readers_request_ends_with_its_connection(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_readers_request_ends_with_its_connection(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its slot is free long before the answer would have been complete."""
     monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.2)
     app = create_app(served, drain_seconds=10)
@@ -355,9 +488,16 @@ def test_a_stalled_readers_request_ends_with_its_connection(served: ServedModel,
         for one, option in ((listening, socket.SO_SNDBUF), (client, socket.SO_RCVBUF)):
             one.setsockopt(socket.SOL_SOCKET, option, 4096)
         client.connect(listening.getsockname())
-        body = json.dumps(PLAIN | {"max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-                       % (len(body), body))
+        body = json.dumps(
+            PLAIN | {"max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}
+        ).encode()
+        client.sendall(
+            (
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                b"application/json\r\nContent-Length: %d\r\n\r\n%s"
+            )
+            % (len(body), body)
+        )
         wait_until(lambda: scheduler.running, "the request runs")
         ticket = scheduler._running[0]
         wait_until(lambda: not scheduler.running, "its slot is free")
@@ -365,15 +505,23 @@ def test_a_stalled_readers_request_ends_with_its_connection(served: ServedModel,
         assert ticket.job.output_length < 240
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ",
-                                  b"GET /whole HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["nothing", "half", "all"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ", b"GET /whole HTTP/1.1\r\nHost: x\r\n\r\n"],
+    ids=["nothing", "half", "all"],
+)
 def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(protocol_module, "HEADER_SECONDS", 0.3)
-    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+    with (
+        web_server(endless) as server,
+        socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client,
+    ):
         client.sendall(sent)
         if sent.endswith(b"\r\n\r\n"):
             time.sleep(0.6)
-            assert client.recv(10) == b"HTTP/1.1 2", "a request that is complete may be answered later"
+            assert client.recv(10) == b"HTTP/1.1 2", (
+                "a request that is complete may be answered later"
+            )
         else:
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(10) == b""
@@ -381,7 +529,8 @@ def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: byte
 
 
 def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have been so for longest are closed; those that are being answered stay, and beside them alone no more are taken."""
+    """Those that have been so for longest are closed; those that are being answered stay, and
+    beside them alone no more are taken."""
     monkeypatch.setattr(protocol_module, "most_connections", lambda: 4)
     with web_server(endless) as server, contextlib.ExitStack() as opened:
         address = server.servers[0].sockets[0].getsockname()
@@ -396,7 +545,10 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
         assert first.recv(10) == b"HTTP/1.1 2"
         silent = [connect() for _ in range(8)]
         last = silent[-1].getsockname()
-        wait_until(lambda: last in [one.client for one in server.server_state.connections], "the longest silent are closed first")
+        wait_until(
+            lambda: last in [one.client for one in server.server_state.connections],
+            "the longest silent are closed first",
+        )
         for _ in range(3):
             assert connect(request).recv(10) == b"HTTP/1.1 2"
             assert len(server.server_state.connections) <= 4
@@ -406,12 +558,28 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
         assert first.recv(10)
 
 
-@pytest.mark.parametrize(("soft", "hard", "raised", "most"), [
-    (1024, 1 << 20, 16384, 8192), (1024, -1, 16384, 8192), (1024, 4096, 4096, 3968), (1024, 1024, 1024, 896),
-    (1 << 20, 1 << 20, 1 << 20, 8192), (-1, -1, -1, 8192), (64, 64, 64, 1)])
-def test_connections_leave_room_for_other_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "most"),
+    [
+        (1024, 1 << 20, 16384, 8192),
+        (1024, -1, 16384, 8192),
+        (1024, 4096, 4096, 3968),
+        (1024, 1024, 1024, 896),
+        (1 << 20, 1 << 20, 1 << 20, 8192),
+        (-1, -1, -1, 8192),
+        (64, 64, 64, 1),
+    ],
+)
+def test_connections_leave_room_for_other_files(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int
+) -> None:
     limits = [(soft, hard)]
-    system = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda _: limits[-1], setrlimit=lambda _, new: limits.append(new))
+    system = SimpleNamespace(
+        RLIMIT_NOFILE=7,
+        RLIM_INFINITY=-1,
+        getrlimit=lambda _: limits[-1],
+        setrlimit=lambda _, new: limits.append(new),
+    )
     monkeypatch.setattr(protocol_module, "resource", system)
     assert protocol_module.most_connections.__wrapped__() == most
     assert limits[-1] == (raised, hard)

@@ -1,4 +1,5 @@
-"""Two thousand bodies that are wrong in every way we could think of: none is answered by a 5xx, none leaves a slot taken."""
+"""Two thousand bodies that are wrong in every way we could think of: none is answered by a 5xx,
+none leaves a slot taken."""
 
 from __future__ import annotations
 
@@ -18,65 +19,261 @@ from tests.support.server.server_process import wait_until
 
 BODIES = 2000
 SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}, "unit": {"enum": ["C", "F"]}, "to": {
-        "type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2}}, "required": ["x"], "additionalProperties": False,
-    "$defs": {"place": {"type": "string", "pattern": "^[a-z]{1,5}$"}}}
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": 0, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+        "to": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+    },
+    "required": ["x"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "string", "pattern": "^[a-z]{1,5}$"}},
+}
 GOOD = {
     "/v1/completions": {
-        "model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "n": 1, "stop": ["x"], "seed": 1, "logprobs": 1,
-        "echo": False, "stream": False, "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "timeout": 600,
-        "speculation": {"trace": True, "strategy": "vanilla_sd"}, "stream_options": {"include_usage": True}},
+        "model": "tiny",
+        "prompt": "hi",
+        "max_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 1,
+        "stop": ["x"],
+        "seed": 1,
+        "logprobs": 1,
+        "echo": False,
+        "stream": False,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {"5": 1},
+        "timeout": 600,
+        "speculation": {"trace": True, "strategy": "vanilla_sd"},
+        "stream_options": {"include_usage": True},
+    },
     "/v1/chat/completions": {
-        "model": "tiny", "max_tokens": 2,
-        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-        "max_completion_tokens": 2, "temperature": 0, "logprobs": True, "top_logprobs": 2, "n": 1, "user": "me",
-        "metadata": {"a": "b"}, "response_format": {"type": "text"}, "speculation": {"stats": True},
-        "prediction": {"type": "content", "content": "hi there"}, "chat_template_kwargs": {"a": 1}},
+        "model": "tiny",
+        "max_tokens": 2,
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        ],
+        "max_completion_tokens": 2,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 1,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "response_format": {"type": "text"},
+        "speculation": {"stats": True},
+        "prediction": {"type": "content", "content": "hi there"},
+        "chat_template_kwargs": {"a": 1},
+    },
     "/v1/chat/completions#tools": {
-        "model": "tiny", "max_tokens": 3, "tool_choice": {"type": "function", "function": {"name": "go"}}, "parallel_tool_calls": False,
-        "messages": [{"role": "user", "content": "hi"},
-                     {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "go", "arguments": "{}"}}]},
-                     {"role": "tool", "tool_call_id": "a", "content": "done"}],
-        "tools": [{"type": "function", "function": {"name": "go", "description": "goes", "strict": True, "parameters": SCHEMA}}]},
+        "model": "tiny",
+        "max_tokens": 3,
+        "tool_choice": {"type": "function", "function": {"name": "go"}},
+        "parallel_tool_calls": False,
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "done"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "go",
+                    "description": "goes",
+                    "strict": True,
+                    "parameters": SCHEMA,
+                },
+            }
+        ],
+    },
     "/v1/chat/completions#both": {
-        "model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"},
-        "tools": [{"type": "function", "function": {"name": "go"}}], "tool_choice": "auto", "chat_template_kwargs": {"a": [{"b": None}]}},
+        "model": "tiny",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": {"type": "json_object"},
+        "tools": [{"type": "function", "function": {"name": "go"}}],
+        "tool_choice": "auto",
+        "chat_template_kwargs": {"a": [{"b": None}]},
+    },
     "/v1/chat/completions#schema": {
-        "model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "cache_salt": "s",
-        "response_format": {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": SCHEMA}}},
+        "model": "tiny",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hi"}],
+        "cache_salt": "s",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "point", "strict": True, "schema": SCHEMA},
+        },
+    },
     "/v1/completions#grammar": {
-        "model": "tiny", "prompt": ["hi", "ho"], "max_tokens": 3, "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [7], "min_p": 0.1,
-        "structured_outputs": {"regex": "[a-z]{1,9}", "disable_any_whitespace": False}, "repetition_penalty": 1.1, "top_k": 5},
-    "/v1/completions#choice": {"model": "tiny", "prompt": [5, 6], "max_tokens": 3, "guided_choice": ["yes", "no"]},
+        "model": "tiny",
+        "prompt": ["hi", "ho"],
+        "max_tokens": 3,
+        "min_tokens": 1,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "min_p": 0.1,
+        "structured_outputs": {"regex": "[a-z]{1,9}", "disable_any_whitespace": False},
+        "repetition_penalty": 1.1,
+        "top_k": 5,
+    },
+    "/v1/completions#choice": {
+        "model": "tiny",
+        "prompt": [5, 6],
+        "max_tokens": 3,
+        "guided_choice": ["yes", "no"],
+    },
     "/v1/responses": {
-        "model": "tiny", "max_output_tokens": 2, "instructions": "be brief", "top_logprobs": 2, "include": ["message.output_text.logprobs"],
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "metadata": {"a": "b"}, "temperature": 1,
-        "text": {"format": {"type": "json_schema", "name": "point", "schema": SCHEMA}}, "prediction": {"type": "content", "content": "{}"}},
+        "model": "tiny",
+        "max_output_tokens": 2,
+        "instructions": "be brief",
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "metadata": {"a": "b"},
+        "temperature": 1,
+        "text": {"format": {"type": "json_schema", "name": "point", "schema": SCHEMA}},
+        "prediction": {"type": "content", "content": "{}"},
+    },
     "/v1/responses#tools": {
-        "model": "tiny", "max_output_tokens": 3, "tool_choice": {"type": "function", "name": "go"}, "parallel_tool_calls": True,
-        "input": [{"role": "user", "content": "hi"}, {"type": "function_call", "call_id": "a", "name": "go", "arguments": "{}"},
-                  {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "done"}]}],
-        "tools": [{"type": "function", "name": "go", "description": "goes", "strict": True, "parameters": SCHEMA}]},
-    "/tokenize": {"model": "tiny", "prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
-    "/tokenize#messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True,
-                           "tools": [{"type": "function", "function": {"name": "go"}}]},
+        "model": "tiny",
+        "max_output_tokens": 3,
+        "tool_choice": {"type": "function", "name": "go"},
+        "parallel_tool_calls": True,
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "a", "name": "go", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "a",
+                "output": [{"type": "input_text", "text": "done"}],
+            },
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "name": "go",
+                "description": "goes",
+                "strict": True,
+                "parameters": SCHEMA,
+            }
+        ],
+    },
+    "/tokenize": {
+        "model": "tiny",
+        "prompt": "hi",
+        "add_special_tokens": True,
+        "return_token_strs": True,
+    },
+    "/tokenize#messages": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "add_generation_prompt": True,
+        "tools": [{"type": "function", "function": {"name": "go"}}],
+    },
     "/detokenize": {"model": "tiny", "tokens": [5, 6]},
 }
 """Right bodies by path; what follows a # only tells those of one path apart."""
 ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 1e-320, float("nan"), float("inf"), float("-inf"),
-    "", " ", "0", "tiny", "\x00", "\ud800", "a\udfffb", "\ufffe", "🙂" * 50, "x" * 5000, "{}", "../../etc/passwd", "${jndi:x}", "'; DROP",
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    -(2**63) - 1,
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    1e-320,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    " ",
+    "0",
+    "tiny",
+    "\x00",
+    "\ud800",
+    "a\udfffb",
+    "\ufffe",
+    "🙂" * 50,
+    "x" * 5000,
+    "{}",
+    "../../etc/passwd",
+    "${jndi:x}",
+    "'; DROP",
     "%s%n",
-    [], [[]], [None], [0], [-1], [2**40], ["a", 1], [[1], "a"], [[1, [2]]], [{}], [True], ["\ud800"], ["x"] * 300, [5] * 3000,
-    {}, {"": ""}, {"a": {"b": {"c": []}}}, {"type": "text"}, {"role": "user"}, {"\ud800": 1}, {"strategy": 5}, {"-1": 1}, {"5": "x"},
-    {"99999999999999999999": 1}, {str(i): 0 for i in range(400)},
+    [],
+    [[]],
+    [None],
+    [0],
+    [-1],
+    [2**40],
+    ["a", 1],
+    [[1], "a"],
+    [[1, [2]]],
+    [{}],
+    [True],
+    ["\ud800"],
+    ["x"] * 300,
+    [5] * 3000,
+    {},
+    {"": ""},
+    {"a": {"b": {"c": []}}},
+    {"type": "text"},
+    {"role": "user"},
+    {"\ud800": 1},
+    {"strategy": 5},
+    {"-1": 1},
+    {"5": "x"},
+    {"99999999999999999999": 1},
+    {str(i): 0 for i in range(400)},
 ]
 RAW = [
-    b"", b" ", b"{", b"}", b"[", b"null", b"true", b"0", b'"x"', b"[]", b"{}", b"{]", b'{"model"}', b'{"model": }', b"{'model': 1}",
+    b"",
+    b" ",
+    b"{",
+    b"}",
+    b"[",
+    b"null",
+    b"true",
+    b"0",
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"{]",
+    b'{"model"}',
+    b'{"model": }',
+    b"{'model': 1}",
     b"\xff\xfe\x00",
-    b"\xef\xbb\xbf{}", b'{"model": "tiny", "prompt": "\xff"}', b'{"a": 1}{"b": 2}', b"9" * 5000, b"-", b"1e999999", b"NaN", b"[" * 20_000,
-    b'{"a":' * 5000, b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b', "model": "tiny"}', b'{"model": "tiny", "model": 5, "prompt": "hi"}',
-    b'"' + b"\\ud800" * 100 + b'"', b"\x00" * 100, b"model=tiny&prompt=hi", b"--x\r\nContent-Disposition: form-data\r\n\r\n",
+    b"\xef\xbb\xbf{}",
+    b'{"model": "tiny", "prompt": "\xff"}',
+    b'{"a": 1}{"b": 2}',
+    b"9" * 5000,
+    b"-",
+    b"1e999999",
+    b"NaN",
+    b"[" * 20_000,
+    b'{"a":' * 5000,
+    b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b', "model": "tiny"}',
+    b'{"model": "tiny", "model": 5, "prompt": "hi"}',
+    b'"' + b"\\ud800" * 100 + b'"',
+    b"\x00" * 100,
+    b"model=tiny&prompt=hi",
+    b"--x\r\nContent-Disposition: form-data\r\n\r\n",
 ]
 
 
@@ -98,13 +295,23 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def spoilt(rng: random.Random, good: dict[str, Any]) -> bytes:
-    """One wrong body: an odd value somewhere, a field that is not known, several of these, or broken text."""
+    """One wrong body: an odd value somewhere, a field that is not known, several of these, or
+    broken text."""
 
     def one_value(body: Any) -> Any:
         return changed(body, rng.choice(list(places(body))), rng.choice(ODD))
 
     def new_field(body: Any) -> Any:
-        names = ["tools", "audio", "best_of", "suffix", "temprature", "__proto__", "\ud800", "x" * 300]
+        names = [
+            "tools",
+            "audio",
+            "best_of",
+            "suffix",
+            "temprature",
+            "__proto__",
+            "\ud800",
+            "x" * 300,
+        ]
         return {**body, rng.choice(names): rng.choice(ODD)}
 
     def lost_field(body: Any) -> Any:
@@ -118,7 +325,11 @@ def spoilt(rng: random.Random, good: dict[str, Any]) -> bytes:
     text = json.dumps(body).encode()
     if rng.random() < 0.15:
         cut = rng.randrange(len(text) + 1)
-        text = text[:cut] + bytes(rng.randrange(256) for _ in range(rng.randrange(4))) + text[cut + rng.randrange(3) :]
+        text = (
+            text[:cut]
+            + bytes(rng.randrange(256) for _ in range(rng.randrange(4)))
+            + text[cut + rng.randrange(3) :]
+        )
     return text
 
 
@@ -127,16 +338,24 @@ def bodies(count: int) -> list[tuple[str, bytes]]:
     once = [path for path in paths if "#" not in path]
     fixed = [(path, raw) for path, raw in itertools.product(once, RAW)]
     fixed += [(path, json.dumps(odd).encode()) for path, odd in itertools.product(once, ODD)]
-    return fixed + [(path := rng.choice(paths), spoilt(rng, GOOD[path])) for _ in range(count - len(fixed))]
+    return fixed + [
+        (path := rng.choice(paths), spoilt(rng, GOOD[path])) for _ in range(count - len(fixed))
+    ]
 
 
 async def post_all(url: str, wrong: list[tuple[str, bytes]]) -> list[httpx.Response]:
-    """Twelve at a time; the client goes through all that wait for a connection whenever one is free, which takes minutes of thousands."""
+    """Twelve at a time; the client goes through all that wait for a connection whenever one is
+    free, which takes minutes of thousands."""
     turns = asyncio.Semaphore(12)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+
         async def post(path: str, body: bytes) -> httpx.Response:
             async with turns:
-                return await http.post(path.partition("#")[0], content=body, headers={"Content-Type": "application/json"})
+                return await http.post(
+                    path.partition("#")[0],
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                )
 
         return await asyncio.gather(*(post(path, body) for path, body in wrong))
 
@@ -162,8 +381,13 @@ def test_two_thousand_wrong_bodies() -> None:
         answers = asyncio.run(post_all(url, wrong))
         codes = Counter(answer.status_code for answer in answers)
         for (path, body), answer in zip(wrong, answers, strict=True):
-            short = set() if b'"timeout": 600' in body else {408}  # some of the odd values are times that are soon over
-            assert answer.status_code in {200, 400, 404} | short, (path, body[:500], answer.text[:500])
+            # some of the odd values are times that are soon over
+            short = set() if b'"timeout": 600' in body else {408}
+            assert answer.status_code in {200, 400, 404} | short, (
+                path,
+                body[:500],
+                answer.text[:500],
+            )
             if answer.status_code != 200:
                 error = answer.json()["error"]
                 assert set(error) == {"message", "type", "param", "code"}
@@ -182,7 +406,8 @@ def test_two_thousand_wrong_bodies() -> None:
 
 
 def test_the_bodies_are_wrong_in_many_ways() -> None:
-    """The generator makes what it says: no body twice too often, and each kind of wrongness among them."""
+    """The generator makes what it says: no body twice too often, and each kind of wrongness among
+    them."""
     wrong = [body for _, body in bodies(BODIES)]
     assert len(set(wrong)) > BODIES * 0.7
     for sign in (b"NaN", b"Infinity", b"\\ud800", b"[" * 20_000, b"temprature", b"\xff"):

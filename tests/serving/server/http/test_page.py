@@ -11,11 +11,14 @@ from tests.support.server.fake_answers import MARKUP, OFFER, TEXT, TOKENS, Fake,
 from tests.support.server.server_process import wait_until
 
 BROWSER = find_browser()
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH or in DRAFTWELL_CHROMIUM")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium on PATH or in DRAFTWELL_CHROMIUM"
+)
 
 DONE = "document.querySelector('#status').textContent.startsWith('Done')"
 READY = "!document.querySelector('#strategy').disabled"
-# Contrast of what every element with text of its own shows, by WCAG's formula; what lies behind is the nearest opaque ground.
+# Contrast of what every element with text of its own shows, by WCAG's formula; what lies behind is
+# the nearest opaque ground.
 CONTRASTS = """(() => {
   const rgb = (c) => c.match(/[\\d.]+/g).map(Number);
   const light = (c) => { const [r, g, b] = rgb(c).map((v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
@@ -32,7 +35,7 @@ CONTRASTS = """(() => {
     if (ratio < 4.5) low.push([e.tagName, e.className, e.textContent.slice(0, 20), ratio]);
   }
   return low;
-})()"""
+})()"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +74,50 @@ def ask(page: Page, prompt: str = "Why?", *, compare: bool = True) -> None:
 
 def tokens(page: Page, pane: str) -> list[list[str]]:
     """Text, class and tooltip of every token shown."""
-    return page.run(f"[...document.querySelectorAll('#{pane} .output span')].map((s) => [s.textContent, s.className, s.title])")
+    return page.run(
+        f"[...document.querySelectorAll('#{pane} .output span')].map((s) => "
+        "[s.textContent, s.className, s.title])"
+    )
 
 
 def figure(page: Page, pane: str, name: str) -> str:
     return page.text(f"#{pane} [data-figure={name}]")
 
 
-def test_tokens_are_shown_by_origin_with_figures_beside_plain_decoding(page: Page, fake: Fake) -> None:
+def test_tokens_are_shown_by_origin_with_figures_beside_plain_decoding(
+    page: Page, fake: Fake
+) -> None:
     ask(page)
     page.wait(DONE)
     shown = tokens(page, "speculative")
-    assert [(text, cls) for text, cls, _ in shown] == [(text, f"token {origin}") for text, origin in TOKENS if text]
+    assert [(text, cls) for text, cls, _ in shown] == [
+        (text, f"token {origin}") for text, origin in TOKENS if text
+    ]
     assert len({title for _, _, title in shown}) == 4
     assert page.text("#speculative .output") == page.text("#plain .output") == TEXT
-    legend = page.run("[...document.querySelectorAll('.legend li')].map((l) => [l.dataset.origin, l.querySelector('b').textContent])")
-    assert legend == [["accepted", "5 (56 %)"], ["rescued", "1 (11 %)"], ["recovered", "1 (11 %)"], ["target", "2 (22 %)"]]
+    legend = page.run(
+        "[...document.querySelectorAll('.legend li')].map((l) => [l.dataset.origin, "
+        "l.querySelector('b').textContent])"
+    )
+    assert legend == [
+        ["accepted", "5 (56 %)"],
+        ["rescued", "1 (11 %)"],
+        ["recovered", "1 (11 %)"],
+        ["target", "2 (22 %)"],
+    ]
     assert figure(page, "speculative", "acceptance") == "86 %"
     assert figure(page, "speculative", "length") == "2.60"
-    assert (figure(page, "speculative", "speed"), figure(page, "plain", "speed")) == ("60.0", "40.0")
+    assert (figure(page, "speculative", "speed"), figure(page, "plain", "speed")) == (
+        "60.0",
+        "40.0",
+    )
     assert (figure(page, "speculative", "calls"), figure(page, "plain", "calls")) == ("3", "8")
     assert figure(page, "speculative", "drafters") == "head 4, text 2"
     assert page.text("#ratio") == "1.50 ×"
     assert "Both texts are the same." in page.text("#verdict")
-    assert page.text("#status") == "Done: 9 tokens, 6 of them from the draft, 60.0 tokens per second, 1.50 × plain decoding."
+    assert page.text("#status") == (
+        "Done: 9 tokens, 6 of them from the draft, 60.0 tokens per second, 1.50 × plain decoding."
+    )
     told = {"stats": True, "trace": True}
     assert [body["speculation"] for body in fake.bodies] == [told, told | {"enabled": False}]
     assert not page.complaints
@@ -142,7 +165,9 @@ def test_stopping_ends_the_request_at_the_server_too(page: Page, fake: Fake, how
     page.wait("document.querySelectorAll('#speculative .output span').length > 2")
     page.click("#stop") if how == "click" else page.press(how)
     page.wait("document.querySelector('#status').textContent === 'Stopped.'")
-    assert page.run("[document.querySelector('#run').disabled, document.querySelector('#stop').disabled]") == [False, True]
+    assert page.run(
+        "[document.querySelector('#run').disabled, document.querySelector('#stop').disabled]"
+    ) == [False, True]
     wait_until(lambda: fake.cancelled, "the request is cancelled")
     assert fake.cancelled == ["for ever"]
     assert len(fake.bodies) == 1, "the comparison must not start once the run was stopped"
@@ -188,12 +213,19 @@ def test_what_is_chosen_is_what_is_asked(page: Page, fake: Fake) -> None:
     page.wait(DONE)
     assert fake.paths == ["chat/completions"]
     assert fake.bodies[0] == {
-        "model": "fake", "max_tokens": 33, "temperature": 0.5, "stream": True, "messages": [{"role": "user", "content": "Hello"}],
-        "speculation": {"parameters": {"threshold": 0.7}, "stats": True, "trace": True}}
+        "model": "fake",
+        "max_tokens": 33,
+        "temperature": 0.5,
+        "stream": True,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "speculation": {"parameters": {"threshold": 0.7}, "stats": True, "trace": True},
+    }
 
 
 def test_another_strategy_brings_its_own_thresholds(page: Page, fake: Fake) -> None:
-    assert page.run("[...document.querySelector('#strategy').options].map((o) => o.value)") == [s["name"] for s in OFFER["strategies"]]
+    assert page.run("[...document.querySelector('#strategy').options].map((o) => o.value)") == [
+        s["name"] for s in OFFER["strategies"]
+    ]
     page.fill("#strategy", "csd")
     assert "Lossy" in page.text("#strategy-note")
     page.click("#parameter-use_gate")
@@ -204,7 +236,11 @@ def test_another_strategy_brings_its_own_thresholds(page: Page, fake: Fake) -> N
     assert fake.paths == ["completions"]
     assert fake.bodies[0]["prompt"] == "Hello"
     assert fake.bodies[0]["speculation"] == {
-        "strategy": "csd", "parameters": {"use_gate": False, "mode": "hard"}, "stats": True, "trace": True}
+        "strategy": "csd",
+        "parameters": {"use_gate": False, "mode": "hard"},
+        "stats": True,
+        "trace": True,
+    }
     page.fill("#strategy", "autoregressive")
     assert page.run("document.querySelector('#parameters').checkVisibility()") is False
 
@@ -215,7 +251,9 @@ def test_thresholds_are_shown_only_where_the_server_takes_none(tab: Page, fake: 
     tab.open("about:blank")
     tab.open(f"{fake.url}/")
     tab.wait(READY)
-    assert tab.run("[...document.querySelectorAll('#fields input')].map((i) => [i.disabled, i.value])") == [[True, "0.4"], [True, "8"]]
+    assert tab.run(
+        "[...document.querySelectorAll('#fields input')].map((i) => [i.disabled, i.value])"
+    ) == [[True, "0.4"], [True, "8"]]
     assert "--allow-parameters" in tab.text("#parameters-note")
     ask(tab, compare=False)
     tab.wait(DONE)
@@ -238,13 +276,29 @@ def test_everything_works_from_the_keyboard_in_reading_order(page: Page) -> None
     order = []
     for _ in range(40):
         page.press("Tab")
-        name = page.run("(({activeElement: e}) => e.id || e.getAttribute('aria-label') || e.textContent)(document)")
+        name = page.run(
+            "(({activeElement: e}) => e.id || e.getAttribute('aria-label') || "
+            "e.textContent)(document)"
+        )
         if page.run("document.activeElement === document.body") or name in order:
             break  # around once
         order.append(name)
-        assert page.run("getComputedStyle(document.activeElement).outlineStyle") != "none", f"{name}: the focus is not to be seen"
-    wanted = ["prompt", "run", "strategy", "temperature", "max-tokens", "compare", "parameter-threshold", "parameter-max_draft", "key",
-              "Text with speculation", "Text of plain decoding"]
+        assert page.run("getComputedStyle(document.activeElement).outlineStyle") != "none", (
+            f"{name}: the focus is not to be seen"
+        )
+    wanted = [
+        "prompt",
+        "run",
+        "strategy",
+        "temperature",
+        "max-tokens",
+        "compare",
+        "parameter-threshold",
+        "parameter-max_draft",
+        "key",
+        "Text with speculation",
+        "Text of plain decoding",
+    ]
     assert [name for name in order if name in wanted] == wanted
     assert page.run("document.querySelectorAll('[tabindex]:not([tabindex=\"0\"])').length") == 0
     page.run("document.querySelector('#prompt').focus()")
@@ -263,13 +317,30 @@ def test_the_focus_is_not_lost_when_a_button_goes(page: Page) -> None:
 
 def test_a_screen_reader_finds_a_name_for_every_control(page: Page) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
-    roles = {"textbox", "combobox", "spinbutton", "checkbox", "radio", "button", "region", "link", "form", "searchbox"}
-    found = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
-             if not node["ignored"] and node["role"]["value"] in roles]
+    roles = {
+        "textbox",
+        "combobox",
+        "spinbutton",
+        "checkbox",
+        "radio",
+        "button",
+        "region",
+        "link",
+        "form",
+        "searchbox",
+    }
+    found = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"] and node["role"]["value"] in roles
+    ]
     assert len(found) >= 14
     assert all(name.strip() for _, name in found), found
     assert page.run("document.querySelector('#status').getAttribute('aria-live')") == "polite"
-    assert page.run("[...document.querySelectorAll('.output')].some((o) => o.closest('[aria-live]'))") is False, "token by token is noise"
+    assert (
+        page.run("[...document.querySelectorAll('.output')].some((o) => o.closest('[aria-live]'))")
+        is False
+    ), "token by token is noise"
     assert page.run("document.documentElement.lang") == "en"
 
 
@@ -292,8 +363,17 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page: Page) -> None:
     ask(page, "LONG")
     page.wait(DONE)
     assert page.run("document.documentElement.scrollWidth") <= 360
-    assert page.run("[...document.querySelectorAll('.output, form, .pane')].filter((e) => e.scrollWidth > e.clientWidth + 1).length") == 0
-    small = page.run("[...document.querySelectorAll('button')].filter((b) => b.getBoundingClientRect().height < 44).length")
+    assert (
+        page.run(
+            "[...document.querySelectorAll('.output, form, .pane')].filter((e) => "
+            "e.scrollWidth > e.clientWidth + 1).length"
+        )
+        == 0
+    )
+    small = page.run(
+        "[...document.querySelectorAll('button')].filter((b) => "
+        "b.getBoundingClientRect().height < 44).length"
+    )
     assert small == 0
 
 
@@ -308,7 +388,10 @@ def test_the_policy_holds_in_the_browser(page: Page) -> None:
     refused = """(() => { const out = [];
         try { document.body.insertAdjacentHTML('beforeend', '<i>x</i>'); out.push('html'); } catch (e) {}
         try { eval('1'); out.push('eval'); } catch (e) {}
-        return out; })()"""
+        return out; })()"""  # noqa: E501
     assert page.run(refused) == []
-    assert page.run("fetch('http://127.0.0.1:9/').then(() => 'fetched', (e) => 'refused')") == "refused"
+    assert (
+        page.run("fetch('http://127.0.0.1:9/').then(() => 'fetched', (e) => 'refused')")
+        == "refused"
+    )
     assert any("Content Security Policy" in text for text in page.complaints)

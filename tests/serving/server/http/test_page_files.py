@@ -1,4 +1,5 @@
-"""The page's files: small, self-contained, under a strict policy. What they do in a browser is in test_server_page."""
+"""The page's files: small, self-contained, under a strict policy. What they do in a browser is in
+test_server_page."""
 
 from __future__ import annotations
 
@@ -37,29 +38,51 @@ def test_the_page_is_small() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_files_fetch_from_nowhere_else(path: str) -> None:
     text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
-    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) <= {"http://www.w3.org"}  # the name of SVG, which nobody fetches
-    assert not re.search(r"\son\w+=|<style|style=|javascript:", text), "an inline script or style, which the policy refuses"
+    # the name of SVG, which nobody fetches
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) <= {"http://www.w3.org"}
+    assert not re.search(r"\son\w+=|<style|style=|javascript:", text), (
+        "an inline script or style, which the policy refuses"
+    )
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".js"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.suffix == ".js"], ids=lambda path: path.name
+)
 def test_scripts_make_no_html_of_strings(path: str) -> None:
     text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|localStorage|cookie", text)
+    assert not re.search(
+        (
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new "
+            r"Function|localStorage|cookie"
+        ),
+        text,
+    )
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/page/{path.name}" for path in FILES)])
 def test_every_file_is_served_under_the_policy(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
-    assert answer.content == (FOLDER / (path.removeprefix("/page/").strip("/") or "index.html")).read_bytes()
+    assert (
+        answer.content
+        == (FOLDER / (path.removeprefix("/page/").strip("/") or "index.html")).read_bytes()
+    )
     assert answer.headers["x-content-type-options"] == "nosniff"
     rules = policy(client, path)
-    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["frame-ancestors"] == "'none'"
+    assert (
+        rules["default-src"]
+        == rules["base-uri"]
+        == rules["form-action"]
+        == rules["frame-ancestors"]
+        == "'none'"
+    )
     assert all(rules[f"{kind}-src"] == "'self'" for kind in ("script", "style", "img", "connect"))
     assert rules["require-trusted-types-for"] == "'script'"
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "..%2Fapp.py", "%2e%2e/app.py", "missing.js", "%2Fetc%2Fpasswd", ""])
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "..%2Fapp.py", "%2e%2e/app.py", "missing.js", "%2Fetc%2Fpasswd", ""]
+)
 def test_nothing_else_is_served(client: TestClient, name: str) -> None:
     answer = client.get(f"/page/{name}")
     assert answer.status_code == 404
@@ -67,6 +90,10 @@ def test_nothing_else_is_served(client: TestClient, name: str) -> None:
 
 
 def test_what_the_page_names_is_there(client: TestClient) -> None:
-    named = {name for path in FILES for name in re.findall(r'["\'](/page/[\w.]+)', path.read_text(encoding="utf-8"))}
+    named = {
+        name
+        for path in FILES
+        for name in re.findall(r'["\'](/page/[\w.]+)', path.read_text(encoding="utf-8"))
+    }
     assert len(named) == 5
     assert all(client.get(name).status_code == 200 for name in named)

@@ -1,4 +1,5 @@
-"""OpenAI's predicted outputs: the answer is that of plain decoding, whole and streamed, and usage counts what the prediction brought."""
+"""OpenAI's predicted outputs: the answer is that of plain decoding, whole and streamed, and usage
+counts what the prediction brought."""
 
 from __future__ import annotations
 
@@ -22,8 +23,16 @@ def served() -> ServedModel:
 
 @pytest.fixture(scope="module")
 def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with serving(served) as (url, _), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100,
-                                                    http_client=httpx.Client()) as one:
+    with (
+        serving(served) as (url, _),
+        openai.OpenAI(
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=100,
+            http_client=httpx.Client(),
+        ) as one,
+    ):
         yield one
 
 
@@ -33,7 +42,9 @@ def plain(client: openai.OpenAI) -> Any:
 
 
 def ask(client: openai.OpenAI, **more: Any) -> Any:
-    return client.chat.completions.create(model="tiny", messages=USER, **{"temperature": 0, "max_tokens": 40, **more})  # type: ignore[call-overload]
+    return client.chat.completions.create(
+        model="tiny", messages=USER, **{"temperature": 0, "max_tokens": 40, **more}
+    )  # type: ignore[call-overload]
 
 
 def predicted(client: openai.OpenAI, text: Any, **more: Any) -> Any:
@@ -52,9 +63,16 @@ def readable_start(served: ServedModel, text: str) -> str:
 
 
 @pytest.mark.parametrize("edited", ["as it is", "in the middle", "something else", "empty"])
-def test_the_answer_is_that_of_plain_decoding(client: openai.OpenAI, plain: Any, edited: str) -> None:
+def test_the_answer_is_that_of_plain_decoding(
+    client: openai.OpenAI, plain: Any, edited: str
+) -> None:
     text = plain.choices[0].message.content
-    expectation = {"as it is": text, "in the middle": text[:6] + "zzz" + text[9:], "something else": "the cat " * 20, "empty": ""}[edited]
+    expectation = {
+        "as it is": text,
+        "in the middle": text[:6] + "zzz" + text[9:],
+        "something else": "the cat " * 20,
+        "empty": "",
+    }[edited]
     answer = predicted(client, expectation)
     assert answer.choices[0].message.content == text
     assert answer.usage.completion_tokens == plain.usage.completion_tokens
@@ -65,9 +83,13 @@ def test_the_answer_is_that_of_plain_decoding(client: openai.OpenAI, plain: Any,
         assert (accepted, rejected) == (0, 0)
 
 
-def test_usage_counts_the_prediction_alone(client: openai.OpenAI, served: ServedModel, plain: Any) -> None:
+def test_usage_counts_the_prediction_alone(
+    client: openai.OpenAI, served: ServedModel, plain: Any
+) -> None:
     start = readable_start(served, plain.choices[0].message.content)
-    answer = predicted(client, [{"type": "text", "text": start[:3]}, {"type": "text", "text": start[3:]}])
+    answer = predicted(
+        client, [{"type": "text", "text": start[:3]}, {"type": "text", "text": start[3:]}]
+    )
     speculation = answer.model_extra["speculation"]
     accepted, rejected = details(answer)
     assert accepted + rejected == speculation["predicted"]
@@ -78,17 +100,28 @@ def test_usage_counts_the_prediction_alone(client: openai.OpenAI, served: Served
         assert speculation["accepted_by"] == {name: count for name, count in both.items() if count}
 
 
-def test_the_strategys_own_numbers_leave_it_out(client: openai.OpenAI, served: ServedModel, plain: Any) -> None:
+def test_the_strategys_own_numbers_leave_it_out(
+    client: openai.OpenAI, served: ServedModel, plain: Any
+) -> None:
     """A server that decodes plainly drafts nothing but the prediction."""
     text = plain.choices[0].message.content
-    found = predicted(client, text, extra_body={"speculation": {"strategy": "autoregressive"}}).model_extra["speculation"]
+    found = predicted(
+        client, text, extra_body={"speculation": {"strategy": "autoregressive"}}
+    ).model_extra["speculation"]
     assert found["predicted"] > 0
-    assert (found["drafted"], found["judged"], found["accepted"], found["acceptance_rate"]) == (0, 0, 0, None)
+    assert (found["drafted"], found["judged"], found["accepted"], found["acceptance_rate"]) == (
+        0,
+        0,
+        0,
+        None,
+    )
     assert found["mean_acceptance_length"] == 1.0
 
 
 def test_plain_decoding_takes_no_prediction(client: openai.OpenAI, plain: Any) -> None:
-    answer = predicted(client, plain.choices[0].message.content, extra_body={"speculation": {"enabled": False}})
+    answer = predicted(
+        client, plain.choices[0].message.content, extra_body={"speculation": {"enabled": False}}
+    )
     assert answer.choices[0].message.content == plain.choices[0].message.content
     assert answer.model_extra["speculation"]["predicted"] == 0
     assert details(answer) == (0, 0)
@@ -98,7 +131,9 @@ def test_a_stream_says_the_same(client: openai.OpenAI, plain: Any) -> None:
     text = plain.choices[0].message.content
     whole = predicted(client, text[:20])
     chunks = list(predicted(client, text[:20], stream=True, stream_options={"include_usage": True}))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    )
     assert details(chunks[-1]) == details(whole)
 
 

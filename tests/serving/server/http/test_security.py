@@ -1,4 +1,5 @@
-"""Who may ask and how much: keys, sizes, origins; nothing of the machine in any answer; full queues say when to come back."""
+"""Who may ask and how much: keys, sizes, origins; nothing of the machine in any answer; full queues
+say when to come back."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from serving.errors import DraftwellError
 from serving.server.app import create_app
 from serving.server.http.errors import without_paths
 from serving.server.http.guards import RequestLimit
-from serving.server.http.security import KEY_VARIABLE, BodyLimit, Security, key_in, origins, read_keys
+from serving.server.http.security import (
+    KEY_VARIABLE,
+    BodyLimit,
+    Security,
+    key_in,
+    origins,
+    read_keys,
+)
 from serving.server.scheduling.admission import QueueFull
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import served_pair, serving
@@ -34,8 +42,12 @@ KEYS = ("first-key", "zweiter-schlüssel")
 
 @pytest.fixture(scope="module")
 def closed() -> Any:
-    with serving(served_pair("autoregressive", slots=1), security=Security(keys=KEYS, body_bytes=2000)) as (url, _), \
-            httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(
+            served_pair("autoregressive", slots=1), security=Security(keys=KEYS, body_bytes=2000)
+        ) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         yield http
 
 
@@ -44,13 +56,24 @@ def bearer(key: str) -> dict[str, bytes]:
 
 
 def test_every_path_but_health_readiness_and_the_page_needs_a_key(closed: httpx.Client) -> None:
-    asked = [closed.get("/v1/models"), closed.get("/openapi.json"), closed.get("/metrics"), closed.get("/nothing"),
-             closed.post("/v1/completions", json=BODY), closed.post("/v1/completions", content=b"{"),
-             closed.request("OPTIONS", "/v1/completions"), closed.get("/health/../v1/models")]
+    asked = [
+        closed.get("/v1/models"),
+        closed.get("/openapi.json"),
+        closed.get("/metrics"),
+        closed.get("/nothing"),
+        closed.post("/v1/completions", json=BODY),
+        closed.post("/v1/completions", content=b"{"),
+        closed.request("OPTIONS", "/v1/completions"),
+        closed.get("/health/../v1/models"),
+    ]
     for response in asked:
         assert response.status_code == 401, response.request.url
         error = response.json()["error"]
-        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_api_key", None)
+        assert (error["type"], error["code"], error["param"]) == (
+            "invalid_request_error",
+            "invalid_api_key",
+            None,
+        )
         assert "www-authenticate" in response.headers
     assert closed.get("/health").status_code == 200
     assert closed.get("/ready").status_code != 401
@@ -64,8 +87,20 @@ def test_each_key_opens(closed: httpx.Client, key: str) -> None:
     assert closed.get("/v1/models", headers={"Authorization": b"Basic " + basic}).status_code == 200
 
 
-@pytest.mark.parametrize("header", ["Bearer", "Bearer first-ke", "Bearer first-key2", "first-key", "Basic !!!", "Basic",
-                                    "Bearer first-key,zweiter-schlüssel", "Digest first-key", "Bearer \xff\xfe"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Bearer",
+        "Bearer first-ke",
+        "Bearer first-key2",
+        "first-key",
+        "Basic !!!",
+        "Basic",
+        "Bearer first-key,zweiter-schlüssel",
+        "Digest first-key",
+        "Bearer \xff\xfe",
+    ],
+)
 def test_other_headers_do_not(closed: httpx.Client, header: str) -> None:
     response = closed.get("/v1/models", headers={"Authorization": header.encode("latin-1")})
     assert response.status_code == 401
@@ -74,7 +109,9 @@ def test_other_headers_do_not(closed: httpx.Client, header: str) -> None:
 
 def test_openais_client_says_so(closed: httpx.Client) -> None:
     for key, fails in (("first-key", False), ("wrong", True)):
-        with openai.OpenAI(base_url=f"{closed.base_url}/v1", api_key=key, max_retries=0, http_client=httpx.Client()) as client:
+        with openai.OpenAI(
+            base_url=f"{closed.base_url}/v1", api_key=key, max_retries=0, http_client=httpx.Client()
+        ) as client:
             if fails:
                 with pytest.raises(openai.AuthenticationError):
                     client.models.list()
@@ -82,12 +119,18 @@ def test_openais_client_says_so(closed: httpx.Client) -> None:
                 assert client.models.list().data[0].id == "tiny"
 
 
-def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_compared_in_constant_time_and_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: (seen.append((a, b)), compare(a, b))[1])
+    monkeypatch.setattr(
+        hmac, "compare_digest", lambda a, b: (seen.append((a, b)), compare(a, b))[1]
+    )
     assert Security(keys=KEYS).knows(b"first-key")
-    assert [own for _, own in seen] == [key.encode() for key in KEYS], "no early end that tells which key it was"
+    assert [own for _, own in seen] == [key.encode() for key in KEYS], (
+        "no early end that tells which key it was"
+    )
 
 
 def test_no_keys_let_nobody_in_by_an_empty_key() -> None:
@@ -116,7 +159,9 @@ def test_where_keys_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_body_too_large_is_refused(closed: httpx.Client) -> None:
     headers = {"Content-Type": "application/json", **bearer("first-key")}
-    little, much = (json.dumps(BODY | {"prompt": "x" * length}).encode() for length in (3000, 2_000_000))
+    little, much = (
+        json.dumps(BODY | {"prompt": "x" * length}).encode() for length in (3000, 2_000_000)
+    )
 
     def in_chunks() -> Any:
         for start in range(0, len(little), 500):
@@ -131,9 +176,13 @@ def test_a_body_too_large_is_refused(closed: httpx.Client) -> None:
 
 def test_an_endless_body_is_cut_off(closed: httpx.Client) -> None:
     """Chunks without an end: the answer comes behind the limit, not never."""
-    with socket.create_connection((closed.base_url.host, closed.base_url.port), timeout=30) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                           b"Authorization: Bearer first-key\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with socket.create_connection(
+        (closed.base_url.host, closed.base_url.port), timeout=30
+    ) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer first-key\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         for _ in range(5):
             connection.sendall(b"1f4\r\n" + b"x" * 500 + b"\r\n")
         assert b" 413 " in connection.recv(4096).split(b"\r\n")[0]
@@ -143,19 +192,29 @@ def test_an_endless_body_is_cut_off(closed: httpx.Client) -> None:
 def test_bodies_together_are_bounded(chunked: bool) -> None:
     """By what has arrived of them; those that are over, or cut off, make room."""
     body = json.dumps(BODY | {"user": "x" * 1000}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1900\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"application/json\r\nContent-Length: 1900\r\n\r\n"
+    )
     security = Security(body_bytes=2000, bodies_bytes=4500)
-    with serving(served_pair("autoregressive", slots=1), security=security) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served_pair("autoregressive", slots=1), security=security) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+
         def ask() -> httpx.Response:
             content: Any = iter([body[:500], body[500:]]) if chunked else body
-            return http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+            return http.post(
+                "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+            )
 
         assert [ask().status_code for _ in range(6)] == [200] * 6
         host, port = url.removeprefix("http://").split(":")
         slow: list[socket.socket] = []
 
         def arrived() -> bool:
-            """Whether an unfinished body is held; the second finds no room where a client has it for one."""
+            """Whether an unfinished body is held; the second finds no room where a client has it
+            for one."""
             while slow:
                 slow.pop().close()
             for _ in range(2):
@@ -170,7 +229,9 @@ def test_bodies_together_are_bounded(chunked: bool) -> None:
             assert refused.json()["error"]["code"] == "too_many_requests"
             assert 5 <= int(refused.headers["Retry-After"]) <= 8
             assert http.get("/health").status_code == 200
-            assert http.post("/v1/completions", json=BODY).status_code == 200, "a small one has room"
+            assert http.post("/v1/completions", json=BODY).status_code == 200, (
+                "a small one has room"
+            )
         finally:
             for connection in slow:
                 connection.close()
@@ -195,7 +256,17 @@ def test_one_clients_bodies_leave_room_for_anothers() -> None:
             statuses.append(message.get("status", 0))
 
         headers = [(b"content-length", str(size).encode())]
-        await limited({"type": "http", "method": "POST", "path": "/", "headers": headers, "state": {"client": client}}, receive, send)
+        await limited(
+            {
+                "type": "http",
+                "method": "POST",
+                "path": "/",
+                "headers": headers,
+                "state": {"client": client},
+            },
+            receive,
+            send,
+        )
         return statuses[0]
 
     async def trial() -> tuple[list[int], list[int]]:
@@ -215,48 +286,97 @@ def test_one_clients_bodies_leave_room_for_anothers() -> None:
 
 
 def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
-    asking = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST",
-              "Access-Control-Request-Headers": "authorization,content-type"}
-    with serving(served_pair("autoregressive", slots=1)) as (url, _), httpx.Client(base_url=url) as http:
-        for response in (http.options("/v1/completions", headers=asking), http.get("/v1/models", headers=asking)):
+    asking = {
+        "Origin": "https://site.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with (
+        serving(served_pair("autoregressive", slots=1)) as (url, _),
+        httpx.Client(base_url=url) as http,
+    ):
+        for response in (
+            http.options("/v1/completions", headers=asking),
+            http.get("/v1/models", headers=asking),
+        ):
             assert not [name for name in response.headers if name.startswith("access-control")]
     allowed = Security(keys=("k",), cors_origins=("https://site.example",))
-    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url) as http:
+    with (
+        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
+        httpx.Client(base_url=url) as http,
+    ):
         preflight = http.options("/v1/completions", headers=asking)
         assert preflight.status_code == 200, "a browser's preflight carries no key"
         assert preflight.headers["access-control-allow-origin"] == "https://site.example"
-        answer = http.get("/v1/models", headers={"Origin": "https://site.example", "Authorization": "Bearer k"})
+        answer = http.get(
+            "/v1/models", headers={"Origin": "https://site.example", "Authorization": "Bearer k"}
+        )
         assert answer.headers["access-control-allow-origin"] == "https://site.example"
-        other = http.get("/v1/models", headers={"Origin": "https://other.example", "Authorization": "Bearer k"})
+        other = http.get(
+            "/v1/models", headers={"Origin": "https://other.example", "Authorization": "Bearer k"}
+        )
         assert "access-control-allow-origin" not in other.headers
 
 
 def test_an_allowed_page_may_read_every_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"Origin": "https://site.example"}
-    allowed = Security(keys=("k",), cors_origins=(page["Origin"],), hosts=("localhost", "127.0.0.1"))
-    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url, headers=page) as http:
+    allowed = Security(
+        keys=("k",), cors_origins=(page["Origin"],), hosts=("localhost", "127.0.0.1")
+    )
+    with (
+        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
+        httpx.Client(base_url=url, headers=page) as http,
+    ):
         refused = [http.get("/v1/models", headers={"Host": "evil.example"}), http.get("/v1/models")]
     monkeypatch.setattr(RequestLimit.__init__, "__defaults__", (0,))
-    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url, headers=page) as http:
+    with (
+        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
+        httpx.Client(base_url=url, headers=page) as http,
+    ):
         refused.append(http.get("/v1/models"))
     assert [answer.status_code for answer in refused] == [421, 401, 503]
-    assert [answer.headers.get("access-control-allow-origin") for answer in refused] == [page["Origin"]] * 3
+    assert [answer.headers.get("access-control-allow-origin") for answer in refused] == [
+        page["Origin"]
+    ] * 3
 
 
 def test_the_preflight_of_openais_client_for_browsers_is_answered() -> None:
-    """It sends headers of its own, whose names change with its versions. Cookies are no part of it."""
-    asking = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST",
-              "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-runtime"}
+    """It sends headers of its own, whose names change with its versions. Cookies are no part of
+    it."""
+    asking = {
+        "Origin": "https://site.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-runtime",  # noqa: E501
+    }
     allowed = Security(keys=("k",), cors_origins=("https://site.example",))
-    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url) as http:
+    with (
+        serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _),
+        httpx.Client(base_url=url) as http,
+    ):
         preflight = http.options("/v1/chat/completions", headers=asking)
         assert preflight.status_code == 200, preflight.text
-        named = {name.strip() for name in preflight.headers["access-control-allow-headers"].lower().split(",")}
+        named = {
+            name.strip()
+            for name in preflight.headers["access-control-allow-headers"].lower().split(",")
+        }
         assert set(asking["Access-Control-Request-Headers"].split(",")) <= named
-        answer = http.get("/v1/models", headers={"Origin": "https://site.example", "Authorization": "Bearer k", "x-stainless-lang": "js"})
+        answer = http.get(
+            "/v1/models",
+            headers={
+                "Origin": "https://site.example",
+                "Authorization": "Bearer k",
+                "x-stainless-lang": "js",
+            },
+        )
         assert answer.status_code == 200
-        assert [response for response in (preflight, answer) if "access-control-allow-credentials" in response.headers] == []
-        other = http.options("/v1/chat/completions", headers=asking | {"Origin": "https://other.example"})
+        assert [
+            response
+            for response in (preflight, answer)
+            if "access-control-allow-credentials" in response.headers
+        ] == []
+        other = http.options(
+            "/v1/chat/completions", headers=asking | {"Origin": "https://other.example"}
+        )
         assert other.status_code == 400
         assert "access-control-allow-origin" not in other.headers
 
@@ -269,7 +389,11 @@ def test_origins_are_checked() -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(served_pair("autoregressive", slots=1)) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served_pair("autoregressive", slots=1)) as (url, scheduler),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+
         def full(ticket: Any, **more: Any) -> None:
             raise QueueFull(7)
 
@@ -279,13 +403,22 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
             assert response.status_code == 429
             assert 7 <= int(response.headers["retry-after"]) <= 11, "not all come back together"
             assert response.json()["error"]["type"] == "rate_limit_error"
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()) as client, \
-                pytest.raises(openai.RateLimitError):
+        with (
+            openai.OpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()
+            ) as client,
+            pytest.raises(openai.RateLimitError),
+        ):
             client.completions.create(model="tiny", prompt="hi")
 
 
-def test_of_several_choices_none_runs_when_one_finds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(served_pair("autoregressive", slots=1)) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+def test_of_several_choices_none_runs_when_one_finds_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        serving(served_pair("autoregressive", slots=1)) as (url, scheduler),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         asked: list[tuple[Any, ...]] = []
 
         def full(*tickets: Any, **more: Any) -> None:
@@ -293,7 +426,9 @@ def test_of_several_choices_none_runs_when_one_finds_no_place(monkeypatch: pytes
             raise QueueFull(1)
 
         monkeypatch.setattr(scheduler, "submit", full)
-        assert http.post("/v1/completions", json=BODY | {"n": 3, "max_tokens": 200}).status_code == 429
+        assert (
+            http.post("/v1/completions", json=BODY | {"n": 3, "max_tokens": 200}).status_code == 429
+        )
         assert [len(tickets) for tickets in asked] == [3], "all of them at once"
         assert all(ticket.cancelled for ticket in asked[0])
 
@@ -301,8 +436,13 @@ def test_of_several_choices_none_runs_when_one_finds_no_place(monkeypatch: pytes
 def test_clients_are_told_apart_by_key_else_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for keys in ((), ("one", "two")):
-        with serving(served_pair("autoregressive", slots=1), security=Security(keys=keys)) as (url, scheduler), \
-                httpx.Client(base_url=url, timeout=60) as http:
+        with (
+            serving(served_pair("autoregressive", slots=1), security=Security(keys=keys)) as (
+                url,
+                scheduler,
+            ),
+            httpx.Client(base_url=url, timeout=60) as http,
+        ):
             submit = scheduler.submit
 
             def noted(ticket: Any, submit: Any = submit, **more: Any) -> None:
@@ -311,17 +451,21 @@ def test_clients_are_told_apart_by_key_else_by_address(monkeypatch: pytest.Monke
 
             monkeypatch.setattr(scheduler, "submit", noted)
             for key in ("one", "two", "one"):
-                assert http.post("/v1/completions", json=BODY, headers=bearer(key)).status_code == 200
+                assert (
+                    http.post("/v1/completions", json=BODY, headers=bearer(key)).status_code == 200
+                )
     assert seen[:3] == ["127.0.0.1"] * 3, "keys that nobody asked for tell nothing"
     assert seen[3] == seen[5] != seen[4]
     assert "one" not in seen[3]
 
 
 def test_internal_errors_name_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever breaks, wherever: neither this machine's folders nor the error's own words are in the answer."""
+    """Whatever breaks, wherever: neither this machine's folders nor the error's own words are in
+    the answer."""
     served = served_pair("autoregressive", slots=1)
     secret = str(Path(__file__).resolve())
     with serving(served) as (url, scheduler), httpx.Client(base_url=url, timeout=60) as http:
+
         def broken(*arguments: Any, **more: Any) -> Any:
             raise RuntimeError(f"cannot read {secret}")
 
@@ -329,15 +473,27 @@ def test_internal_errors_name_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
             raise DraftwellError(f"the bundle {secret} is damaged")
 
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        places = [(served, "encode", broken), (served, "encode_chat", broken), (served, "encode_chat", refused), (served, "decode", broken),
-                  (served.pair.models["target"], "forward", broken), (scheduler.engine, "submit", broken),
-                  (scheduler.engine, "submit", refused), (scheduler.engine, "step", broken), (served.strategies, "get", refused),
-                  (served.strategies, "get", broken), (scheduler, "submit", broken)]
+        places = [
+            (served, "encode", broken),
+            (served, "encode_chat", broken),
+            (served, "encode_chat", refused),
+            (served, "decode", broken),
+            (served.pair.models["target"], "forward", broken),
+            (scheduler.engine, "submit", broken),
+            (scheduler.engine, "submit", refused),
+            (scheduler.engine, "step", broken),
+            (served.strategies, "get", refused),
+            (served.strategies, "get", broken),
+            (scheduler, "submit", broken),
+        ]
         for owner, name, fault in places:
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, fault)
-                answers = [http.post("/v1/completions", json=BODY), http.post("/v1/completions", json=BODY | {"stream": True}),
-                           http.post("/v1/chat/completions", json=chat)]
+                answers = [
+                    http.post("/v1/completions", json=BODY),
+                    http.post("/v1/completions", json=BODY | {"stream": True}),
+                    http.post("/v1/chat/completions", json=chat),
+                ]
             assert any('"error"' in answer.text for answer in answers), name
             for answer in answers:
                 assert str(Path(__file__).parent) not in answer.text
@@ -351,7 +507,8 @@ def test_of_a_path_the_last_part_stays() -> None:
 
 
 def test_slots_are_free_behind_all_this() -> None:
-    """Many clients at once, most of them wrong: the right ones are answered and no slot is left taken."""
+    """Many clients at once, most of them wrong: the right ones are answered and no slot is left
+    taken."""
     served = served_pair("autoregressive", slots=2)
     with serving(served, security=Security(keys=("k",))) as (url, scheduler):
         codes: list[int] = []
@@ -360,7 +517,9 @@ def test_slots_are_free_behind_all_this() -> None:
             with httpx.Client(base_url=url, timeout=60) as http:
                 key = "k" if number % 3 else "wrong"
                 body = BODY if number % 2 else BODY | {"max_tokens": 0}
-                codes.append(http.post("/v1/completions", json=body, headers=bearer(key)).status_code)
+                codes.append(
+                    http.post("/v1/completions", json=body, headers=bearer(key)).status_code
+                )
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
         for thread in threads:

@@ -1,4 +1,5 @@
-"""Text behind a prompt where the tokenizer's decoder drops the space that a text begins with, as those of SentencePiece do."""
+"""Text behind a prompt where the tokenizer's decoder drops the space that a text begins with, as
+those of SentencePiece do."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def http(served: ServedModel) -> Iterator[httpx.Client]:
 def paris(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
     """The choice of an answer that can only be two times this word."""
     bias = {"logit_bias": {str(token("▁Paris")): 100}}
-    response = http.post(path, json={"model": "tiny", "max_tokens": 2, "temperature": 0} | bias | body)
+    response = http.post(
+        path, json={"model": "tiny", "max_tokens": 2, "temperature": 0} | bias | body
+    )
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
 
@@ -75,7 +78,16 @@ def test_tokens_of_logprobs_make_up_the_text(http: httpx.Client) -> None:
 
 
 def test_a_token_is_spelt_as_it_is_within_a_text(served: ServedModel) -> None:
-    words = {"▁Paris": " Paris", "▁a": " a", "a": "a", "▁": " ", "<0x0A>": "\n", "<0xE2>": HALF, "</s>": "</s>", "<s>": "<s>"}
+    words = {
+        "▁Paris": " Paris",
+        "▁a": " a",
+        "a": "a",
+        "▁": " ",
+        "<0x0A>": "\n",
+        "<0xE2>": HALF,
+        "</s>": "</s>",
+        "<s>": "<s>",
+    }
     assert {word: served.token_text(token(word)) for word in words} == words
 
 
@@ -93,7 +105,8 @@ def test_byte_level_tokens_are_spelt_as_alone() -> None:
 
 @given(st.text("ab 1é€😀", min_size=1, max_size=12), st.data())
 def test_prompt_and_pieces_make_up_the_whole_text(text: str, data: st.DataObject) -> None:
-    """Wherever the prompt ends between two characters, those that are spread over tokens included."""
+    """Wherever the prompt ends between two characters, those that are spread over tokens
+    included."""
     ids = tokenizer()(text)["input_ids"]
     cut = data.draw(st.integers(2, len(ids)))
     before = decode(ids[:cut])

@@ -1,4 +1,5 @@
-"""Structured output over HTTP: OpenAI's `response_format`, vLLM's names, streams, several choices, and what is refused."""
+"""Structured output over HTTP: OpenAI's `response_format`, vLLM's names, streams, several choices,
+and what is refused."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100, http_client=httpx.Client()) as one:
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100, http_client=httpx.Client()
+    ) as one:
         yield one
 
 
@@ -78,57 +81,96 @@ def test_a_schema_by_openais_client(client: openai.OpenAI) -> None:
         age: int = pydantic.Field(ge=0, le=9)
         unit: Literal["cm", "inch"]
 
-    parsed = client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Person, max_tokens=160, temperature=0)  # type: ignore[arg-type]
+    parsed = client.chat.completions.parse(
+        model="tiny", messages=MESSAGES, response_format=Person, max_tokens=160, temperature=0
+    )  # type: ignore[arg-type]
     person = parsed.choices[0].message.parsed
     assert isinstance(person, Person)
     assert parsed.choices[0].finish_reason == "stop"
 
 
 def test_responses_by_openais_client(client: openai.OpenAI) -> None:
-    wanted: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}}
-    response = client.responses.create(model="tiny", input="Who is it?", text=wanted, temperature=0, max_output_tokens=160)
+    wanted: Any = {
+        "format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
+    }
+    response = client.responses.create(
+        model="tiny", input="Who is it?", text=wanted, temperature=0, max_output_tokens=160
+    )
     jsonschema.validate(json.loads(response.output_text), PERSON)
     assert response.status == "completed"
     assert response.text is not None
     assert response.text.format is not None
     assert response.text.format.type == "json_schema"
-    simple = client.responses.create(model="tiny", input="hi", max_output_tokens=40, text={"format": {"type": "json_object"}})
+    simple = client.responses.create(
+        model="tiny", input="hi", max_output_tokens=40, text={"format": {"type": "json_object"}}
+    )
     assert simple.output_text.startswith("{")
-    chosen = client.responses.create(model="tiny", input="hi", extra_body={"guided_choice": ["yes", "no"]})
+    chosen = client.responses.create(
+        model="tiny", input="hi", extra_body={"guided_choice": ["yes", "no"]}
+    )
     assert chosen.output_text in ("yes", "no")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize("asked", [
-    {"response_format": by_schema(PERSON, strict=True)}, {"guided_json": PERSON}, {"guided_json": json.dumps(PERSON)},
-    {"structured_outputs": {"json": PERSON}}, {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True}},
-    {"guided_json": PERSON, "guided_whitespace_pattern": " "}], ids=lambda asked: str(asked)[:60])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": by_schema(PERSON, strict=True)},
+        {"guided_json": PERSON},
+        {"guided_json": json.dumps(PERSON)},
+        {"structured_outputs": {"json": PERSON}},
+        {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True}},
+        {"guided_json": PERSON, "guided_whitespace_pattern": " "},
+    ],
+    ids=lambda asked: str(asked)[:60],
+)
 def test_every_name_of_a_schema(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
     text = text_of(answer(http, path, **asked))
     jsonschema.validate(json.loads(text), PERSON)
     if "disable_any_whitespace" in str(asked):
-        assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) or "\\u" in text
+        assert (
+            text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+            or "\\u" in text
+        )
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [
-    ({"guided_regex": "[a-c]{2,3}"}, "[a-c]{2,3}"), ({"structured_outputs": {"regex": "[a-c]{2,3}"}}, "[a-c]{2,3}"),
-    ({"guided_choice": ["Paris", "Rome"]}, "Paris|Rome"), ({"structured_outputs": {"choice": ["Paris", "Rome"]}}, "Paris|Rome"),
-    ({"guided_grammar": 'root ::= "a" | "b" root'}, "b*a"), ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x[0-9]"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"guided_regex": "[a-c]{2,3}"}, "[a-c]{2,3}"),
+        ({"structured_outputs": {"regex": "[a-c]{2,3}"}}, "[a-c]{2,3}"),
+        ({"guided_choice": ["Paris", "Rome"]}, "Paris|Rome"),
+        ({"structured_outputs": {"choice": ["Paris", "Rome"]}}, "Paris|Rome"),
+        ({"guided_grammar": 'root ::= "a" | "b" root'}, "b*a"),
+        ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x[0-9]"),
+    ],
+    ids=str,
+)
 def test_the_other_kinds(http: httpx.Client, asked: dict[str, Any], wanted: str) -> None:
     for seed in range(3):
         assert re.fullmatch(wanted, text_of(answer(http, **asked, temperature=1, seed=seed)))
 
 
 def test_any_object(http: httpx.Client) -> None:
-    for asked in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
-        found = answer(http, **asked, temperature=1, seed=5, logit_bias={str(ord("}") - 33): 30})["choices"][0]
+    for asked in (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        found = answer(http, **asked, temperature=1, seed=5, logit_bias={str(ord("}") - 33): 30})[
+            "choices"
+        ][0]
         assert found["message"]["content"].startswith("{")
         if found["finish_reason"] == "stop":
             assert isinstance(json.loads(found["message"]["content"]), dict)
 
 
-@pytest.mark.parametrize("schema", [SCHEMAS[name] for name in ("any of", "reference", "nested objects", "long forced text", "person")])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        SCHEMAS[name]
+        for name in ("any of", "reference", "nested objects", "long forced text", "person")
+    ],
+)
 def test_the_text_is_that_of_plain_decoding_under_the_mask(http: httpx.Client, schema: Any) -> None:
     asked = {"response_format": by_schema(schema)}
     plain = answer(http, **asked, speculation={"enabled": False})
@@ -145,8 +187,16 @@ def test_streams_and_choices(http: httpx.Client, client: openai.OpenAI) -> None:
     assert len(set(texts)) > 1
     for text in texts:
         jsonschema.validate(json.loads(text), PERSON)
-    stream = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=160, temperature=1, seed=4, n=3, stream=True,  # type: ignore[call-overload]
-                                            response_format=by_schema(PERSON))
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        max_tokens=160,
+        temperature=1,
+        seed=4,
+        n=3,
+        stream=True,  # type: ignore[call-overload]
+        response_format=by_schema(PERSON),
+    )
     streamed = ["", "", ""]
     for chunk in stream:
         for choice in chunk.choices:
@@ -165,7 +215,14 @@ def test_what_ends_texts_otherwise_does_not_matter(http: httpx.Client) -> None:
     asked = {"guided_choice": ["Paris"], "ignore_eos": True}
     assert text_of(answer(http, **asked)) == "Paris"
     assert text_of(answer(http, **asked, min_tokens=50)) == "Paris"
-    assert text_of(answer(http, "/v1/completions", **asked, prediction={"type": "content", "content": "Rome"})) == "Paris"
+    assert (
+        text_of(
+            answer(
+                http, "/v1/completions", **asked, prediction={"type": "content", "content": "Rome"}
+            )
+        )
+        == "Paris"
+    )
     assert text_of(answer(http, guided_choice=["Paris"], stop=["ri"])) == "Pa"
 
 
@@ -177,32 +234,77 @@ def test_logprobs_are_of_what_is_allowed(http: httpx.Client) -> None:
 
 
 def test_an_echoed_prompt_is_no_part_of_the_grammar(http: httpx.Client) -> None:
-    found = answer(http, "/v1/completions", guided_choice=["yes", "no"], echo=True, logprobs=1)["choices"][0]
+    found = answer(http, "/v1/completions", guided_choice=["yes", "no"], echo=True, logprobs=1)[
+        "choices"
+    ][0]
     assert found["text"] in ("Who is it?yes", "Who is it?no")
     assert all(rating > -9999 for rating in found["logprobs"]["token_logprobs"][1:])
 
 
-@pytest.mark.parametrize(("asked", "param", "said"), [
-    ({"response_format": by_schema({"type": "text"})}, "response_format", "Invalid type"),
-    ({"response_format": by_schema({"type": "array", "uniqueItems": True})}, "response_format", "uniqueItems"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
-    ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
-    ({"guided_json": "{"}, "guided_json", "no JSON"), ({"guided_json": "[1]"}, "guided_json", "an object"),
-    ({"guided_json": {"$ref": "#/none"}}, "guided_json", "does not exist"),
-    ({"guided_json": {"a": "x" * 300_000}}, "guided_json", "characters"),
-    ({"guided_regex": "("}, "guided_regex", "unclosed"), ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
-    ({"guided_choice": []}, "guided_choice", "at least 1"), ({"guided_grammar": "start: nothing"}, "guided_grammar", "unknown name"),
-    ({"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(9000)) + 'a9000: "x"'}, "guided_grammar", "rules"),
-    ({"guided_json": {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4500)}, "$ref": "#/$defs/a0"}}, "guided_json",
-     "references"),
-    ({"guided_regex": "a\ud800"}, "guided_regex", "unicode"), ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "unicode"),
-    ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"), ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
-    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
-    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
-    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
-    ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "guided_json"),
-], ids=lambda value: str(value)[:50])
-def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "param", "said"),
+    [
+        ({"response_format": by_schema({"type": "text"})}, "response_format", "Invalid type"),
+        (
+            {"response_format": by_schema({"type": "array", "uniqueItems": True})},
+            "response_format",
+            "uniqueItems",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+        ({"guided_json": "{"}, "guided_json", "no JSON"),
+        ({"guided_json": "[1]"}, "guided_json", "an object"),
+        ({"guided_json": {"$ref": "#/none"}}, "guided_json", "does not exist"),
+        ({"guided_json": {"a": "x" * 300_000}}, "guided_json", "characters"),
+        ({"guided_regex": "("}, "guided_regex", "unclosed"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
+        ({"guided_choice": []}, "guided_choice", "at least 1"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar", "unknown name"),
+        (
+            {
+                "guided_grammar": "start: a0\n"
+                + "".join(f"a{i}: a{i + 1}\n" for i in range(9000))
+                + 'a9000: "x"'
+            },
+            "guided_grammar",
+            "rules",
+        ),
+        (
+            {
+                "guided_json": {
+                    "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4500)},
+                    "$ref": "#/$defs/a0",
+                }
+            },
+            "guided_json",
+            "references",
+        ),
+        ({"guided_regex": "a\ud800"}, "guided_regex", "unicode"),
+        ({"guided_choice": ["\ud800"]}, "guided_choice[0]", "unicode"),
+        ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "surrogate"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "exactly one",
+        ),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex",
+            "response_format",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
+        (
+            {"guided_whitespace_pattern": " ", "guided_regex": "a"},
+            "guided_whitespace_pattern",
+            "guided_json",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_cannot_be_followed_is_refused(
+    http: httpx.Client, asked: dict[str, Any], param: str, said: str
+) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)):
         response = http.post(path, content=json.dumps(body | asked), headers=JSON)
         assert response.status_code == 400, response.text
@@ -213,9 +315,16 @@ def test_what_cannot_be_followed_is_refused(http: httpx.Client, asked: dict[str,
         assert len(error["message"]) < 500
 
 
-@pytest.mark.parametrize("asked", [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}], ids=str
+)
 def test_a_response_has_one_format(http: httpx.Client, asked: dict[str, Any]) -> None:
-    body = {"model": "tiny", "input": "hi", "max_output_tokens": 2, "text": {"format": {"type": "json_object"}}}
+    body = {
+        "model": "tiny",
+        "input": "hi",
+        "max_output_tokens": 2,
+        "text": {"format": {"type": "json_object"}},
+    }
     response = http.post("/v1/responses", json=body | asked)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == next(iter(asked))
@@ -223,7 +332,10 @@ def test_a_response_has_one_format(http: httpx.Client, asked: dict[str, Any]) ->
 
 
 def test_tools_of_texts_that_no_tokenizer_encodes_are_refused(http: httpx.Client) -> None:
-    for key, value, said in (("parameters", {"title": "\ud800"}, "surrogate"), ("description", "\ud800", "unicode")):
+    for key, value, said in (
+        ("parameters", {"title": "\ud800"}, "surrogate"),
+        ("description", "\ud800", "unicode"),
+    ):
         function = {"name": "f", key: value}
         body = CHAT | {"tools": [{"type": "function", "function": function}]}
         response = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
@@ -241,7 +353,11 @@ def test_a_schema_that_is_too_deep_is_refused(http: httpx.Client) -> None:
 
 
 def test_a_grammar_that_turns_out_too_complex_ends_its_request_only(http: httpx.Client) -> None:
-    many = {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(3000)}, "additionalProperties": False}
+    many = {
+        "type": "object",
+        "properties": {f"p{i}": {"type": "boolean"} for i in range(3000)},
+        "additionalProperties": False,
+    }
     response = http.post("/v1/chat/completions", json=CHAT | {"guided_json": many})
     assert response.status_code in (200, 400)
     if response.status_code == 400:
@@ -249,10 +365,20 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_request_only(http: httpx.
     assert text_of(answer(http, guided_choice=["fine"])) == "fine"
 
 
-@pytest.mark.parametrize("asked", [
-    {"guided_json": PERSON}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": 'start: "a"'},
-    {"guided_grammar": 'root ::= "a"'}], ids=str)
-def test_a_missing_package_is_the_servers_fault_and_says_so(http: httpx.Client, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_json": PERSON},
+        {"guided_regex": "a"},
+        {"guided_choice": ["a"]},
+        {"guided_grammar": 'start: "a"'},
+        {"guided_grammar": 'root ::= "a"'},
+    ],
+    ids=str,
+)
+def test_a_missing_package_is_the_servers_fault_and_says_so(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     response = http.post("/v1/chat/completions", json=CHAT | asked)
     assert response.status_code == 501
@@ -260,19 +386,30 @@ def test_a_missing_package_is_the_servers_fault_and_says_so(http: httpx.Client, 
     assert "pip install" in response.json()["error"]["message"]
 
 
-def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_the_servers_fault(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unread(*given: Any) -> None:
         raise DraftwellError("no such tokenizer", code="tokenizer_unsupported")
 
     monkeypatch.setattr(module, "GuidanceGrammar", unread)
-    response = http.post("/v1/chat/completions", json=CHAT | {"guided_choice": ["never compiled before"]})
-    assert (response.status_code, response.json()["error"]["code"]) == (501, "tokenizer_unsupported")
+    response = http.post(
+        "/v1/chat/completions", json=CHAT | {"guided_choice": ["never compiled before"]}
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        501,
+        "tokenizer_unsupported",
+    )
 
 
-def test_a_grammar_is_compiled_once(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_once(
+    http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = []
     right = module.GuidanceGrammar
-    monkeypatch.setattr(module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked))
+    monkeypatch.setattr(
+        module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked)
+    )
     monkeypatch.setattr(served, "_grammars", GrammarCache(2))
     schema = closed(only_here={"type": "boolean"})
     for _ in range(3):
@@ -284,7 +421,9 @@ def test_a_grammar_is_compiled_once(http: httpx.Client, served: ServedModel, mon
     assert len(compiled) == 5
 
 
-def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_is_used_again_outlives_newer_ones(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(served, "_grammars", GrammarCache(2))
     first, second, third = (guidance.choice([word]) for word in ("first", "second", "third"))
     kept = served.grammar(first)
@@ -295,15 +434,31 @@ def test_a_grammar_that_is_used_again_outlives_newer_ones(served: ServedModel, m
     assert served.known_grammar(second) is None
 
 
-def test_a_grammar_is_compiled_for_each_key_and_salt(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_for_each_key_and_salt(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the time of a request tells what others have asked for."""
     compiled = []
     right = module.GuidanceGrammar
-    monkeypatch.setattr(module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked))
-    with serving(served, security=Security(keys=("one", "two"))) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
-        for key, salt, count in (("one", None, 1), ("one", None, 1), ("two", None, 2), ("two", "s", 3), ("two", "s", 3), ("one", None, 3)):
+    monkeypatch.setattr(
+        module, "GuidanceGrammar", lambda *asked: compiled.append(asked) or right(*asked)
+    )
+    with (
+        serving(served, security=Security(keys=("one", "two"))) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        for key, salt, count in (
+            ("one", None, 1),
+            ("one", None, 1),
+            ("two", None, 2),
+            ("two", "s", 3),
+            ("two", "s", 3),
+            ("one", None, 3),
+        ):
             asked = CHAT | {"guided_choice": ["of one key"], "cache_salt": salt}
-            response = http.post("/v1/chat/completions", json=asked, headers={"Authorization": f"Bearer {key}"})
+            response = http.post(
+                "/v1/chat/completions", json=asked, headers={"Authorization": f"Bearer {key}"}
+            )
             assert response.status_code == 200, response.text
             assert len(compiled) == count, (key, salt)
 
@@ -316,12 +471,18 @@ def test_no_tenant_makes_others_lose_their_grammars() -> None:
         cache.put(("large", f"salt {number}"), f"grammar {number}", one)
         assert cache.get(("large", f"salt {number}"), f"grammar {number}") is one
     assert all(cache.get(("small", ""), f"grammar {number}") is one for number in range(3))
-    kept = [number for number in range(100) if cache.get(("large", f"salt {number}"), f"grammar {number}")]
+    kept = [
+        number
+        for number in range(100)
+        if cache.get(("large", f"salt {number}"), f"grammar {number}")
+    ]
     assert kept == [95, 96, 97, 98, 99]
     assert cache.get(("small", "salt 99"), "grammar 99") is None
 
 
-def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_known_grammars_do_not_wait_for_compilers(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor do others, however many wait."""
     text_of(answer(http, guided_choice=["known"]))
     begun, go_on, right = threading.Event(), threading.Event(), module.GuidanceGrammar
@@ -334,7 +495,12 @@ def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client
     monkeypatch.setattr(module, "GuidanceGrammar", slow)
     with ThreadPoolExecutor(40) as clients:
         try:
-            waiting = [clients.submit(http.post, "/v1/chat/completions", json=CHAT | {"guided_choice": [f"slow {i}"]}) for i in range(40)]
+            waiting = [
+                clients.submit(
+                    http.post, "/v1/chat/completions", json=CHAT | {"guided_choice": [f"slow {i}"]}
+                )
+                for i in range(40)
+            ]
             assert begun.wait(60)
             assert text_of(answer(http, guided_choice=["known"])) == "known"
             assert answer(http, max_tokens=1)["choices"]
@@ -344,7 +510,9 @@ def test_requests_of_known_grammars_do_not_wait_for_compilers(http: httpx.Client
     assert {one.result().status_code for one in waiting} <= {200, 429, 503}
 
 
-def test_a_grammar_whose_masks_take_too_long_ends_its_request(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_whose_masks_take_too_long_ends_its_request(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Masks are made while all others wait."""
     monkeypatch.setattr(masks, "FREE_SECONDS", 0.0)
     monkeypatch.setattr(masks, "TOKEN_SECONDS", 0.0)
@@ -354,8 +522,14 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_request(http: httpx.Client
 
 
 def test_vllms_own_class_may_be_sent_with_all_its_fields() -> None:
-    every = dict.fromkeys(("json", "regex", "grammar", "json_object", "whitespace_pattern", "structural_tag")) | {
-        "choice": ["a"], "disable_fallback": False, "disable_any_whitespace": False, "disable_additional_properties": False}
+    every = dict.fromkeys(
+        ("json", "regex", "grammar", "json_object", "whitespace_pattern", "structural_tag")
+    ) | {
+        "choice": ["a"],
+        "disable_fallback": False,
+        "disable_any_whitespace": False,
+        "disable_additional_properties": False,
+    }
     assert StructuredOutputs.model_validate(every).asked == ["choice"]
     with pytest.raises(ValueError, match="structural_tag"):
         StructuredOutputs.model_validate(every | {"structural_tag": "{}"})

@@ -17,42 +17,126 @@ TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "text alone": ("Just text. \n", "Just text. \n", []),
     "a call alone": (ONE, "", [("add", '{"a": 1, "b": [2, "}]"]}')]),
     "text before": (f"Let me see. \n{ONE}", "Let me see.", [("add", '{"a": 1, "b": [2, "}]"]}')]),
-    "two calls": (f"{ONE}\n{TWO}\n", "", [("add", '{"a": 1, "b": [2, "}]"]}'), ("say", '{"text":"a </tool_call> \\" b"}')]),
-    "text between": (f"{TWO} and  then\n{TWO}", "and  then", [("say", '{"text":"a </tool_call> \\" b"}')] * 2),
-    "another order": ('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
-    "a list": ('<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": "é"}}]\n</tool_call>', "",
-               [("add", "{}"), ("say", '{"x": "\\u00e9"}')]),
+    "two calls": (
+        f"{ONE}\n{TWO}\n",
+        "",
+        [("add", '{"a": 1, "b": [2, "}]"]}'), ("say", '{"text":"a </tool_call> \\" b"}')],
+    ),
+    "text between": (
+        f"{TWO} and  then\n{TWO}",
+        "and  then",
+        [("say", '{"text":"a </tool_call> \\" b"}')] * 2,
+    ),
+    "another order": (
+        '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "a list": (
+        (
+            '<tool_call>[{"name": "add", "arguments": {}}, {"name": "say", "arguments": {"x": '
+            '"é"}}]\n</tool_call>'
+        ),
+        "",
+        [("add", "{}"), ("say", '{"x": "\\u00e9"}')],
+    ),
     "no arguments": ('<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
-    "arguments by another name": ('<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>', "", [("add", '{"a": 1}')]),
-    "another name in another order": ('<tool_call>{"parameters": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
-    "arguments by an unknown name": ('<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
-                                     '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>', []),
-    "a call after the mark in a text": (f"Write <tool_call> first.\n{ONE}", "Write <tool_call> first.",
-                                        [("add", '{"a": 1, "b": [2, "}]"]}')]),
-    "an unknown function": ('Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
-                            'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
+    "arguments by another name": (
+        '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "another name in another order": (
+        '<tool_call>{"parameters": {"a": 1}, "name": "add"}</tool_call>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "arguments by an unknown name": (
+        '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "add", "args": {"a": 1}}</tool_call>',
+        [],
+    ),
+    "a call after the mark in a text": (
+        f"Write <tool_call> first.\n{ONE}",
+        "Write <tool_call> first.",
+        [("add", '{"a": 1, "b": [2, "}]"]}')],
+    ),
+    "an unknown function": (
+        'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+        'Well \n<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+        [],
+    ),
     "no JSON": ("<tool_call>add(1)</tool_call> ok", "<tool_call>add(1)</tool_call> ok", []),
     "a mark that only begins": ("a < b, <tool, <tool_cal", "a < b, <tool, <tool_cal", []),
     "cut in the name": ('<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "ad', []),
-    "cut in the arguments": ('<tool_call>\n{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
-    "cut by its end as a stop string": ('<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n', "", [("add", '{"a": 1}')]),
-    "a name that is no JSON": ('<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>',
-                               '<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>', []),
-    "a name of two lines": ('<tool_call>{"name": "add\n", "arguments": {}}</tool_call>',
-                            '<tool_call>{"name": "add\n", "arguments": {}}</tool_call>', []),
-    "a name that is a list": ('<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
-                              '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>', []),
-    "a name that is an object": ('<tool_call>{"name": {"add": 1}}', '<tool_call>{"name": {"add": 1}}', []),
-    "half a character": ('<tool_call>{"arguments": {"x": "\\ud83d"}, "name": "say"}</tool_call>', "", [("say", '{"x": "\\ud83d"}')]),
-    "no number": ('<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>',
-                  '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>', []),
-    "a number without end": ('<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
-                             '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>', []),
-    "text after a call without its end": ('<tool_call>{"name": "add", "arguments": {}}\nIt is 3 < 4.', "It is 3 < 4.", [("add", "{}")]),
-    "a call after one without its end": ('<tool_call>{"name": "add", "arguments": {}}\nAnd <tool_call>{"name": "say", "arguments": {}}',
-                                         "And", [("add", "{}"), ("say", "{}")]),
-    "cut in the end": ('<tool_call>{"name": "add", "arguments": {}}\n</tool_ca', "", [("add", "{}")]),
-    "cut after the arguments": ('<tool_call>{"name": "add", "arguments": {}, "id"', "", [("add", "{}")]),
+    "cut in the arguments": (
+        '<tool_call>\n{"name": "add", "arguments": {"a": "x',
+        "",
+        [("add", '{"a": "x')],
+    ),
+    "cut by its end as a stop string": (
+        '<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "a name that is no JSON": (
+        '<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "a\\_b", "arguments": {}}</tool_call>',
+        [],
+    ),
+    "a name of two lines": (
+        '<tool_call>{"name": "add\n", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add\n", "arguments": {}}</tool_call>',
+        [],
+    ),
+    "a name that is a list": (
+        '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+        '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+        [],
+    ),
+    "a name that is an object": (
+        '<tool_call>{"name": {"add": 1}}',
+        '<tool_call>{"name": {"add": 1}}',
+        [],
+    ),
+    "half a character": (
+        '<tool_call>{"arguments": {"x": "\\ud83d"}, "name": "say"}</tool_call>',
+        "",
+        [("say", '{"x": "\\ud83d"}')],
+    ),
+    "no number": (
+        '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>',
+        '<tool_call>{"arguments": {"x": NaN}, "name": "say"}</tool_call>',
+        [],
+    ),
+    "a number without end": (
+        '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
+        '<tool_call>{"arguments": {"x": 1e999}, "name": "say"}</tool_call>',
+        [],
+    ),
+    "text after a call without its end": (
+        '<tool_call>{"name": "add", "arguments": {}}\nIt is 3 < 4.',
+        "It is 3 < 4.",
+        [("add", "{}")],
+    ),
+    "a call after one without its end": (
+        (
+            '<tool_call>{"name": "add", "arguments": {}}\nAnd <tool_call>{"name": "say", '
+            '"arguments": {}}'
+        ),
+        "And",
+        [("add", "{}"), ("say", "{}")],
+    ),
+    "cut in the end": (
+        '<tool_call>{"name": "add", "arguments": {}}\n</tool_ca',
+        "",
+        [("add", "{}")],
+    ),
+    "cut after the arguments": (
+        '<tool_call>{"name": "add", "arguments": {}, "id"',
+        "",
+        [("add", "{}")],
+    ),
     "empty": ("", "", []),
 }
 
@@ -68,15 +152,35 @@ def read(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("case", TEXTS.values(), ids=TEXTS)
-def test_text_and_calls_whole_and_letter_by_letter(case: tuple[str, str, list[tuple[str, str]]]) -> None:
+def test_text_and_calls_whole_and_letter_by_letter(
+    case: tuple[str, str, list[tuple[str, str]]],
+) -> None:
     text, said, calls = case
     assert read([text]) == (said, calls)
     assert read([*text]) == (said, calls)
 
 
 @settings(max_examples=300)
-@given(st.lists(st.sampled_from([ONE, TWO, " ", "\n", "word", "<tool_call>", "</tool_call>", "{", '"name": "add"', "<too"]), max_size=6),
-       st.lists(st.integers(1, 30), min_size=1, max_size=40))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                ONE,
+                TWO,
+                " ",
+                "\n",
+                "word",
+                "<tool_call>",
+                "</tool_call>",
+                "{",
+                '"name": "add"',
+                "<too",
+            ]
+        ),
+        max_size=6,
+    ),
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+)
 def test_pieces_change_nothing(parts: list[str], sizes: list[int]) -> None:
     text, pieces = "".join(parts), list[str]()
     while text and sizes:
@@ -86,7 +190,9 @@ def test_pieces_change_nothing(parts: list[str], sizes: list[int]) -> None:
     assert read(pieces) == read(["".join(parts)])
 
 
-@pytest.mark.parametrize(("text", "within"), [(ONE, False), (ONE[:-20], True), (ONE[:-13], False), ("text", False)])
+@pytest.mark.parametrize(
+    ("text", "within"), [(ONE, False), (ONE[:-20], True), (ONE[:-13], False), ("text", False)]
+)
 def test_incomplete_arguments_are_known(text: str, within: bool) -> None:
     parser = ToolCallParser({"add"})
     parser.push(text)
@@ -96,11 +202,19 @@ def test_incomplete_arguments_are_known(text: str, within: bool) -> None:
 
 def test_the_mark_in_a_text_holds_nothing_back() -> None:
     parser = ToolCallParser({"add"})
-    shown = [piece.text for letter in "Use <tool_call> \n tags." for piece in parser.push(letter) if isinstance(piece, Text)]
+    shown = [
+        piece.text
+        for letter in "Use <tool_call> \n tags."
+        for piece in parser.push(letter)
+        if isinstance(piece, Text)
+    ]
     assert "".join(shown) == "Use <tool_call> \n tags."
 
 
-@pytest.mark.parametrize("text", [f"Well. {TWO}", f"<tool_call>[]</tool_call>{ONE}", ONE.replace("arguments", "parameters")])
+@pytest.mark.parametrize(
+    "text",
+    [f"Well. {TWO}", f"<tool_call>[]</tool_call>{ONE}", ONE.replace("arguments", "parameters")],
+)
 def test_an_answer_of_one_call_ends_with_its_arguments(text: str) -> None:
     """Whatever these hold, and whatever comes before."""
     stop, seen = FirstCall({"add", "say"}), ""
@@ -137,12 +251,18 @@ def test_arguments_come_as_they_are_written() -> None:
     parser = ToolCallParser({"add"})
     seen = []
     for letter in ONE:
-        seen += [piece.arguments for piece in parser.push(letter) if isinstance(piece, Call) and piece.id is None]
+        seen += [
+            piece.arguments
+            for piece in parser.push(letter)
+            if isinstance(piece, Call) and piece.id is None
+        ]
     assert len(seen) == len('{"a": 1, "b": [2, "}]"]}')
     assert json.loads("".join(seen)) == {"a": 1, "b": [2, "}]"]}
 
 
-@pytest.mark.parametrize("text", [TEXTS["a list"][0], f"{ONE} and {TWO}"], ids=["a list", "one after another"])
+@pytest.mark.parametrize(
+    "text", [TEXTS["a list"][0], f"{ONE} and {TWO}"], ids=["a list", "one after another"]
+)
 def test_there_are_no_more_calls_than_are_wanted(text: str) -> None:
     """Within a list, or where the answer's least tokens hold several."""
     for pieces in ([text], [*text]):

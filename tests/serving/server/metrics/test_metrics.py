@@ -1,4 +1,5 @@
-"""What /metrics says, against what happened: the engine's own counters, vLLM's names, every query of the dashboard."""
+"""What /metrics says, against what happened: the engine's own counters, vLLM's names, every query
+of the dashboard."""
 
 from __future__ import annotations
 
@@ -35,30 +36,70 @@ from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.recent_traffic import Acceptance
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
+from serving.server.scheduling.ticket import (
+    Cancelled,
+    DeadlineExceeded,
+    End,
+    Event,
+    Failure,
+    Ticket,
+)
 from serving.server.settings import FeedbackSettings
 from tests.support.paths import REPO
 from tests.support.server.scheduler_rounds import turn_until_idle
 from tests.support.server.served_pair import running, served_pair, serving
 from tests.support.server.server_process import wait_until
 
-# What dashboards made for vLLM ask for (V1; https://docs.vllm.ai/en/latest/usage/metrics), as Prometheus names it.
+# What dashboards made for vLLM ask for (V1; https://docs.vllm.ai/en/latest/usage/metrics), as
+# Prometheus names it.
 VLLM_NAMES = {
-    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total", "vllm:request_success_total", "vllm:spec_decode_num_drafts_total",
-    "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    *(f"vllm:{name}_{part}" for part in ("bucket", "sum", "count") for name in (
-        "time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds",
-        "request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
-        "request_inference_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
-        "request_generation_tokens", "request_params_max_tokens")),
+    *(
+        f"vllm:{name}_{part}"
+        for part in ("bucket", "sum", "count")
+        for name in (
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "time_per_output_token_seconds",
+            "request_time_per_output_token_seconds",
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_inference_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "request_prompt_tokens",
+            "request_generation_tokens",
+            "request_params_max_tokens",
+        )
+    ),
 }
-WORDS = {"by", "without", "on", "ignoring", "group_left", "group_right", "and", "or", "unless", "bool", "offset"}
+WORDS = {
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "and",
+    "or",
+    "unless",
+    "bool",
+    "offset",
+}
 
 
 class Samples:
-    """The text of /metrics, parsed: `of(name, label=value …)` is a value; absent series are None."""
+    """The text of /metrics, parsed: `of(name, label=value …)` is a value; absent series are
+    None."""
 
     def __init__(self, text: str):
         self.labels: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -71,17 +112,30 @@ class Samples:
         return cls(metrics.render().decode())
 
     def of(self, name: str, **wanted: str) -> float | None:
-        found = [value for labels, value in self.labels.get(name, []) if wanted.items() <= labels.items()]
+        found = [
+            value for labels, value in self.labels.get(name, []) if wanted.items() <= labels.items()
+        ]
         return found[0] if found else None
 
     def sum(self, name: str) -> float:
         return sum(value for _, value in self.labels[name])
 
 
-def ticket(stats: Stats | None = None, *, tokens: int = 0, admitted: float | None = 12.0, first: float | None = 14.0) -> Ticket:
+def ticket(
+    stats: Stats | None = None,
+    *,
+    tokens: int = 0,
+    admitted: float | None = 12.0,
+    first: float | None = 14.0,
+) -> Ticket:
     """A ticket that arrived at 10 and ended at 20."""
-    made = Ticket([1, 2, 3], Sampling(max_tokens=9), TextStream(lambda ids: "x" * len(ids)), lambda event: None,
-                  strategy=None if admitted is None else SimpleNamespace(name="vanilla_sd"))  # type: ignore[arg-type]
+    made = Ticket(
+        [1, 2, 3],
+        Sampling(max_tokens=9),
+        TextStream(lambda ids: "x" * len(ids)),
+        lambda event: None,
+        strategy=None if admitted is None else SimpleNamespace(name="vanilla_sd"),
+    )  # type: ignore[arg-type]
     made.text.tokens = tokens
     made.arrived, made.admitted_at, made.first_token_at, made.ended_at = 10.0, admitted, first, 20.0
     if admitted is not None:
@@ -90,7 +144,8 @@ def ticket(stats: Stats | None = None, *, tokens: int = 0, admitted: float | Non
 
 
 def drafted() -> Stats:
-    """Three rounds with drafts of 4, 4 and 2 tokens, of which 3, 0 and 2 were kept, one of them rescued."""
+    """Three rounds with drafts of 4, 4 and 2 tokens, of which 3, 0 and 2 were kept, one of them
+    rescued."""
     stats = Stats(rounds=3, drafted=10, judged=7, accepted=5, rescued=1, target_calls=3)
     stats.accepted_at.update({0: 2, 1: 2, 2: 1, 3: 0})
     return stats
@@ -101,39 +156,72 @@ def metrics() -> Metrics:
     return Metrics("tiny")
 
 
-@pytest.mark.parametrize("end", [End("stop", 6, drafted()), Cancelled(), Failure(RuntimeError("x"))], ids=["end", "cancelled", "failed"])
+@pytest.mark.parametrize(
+    "end",
+    [End("stop", 6, drafted()), Cancelled(), Failure(RuntimeError("x"))],
+    ids=["end", "cancelled", "failed"],
+)
 def test_drafts_count_however_a_request_ended(metrics: Metrics, end: Event) -> None:
     metrics.finished(ticket(drafted(), tokens=6), end)
     samples = Samples.read(metrics)
     assert samples.of("vllm:spec_decode_num_drafts_total", model_name="tiny") == 3
     assert samples.of("vllm:spec_decode_num_draft_tokens_total") == 10
     assert samples.of("vllm:spec_decode_num_accepted_tokens_total") == 5
-    at = [samples.of("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(5)]
+    at = [
+        samples.of("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i))
+        for i in range(5)
+    ]
     assert at == [2, 2, 1, 0, None]
     assert samples.of("draftwell:judged_tokens_total", strategy="vanilla_sd") == 7
     assert samples.of("draftwell:rescued_tokens_total", strategy="vanilla_sd") == 1
     assert samples.of("draftwell:generated_tokens_total", strategy="vanilla_sd") == 6
 
 
-@pytest.mark.parametrize(("event", "reason", "detail"), [
-    (End("stop", 6, Stats()), "stop", "stop"), (End("length", 6, Stats()), "length", "length"), (Cancelled(), "abort", "abort"),
-    (Failure(RuntimeError("x")), "error", "error"), (Failure(DeadlineExceeded("late")), "error", "deadline"),
-    (Failure(QueueFull(3)), "error", "displaced")])
+@pytest.mark.parametrize(
+    ("event", "reason", "detail"),
+    [
+        (End("stop", 6, Stats()), "stop", "stop"),
+        (End("length", 6, Stats()), "length", "length"),
+        (Cancelled(), "abort", "abort"),
+        (Failure(RuntimeError("x")), "error", "error"),
+        (Failure(DeadlineExceeded("late")), "error", "deadline"),
+        (Failure(QueueFull(3)), "error", "displaced"),
+    ],
+)
 def test_ends_are_told_apart(metrics: Metrics, event: Event, reason: str, detail: str) -> None:
     metrics.finished(ticket(tokens=6), event)
     samples = Samples.read(metrics)
-    assert samples.of("vllm:request_success_total", finished_reason=reason) == samples.sum("vllm:request_success_total") == 1
+    assert (
+        samples.of("vllm:request_success_total", finished_reason=reason)
+        == samples.sum("vllm:request_success_total")
+        == 1
+    )
     assert samples.of("draftwell:requests_total", strategy="vanilla_sd", outcome=detail) == 1
 
 
 def test_times_are_of_their_own_stretches(metrics: Metrics) -> None:
     metrics.finished(ticket(tokens=4), End("stop", 4, Stats()))
     samples = Samples.read(metrics)
-    sums = {name: samples.of(f"vllm:{name}_seconds_sum") for name in (
-        "e2e_request_latency", "request_queue_time", "request_inference_time", "request_prefill_time", "request_decode_time",
-        "request_time_per_output_token")}
-    assert sums == {"e2e_request_latency": 10, "request_queue_time": 2, "request_inference_time": 8, "request_prefill_time": 2,
-                    "request_decode_time": 6, "request_time_per_output_token": 2}  # six seconds for the three behind the first
+    sums = {
+        name: samples.of(f"vllm:{name}_seconds_sum")
+        for name in (
+            "e2e_request_latency",
+            "request_queue_time",
+            "request_inference_time",
+            "request_prefill_time",
+            "request_decode_time",
+            "request_time_per_output_token",
+        )
+    }
+    assert sums == {
+        "e2e_request_latency": 10,
+        "request_queue_time": 2,
+        "request_inference_time": 8,
+        "request_prefill_time": 2,
+        # six seconds for the three behind the first
+        "request_decode_time": 6,
+        "request_time_per_output_token": 2,
+    }
 
 
 def test_a_request_that_never_got_a_slot_waited_and_did_nothing_else(metrics: Metrics) -> None:
@@ -157,7 +245,8 @@ def test_first_tokens_and_gaps_are_told_as_they_come(metrics: Metrics) -> None:
     samples = Samples.read(metrics)
     assert samples.of("vllm:generation_tokens_total") == 8
     assert samples.of("vllm:time_to_first_token_seconds_count") == 2
-    assert samples.of("vllm:time_to_first_token_seconds_sum") == 8  # from 10, when they arrived, to 14
+    # from 10, when they arrived, to 14
+    assert samples.of("vllm:time_to_first_token_seconds_sum") == 8
     assert samples.of("vllm:inter_token_latency_seconds_count") == 3
     for one in (mine, other):
         metrics.finished(one, Cancelled())
@@ -170,8 +259,15 @@ def test_two_servers_in_one_process_do_not_mix() -> None:
     assert Samples.read(other).of("vllm:spec_decode_num_drafts_total", model_name="other") == 0
 
 
-@pytest.mark.parametrize("accept", ["*/*", "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
-                                    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "text/plain;version=0.0.4",
+        "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8",
+    ],
+)
 def test_names_keep_their_colons_whatever_form_is_asked_for(metrics: Metrics, accept: str) -> None:
     app = FastAPI()
     app.include_router(metrics_router(metrics))
@@ -185,20 +281,34 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     deployments = SimpleNamespace(switches=0, last_switch_error=None)
 
     def serve(version: str, running: int) -> None:
-        served = SimpleNamespace(version=version, pair=pair, strategy=SimpleNamespace(name="spide"),
-                                 tuned={"greedy": "spide", "sampled": "svip"})
+        served = SimpleNamespace(
+            version=version,
+            pair=pair,
+            strategy=SimpleNamespace(name="spide"),
+            tuned={"greedy": "spide", "sampled": "svip"},
+        )
         scheduler = SimpleNamespace(running=running, waiting=7, slots=4, threads=1, load=None)
         deployments.current = SimpleNamespace(served=served, scheduler=scheduler)
 
     metrics.watch(deployments)  # type: ignore[arg-type]
     serve("1", 1)
-    assert Samples.read(metrics).of("draftwell:bundle_info", version="1", fingerprint="f" * 12, strategy="spide",
-                                    sampled_strategy="svip") == 1
+    assert (
+        Samples.read(metrics).of(
+            "draftwell:bundle_info",
+            version="1",
+            fingerprint="f" * 12,
+            strategy="spide",
+            sampled_strategy="svip",
+        )
+        == 1
+    )
     serve("2", 2)
     deployments.switches, deployments.last_switch_error = 1, "the bundle 3 is damaged"
     samples = Samples.read(metrics)
     assert [labels["version"] for labels, _ in samples.labels["draftwell:bundle_info"]] == ["2"]
-    assert samples.of("draftwell:bundle_switches_total") == samples.of("draftwell:bundle_refused") == 1
+    assert (
+        samples.of("draftwell:bundle_switches_total") == samples.of("draftwell:bundle_refused") == 1
+    )
     assert samples.of("vllm:num_requests_running", model_name="tiny") == 2
     assert samples.of("vllm:num_requests_waiting") == 7
     assert samples.of("vllm:kv_cache_usage_perc") == 0.5
@@ -208,8 +318,12 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
 def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
     load = LoadControl(BatchCosts({1: 0.1}, {1: 1.0}))
     pair = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
-    served = SimpleNamespace(strategy=build_strategy("vanilla_sd"), version="1", pair=pair,
-                             tuned={"greedy": "vanilla_sd", "sampled": "vanilla_sd"})
+    served = SimpleNamespace(
+        strategy=build_strategy("vanilla_sd"),
+        version="1",
+        pair=pair,
+        tuned={"greedy": "vanilla_sd", "sampled": "vanilla_sd"},
+    )
     scheduler = SimpleNamespace(running=2, waiting=0, slots=4, threads=1, load=load)
     current = SimpleNamespace(served=served, scheduler=scheduler)
     metrics.watch(SimpleNamespace(switches=0, last_switch_error=None, current=current))  # type: ignore[arg-type]
@@ -221,13 +335,25 @@ def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
         load.current.observe(8, 2.0)
     samples = Samples.read(metrics)
     assert samples.of("draftwell:draft_length", model_name="tiny") == 2
-    assert samples.of("draftwell:draft_length_tokens_per_second", draft_tokens="2") == pytest.approx(4.0)
-    assert samples.of("draftwell:draft_length_tokens_per_second", draft_tokens="0") == pytest.approx(4.0 / 1.5)
+    assert samples.of(
+        "draftwell:draft_length_tokens_per_second", draft_tokens="2"
+    ) == pytest.approx(4.0)
+    assert samples.of(
+        "draftwell:draft_length_tokens_per_second", draft_tokens="0"
+    ) == pytest.approx(4.0 / 1.5)
     assert 0 < samples.of("draftwell:control_rounds_share") < 0.5
     assert load.describe()["tokens_per_second"] == {"0": 2.7, "2": 4.0}
-    assert samples.of("draftwell:draft_length_switches_total") == samples.of("draftwell:draft_tokens_given") == 0
+    assert (
+        samples.of("draftwell:draft_length_switches_total")
+        == samples.of("draftwell:draft_tokens_given")
+        == 0
+    )
     assert "draftwell:draft_acceptance" not in samples.labels, "nobody has drafted"
-    load.acceptance["vanilla_sd"], load.given, load.switches = Acceptance(judged=84, accepted=63.8), 12, 3
+    load.acceptance["vanilla_sd"], load.given, load.switches = (
+        Acceptance(judged=84, accepted=63.8),
+        12,
+        3,
+    )
     samples = Samples.read(metrics)
     assert samples.of("draftwell:draft_acceptance", strategy="vanilla_sd") == pytest.approx(0.75)
     assert samples.of("draftwell:draft_tokens_given") == 12
@@ -237,12 +363,19 @@ def test_draft_lengths_under_load_are_gauges(metrics: Metrics) -> None:
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
     feedback = Feedback(FeedbackSettings(folder=tmp_path, rate=1.0, per_minute=1e6))
     counts = feedback.spool.counts
-    with serving(served_pair("vanilla_sd", slots=2), observers=[feedback]) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served_pair("vanilla_sd", slots=2), observers=[feedback]) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         before = Samples(http.get("/metrics").text)
-        assert {labels["outcome"]: value for labels, value in before.labels["draftwell:feedback_total"]} == dict.fromkeys(FEEDBACK, 0)
+        assert {
+            labels["outcome"]: value for labels, value in before.labels["draftwell:feedback_total"]
+        } == dict.fromkeys(FEEDBACK, 0)
         counts.update(recorded=5, written=2, dropped_too_fast=3, bytes=999, removed_files=1)
         samples = Samples(http.get("/metrics").text)
-    told = {labels["outcome"]: value for labels, value in samples.labels["draftwell:feedback_total"]}
+    told = {
+        labels["outcome"]: value for labels, value in samples.labels["draftwell:feedback_total"]
+    }
     assert told == dict.fromkeys(FEEDBACK, 0) | {"recorded": 5, "written": 2, "dropped_too_fast": 3}
     assert samples.of("draftwell:feedback_total", model_name="tiny", outcome="written") == 2
 
@@ -250,7 +383,9 @@ def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> N
 def test_every_outcome_of_feedback_has_a_series() -> None:
     """Names that the code counts requests under, read from the code itself."""
     folder = Path(metrics_module.__file__).parents[1] / "feedback"
-    code = "".join((folder / name).read_text(encoding="utf-8") for name in ("feedback.py", "spool.py"))
+    code = "".join(
+        (folder / name).read_text(encoding="utf-8") for name in ("feedback.py", "spool.py")
+    )
     named = set(re.findall(r'"((?:dropped|skipped)_\w+|recorded|written|failed)"', code))
     assert named == set(FEEDBACK)
 
@@ -262,7 +397,12 @@ def test_the_servers_own_request_is_nobodys(metrics: Metrics) -> None:
     metrics.progressed(own, 3)
     metrics.finished(own, Cancelled())
     samples = Samples.read(metrics)
-    assert not any(value for name, rows in samples.labels.items() if not name.endswith("_created") for _, value in rows)
+    assert not any(
+        value
+        for name, rows in samples.labels.items()
+        if not name.endswith("_created")
+        for _, value in rows
+    )
 
 
 def test_refusals_are_counted_whoever_gives_them(metrics: Metrics) -> None:
@@ -280,7 +420,9 @@ def test_refusals_are_counted_whoever_gives_them(metrics: Metrics) -> None:
     assert samples.of("draftwell:rejected_requests_total") == 2
     assert samples.of("draftwell:http_responses_total", path="/busy/{name}", code="429") == 2
     assert samples.of("draftwell:http_responses_total", path="other", code="404") == 2
-    assert len(samples.labels["draftwell:http_responses_total"]) == 2, "a path of a client's making must not become a series"
+    assert len(samples.labels["draftwell:http_responses_total"]) == 2, (
+        "a path of a client's making must not become a series"
+    )
 
 
 class Sum(Observer):
@@ -295,10 +437,23 @@ class Sum(Observer):
 
 
 def test_a_scheduler_feeds_it_and_cancelled_requests_are_in_the_sums() -> None:
-    served, metrics, truth = served_pair("vanilla_sd", slots=2, num_speculative_tokens=4), Metrics("tiny"), Sum()
-    scheduler = Scheduler(served.pair.engine(), served.strategy, served.slots, observers=[metrics, truth])
-    tickets = [Ticket(served.encode(prompt), served.pair.sampling(max_tokens=24), TextStream(served.decode), lambda event: None)
-               for prompt in ("hello", "on and on", "1 2 3")]
+    served, metrics, truth = (
+        served_pair("vanilla_sd", slots=2, num_speculative_tokens=4),
+        Metrics("tiny"),
+        Sum(),
+    )
+    scheduler = Scheduler(
+        served.pair.engine(), served.strategy, served.slots, observers=[metrics, truth]
+    )
+    tickets = [
+        Ticket(
+            served.encode(prompt),
+            served.pair.sampling(max_tokens=24),
+            TextStream(served.decode),
+            lambda event: None,
+        )
+        for prompt in ("hello", "on and on", "1 2 3")
+    ]
     for one in tickets:
         scheduler.submit(one)
     for _ in range(14):
@@ -313,18 +468,32 @@ def test_a_scheduler_feeds_it_and_cancelled_requests_are_in_the_sums() -> None:
     assert samples.sum("vllm:spec_decode_num_accepted_tokens_per_pos_total") == total.accepted
     assert samples.of("vllm:generation_tokens_total") == sum(one.text.tokens for one in tickets)
     assert samples.of("vllm:prompt_tokens_total") == sum(len(one.prompt) for one in tickets)
-    assert samples.of("draftwell:batch_size_bucket", le="2.0") == samples.of("draftwell:batch_size_count")
+    assert samples.of("draftwell:batch_size_bucket", le="2.0") == samples.of(
+        "draftwell:batch_size_count"
+    )
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Callable[..., Any]]:
     """A running server that has answered one request; asks it for a path."""
-    with serving(served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        serving(served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         body = {"model": "tiny", "prompt": "hello there", "max_tokens": 24, "temperature": 0}
-        speculation = http.post("/v1/completions", json=body).raise_for_status().json()["speculation"]
+        speculation = (
+            http.post("/v1/completions", json=body).raise_for_status().json()["speculation"]
+        )
         # a client has its answer a moment before the observers are notified
-        wait_until(lambda: Samples(http.get("/metrics").text).of("vllm:request_success_total", finished_reason="length") == 1,
-                   "the request is counted")
+        wait_until(
+            lambda: (
+                Samples(http.get("/metrics").text).of(
+                    "vllm:request_success_total", finished_reason="length"
+                )
+                == 1
+            ),
+            "the request is counted",
+        )
         yield lambda path: (http.get(path).raise_for_status(), speculation)
 
 
@@ -332,14 +501,19 @@ def test_a_live_server_has_vllms_names_and_the_requests_figures(live: Callable[.
     answer, speculation = live("/metrics")
     samples = Samples(answer.text)
     assert samples.labels.keys() >= VLLM_NAMES
-    assert all(labels["model_name"] == "tiny" for name in VLLM_NAMES for labels, _ in samples.labels[name])
+    assert all(
+        labels["model_name"] == "tiny" for name in VLLM_NAMES for labels, _ in samples.labels[name]
+    )
     assert samples.of("vllm:spec_decode_num_draft_tokens_total") == speculation["drafted"]
     assert samples.of("vllm:spec_decode_num_accepted_tokens_total") == speculation["accepted"]
     assert samples.of("vllm:generation_tokens_total") == 24
     assert samples.of("vllm:num_requests_running") == 0
     assert samples.of("draftwell:slots") == 2
     assert samples.of("draftwell:http_responses_total", path="/v1/completions", code="200") == 1
-    assert samples.of("draftwell:bundle_info", strategy="vanilla_sd", dtype="float32", device="cpu") == 1
+    assert (
+        samples.of("draftwell:bundle_info", strategy="vanilla_sd", dtype="float32", device="cpu")
+        == 1
+    )
 
 
 def test_a_switch_of_bundles_shows_and_its_own_request_does_not() -> None:
@@ -348,11 +522,18 @@ def test_a_switch_of_bundles_shows_and_its_own_request_does_not() -> None:
         plain = {"strategy": build_strategy("autoregressive"), "strategies": None, "version": "2"}
         assert app.state.deployments.switch(lambda old: replace(old, **plain))
         samples = Samples(httpx.get(f"{url}/metrics").text)
-    assert [(labels["version"], labels["strategy"]) for labels, _ in samples.labels["draftwell:bundle_info"]] == [("2", "autoregressive")]
+    assert [
+        (labels["version"], labels["strategy"])
+        for labels, _ in samples.labels["draftwell:bundle_info"]
+    ] == [("2", "autoregressive")]
     assert samples.of("draftwell:bundle_switches_total") == 1
     assert samples.of("draftwell:bundle_refused") == 0
-    assert samples.of("draftwell:batch_size_count") > 0, "the request that tried the new bundle did run"
-    assert samples.sum("vllm:request_success_total") == samples.of("vllm:generation_tokens_total") == 0
+    assert samples.of("draftwell:batch_size_count") > 0, (
+        "the request that tried the new bundle did run"
+    )
+    assert (
+        samples.sum("vllm:request_success_total") == samples.of("vllm:generation_tokens_total") == 0
+    )
 
 
 def test_the_threads_in_force_are_those_of_the_governor_or_the_number_that_was_named() -> None:
@@ -385,11 +566,16 @@ def metrics_in(query: str) -> set[str]:
 def labels_in(query: str) -> set[str]:
     """Labels that a PromQL expression names."""
     groups = re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", query)
-    return set(re.findall(r"[{,]\s*(\w+)\s*[=!]", query)) | {word.strip() for group in groups for word in group.split(",") if word.strip()}
+    return set(re.findall(r"[{,]\s*(\w+)\s*[=!]", query)) | {
+        word.strip() for group in groups for word in group.split(",") if word.strip()
+    }
 
 
 def test_names_are_found_in_expressions() -> None:
-    query = 'f(0.95, sum by (le) (rate(a:b_bucket{x=~"vllm:no"}[$__rate_interval]))) / ignoring (p) group_left () plain and c:d'
+    query = (
+        'f(0.95, sum by (le) (rate(a:b_bucket{x=~"vllm:no"}[$__rate_interval]))) / ignoring '
+        "(p) group_left () plain and c:d"
+    )
     assert metrics_in(query) == {"a:b_bucket", "plain", "c:d"}
     assert labels_in(query) == {"le", "x", "p"}
 
@@ -399,7 +585,9 @@ def test_the_documentation_names_every_series_and_no_other(live: Callable[..., A
     table = page[page.index("## All series") : page.index("Counters of drafts")]
     text = live("/metrics")[0].text
     names = [name for name in Samples(text).labels if not name.endswith("_created")]
-    without_values = {family.name for family in text_string_to_metric_families(text) if not family.samples}
+    without_values = {
+        family.name for family in text_string_to_metric_families(text) if not family.samples
+    }
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names} | without_values
     assert set(re.findall(r"`((?:vllm|draftwell):\w+)`", table)) == shown
 
@@ -421,9 +609,21 @@ def test_the_dashboard_is_sound_and_served(live: Callable[..., Any]) -> None:
     assert dashboard == json.loads(GRAFANA.read_text(encoding="utf-8"))
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [(x, y) for panel in panels for place in [panel["gridPos"]]
-             for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]
+    cells = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
     assert len(set(cells)) == len(cells), "panels overlap"
     assert all(0 <= x < 24 for x, _ in cells)
-    assert all(panel["description"] and panel["fieldConfig"]["defaults"]["unit"] for panel in panels if panel["type"] != "row")
-    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "model_name"}
+    assert all(
+        panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
+        for panel in panels
+        if panel["type"] != "row"
+    )
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {
+        "datasource",
+        "model_name",
+    }

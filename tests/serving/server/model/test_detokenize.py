@@ -34,11 +34,15 @@ def spaced(ids: Sequence[int]) -> str:
 
 def emitted(ids: Sequence[int]) -> list[Emitted]:
     """Tokens of which every third comes from the draft."""
-    return [Emitted(i, "accepted" if n % 3 == 2 else "target", Rating(-float(n))) for n, i in enumerate(ids)]
+    return [
+        Emitted(i, "accepted" if n % 3 == 2 else "target", Rating(-float(n)))
+        for n, i in enumerate(ids)
+    ]
 
 
 def all_at_once(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Reference: read character by character until a stop string is complete; the longest one that ends there counts."""
+    """Reference: read character by character until a stop string is complete; the longest one that
+    ends there counts."""
     for end in range(1, len(text) + 1):
         ending = [s for s in stops if text[:end].endswith(s)]
         if ending:
@@ -70,8 +74,13 @@ def test_spaces_at_the_border_of_two_pieces_are_kept() -> None:
     assert "".join(detokenizer.push(i) for i in [1, 2, 3]) == "w1 w2 w3"
 
 
-@given(st.lists(st.integers(0, 255) | st.sampled_from([0x80, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, SILENT]), max_size=40),
-       st.sampled_from([b"", b"so: ", b"\x80"]))
+@given(
+    st.lists(
+        st.integers(0, 255) | st.sampled_from([0x80, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, SILENT]),
+        max_size=40,
+    ),
+    st.sampled_from([b"", b"so: ", b"\x80"]),
+)
 def test_pieces_concatenate_to_the_whole_decoding(data: list[int], prompt: bytes) -> None:
     """But for what may be an incomplete character at the end."""
     detokenizer, whole = Detokenizer(from_bytes_and_silent, prompt), from_bytes_and_silent(data)
@@ -82,11 +91,22 @@ def test_pieces_concatenate_to_the_whole_decoding(data: list[int], prompt: bytes
     assert len(left_out) < 4
 
 
-@pytest.mark.parametrize(("prompt", "tokens"), [
-    (b"so: ", [0x80]), (b"", [0x80]), (b"so: ", [SILENT]), (b"", [SILENT]), (b"so: ", [0xE2, *[SILENT] * 50]), (b"so: ", [0xF0, 0x80]),
-    (b"", [*[SILENT] * 7, 0xE2, 0x82, SILENT, 0x61])], ids=str)
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        (b"so: ", [0x80]),
+        (b"", [0x80]),
+        (b"so: ", [SILENT]),
+        (b"", [SILENT]),
+        (b"so: ", [0xE2, *[SILENT] * 50]),
+        (b"so: ", [0xF0, 0x80]),
+        (b"", [*[SILENT] * 7, 0xE2, 0x82, SILENT, 0x61]),
+    ],
+    ids=str,
+)
 def test_the_work_does_not_grow_with_what_has_no_text(prompt: bytes, tokens: list[int]) -> None:
-    """Whatever a client has a model write: bytes that are no character, or tokens that are not shown."""
+    """Whatever a client has a model write: bytes that are no character, or tokens that are not
+    shown."""
     decoded: list[int] = []
 
     def decode(ids: Sequence[int]) -> str:
@@ -125,13 +145,25 @@ def test_spaces_that_begin_a_text_are_those_of_the_whole(lead: str) -> None:
     """A space that the decoder drops at the beginning of a text is not a token without text."""
     served = spaced_tokenizer()
     space, word = served.convert_tokens_to_ids("▁"), served.convert_tokens_to_ids("▁a")
-    ids, prompt = [space, space, word, space, word], served.encode(lead, add_special_tokens=False) if lead else []
+    ids, prompt = (
+        [space, space, word, space, word],
+        served.encode(lead, add_special_tokens=False) if lead else [],
+    )
     detokenizer = Detokenizer(served.decode, prompt)
-    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == served.decode([*prompt, *ids])[len(served.decode(prompt)) :]
+    assert (
+        "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+        == served.decode([*prompt, *ids])[len(served.decode(prompt)) :]
+    )
 
 
-@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
-def test_stop_strings_do_not_depend_on_the_pieces(text: str, stops: list[str], data: st.DataObject) -> None:
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
+def test_stop_strings_do_not_depend_on_the_pieces(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     """What is shown is a prefix of the right answer at every moment, and equal to it at the end."""
     expected, stopped = all_at_once(text, stops)
     stream, shown, at = StopStrings(stops), "", 0
@@ -158,7 +190,9 @@ def test_tokens_behind_the_stop_string_are_not_counted() -> None:
 
 def test_a_stop_string_may_be_completed_by_what_was_held_for_a_character() -> None:
     words = [b"the ", b"END\xe2"]
-    stream = TextStream(lambda ids: b"".join(words[i] for i in ids).decode(errors="replace"), ["END"])
+    stream = TextStream(
+        lambda ids: b"".join(words[i] for i in ids).decode(errors="replace"), ["END"]
+    )
     assert stream.push(emitted([0, 1])) == "the "
     assert not stream.stopped
     assert stream.flush() == ""
@@ -170,11 +204,22 @@ def test_a_stop_string_that_stays_incomplete_is_shown_at_the_end() -> None:
     assert (stream.push(emitted(b"the EN")), stream.flush()) == ("the ", "EN")
 
 
-@given(st.text("abé", max_size=24), st.lists(st.text("abé", min_size=1, max_size=3), max_size=2), st.data())
+@given(
+    st.text("abé", max_size=24),
+    st.lists(st.text("abé", min_size=1, max_size=3), max_size=2),
+    st.data(),
+)
 def test_tokens_make_up_what_is_shown(text: str, stops: list[str], data: st.DataObject) -> None:
-    """Whatever the pieces: in order, none twice, never text that is not shown, and at the end all of it."""
+    """Whatever the pieces: in order, none twice, never text that is not shown, and at the end all
+    of it."""
     expected, stopped = all_at_once(text, stops)
-    tokens, stream, shown, at, taken = emitted(text.encode()), TextStream(from_bytes, stops), "", 0, []
+    tokens, stream, shown, at, taken = (
+        emitted(text.encode()),
+        TextStream(from_bytes, stops),
+        "",
+        0,
+        [],
+    )
     while at < len(tokens):
         size = data.draw(st.integers(1, 5))
         shown += stream.push(tokens[at : at + size])
@@ -185,7 +230,9 @@ def test_tokens_make_up_what_is_shown(text: str, stops: list[str], data: st.Data
     taken += stream.take()
     assert "".join(token.text for token in taken) == shown == expected
     assert [(t.id, t.origin, t.rating) for t in taken] == tokens[: len(taken)]
-    assert len(taken) == stream.tokens, "every token that counts is told, those of the stop string too"
+    assert len(taken) == stream.tokens, (
+        "every token that counts is told, those of the stop string too"
+    )
     assert stream.tokens == len(tokens) or stopped
 
 
@@ -194,7 +241,9 @@ def test_a_token_that_a_stop_string_cuts_keeps_the_shown_part() -> None:
     stream = TextStream(lambda ids: "".join(words[i] for i in ids), ["END"])
     assert stream.push(emitted([0, 1, 2])) == "the sun "
     assert [token.text for token in stream.take()] == ["the", " sun "]
-    assert (stream.tokens, stream.accepted) == (2, 0), "the third token, from the draft, is not part of the answer"
+    assert (stream.tokens, stream.accepted) == (2, 0), (
+        "the third token, from the draft, is not part of the answer"
+    )
 
 
 def test_tokens_of_a_stop_string_are_told_without_text() -> None:

@@ -1,4 +1,5 @@
-"""What strategies learn while they serve: bounded, never torn, by tenant where asked, on disk and back."""
+"""What strategies learn while they serve: bounded, never torn, by tenant where asked, on disk and
+back."""
 
 from __future__ import annotations
 
@@ -33,8 +34,10 @@ def table_of(strategy: Strategy) -> AcceptanceTable:
 
 # bounds
 
+
 def test_a_bin_forgets_by_halves_and_goes_on_learning() -> None:
-    """A count that only grows would take as long to follow new traffic as the old traffic lasted."""
+    """A count that only grows would take as long to follow new traffic as the old traffic
+    lasted."""
     table = AcceptanceTable.empty(ORIGIN)
     for i in range(3 * acceptance_table.MOST_JUDGED):
         table.update(0.95, kept=i % 4 != 0)
@@ -42,7 +45,9 @@ def test_a_bin_forgets_by_halves_and_goes_on_learning() -> None:
     assert table.alpha(0.95) == pytest.approx(0.75, abs=0.002)
     for _ in range(acceptance_table.MOST_JUDGED):
         table.update(0.95, kept=False)
-    assert table.alpha(0.95) < 0.4, "as many tokens again, and the old rate counts for less than half"
+    assert table.alpha(0.95) < 0.4, (
+        "as many tokens again, and the old rate counts for less than half"
+    )
     assert all(0 <= a <= t for a, t in zip(table.accepted, table.total, strict=True))
 
 
@@ -54,7 +59,9 @@ def test_a_table_of_a_long_calibration_keeps_its_rate() -> None:
     assert table.alpha(0.5) == pytest.approx(0.9, abs=0.001)
 
 
-def test_counts_of_a_memory_end_where_32_bits_do_not(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_a_memory_end_where_32_bits_do_not(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert correction_memory.MOST_SEEN < 2**31
     monkeypatch.setattr(correction_memory, "MOST_SEEN", 5)
     memory = CorrectionMemory.empty(ORIGIN)
@@ -66,6 +73,7 @@ def test_counts_of_a_memory_end_where_32_bits_do_not(tmp_path: Any, monkeypatch:
 
 
 # one moment, whoever looks
+
 
 class Pausing(list[int]):
     """A list that stops in the middle of an update, between the first number and the second."""
@@ -93,7 +101,9 @@ def paused() -> Iterator[tuple[AcceptanceTable, Pausing]]:
     update.join()
 
 
-def test_a_copy_waits_for_an_update_that_is_half_done(paused: tuple[AcceptanceTable, Pausing]) -> None:
+def test_a_copy_waits_for_an_update_that_is_half_done(
+    paused: tuple[AcceptanceTable, Pausing],
+) -> None:
     table, numbers = paused
     copies: list[AcceptanceTable] = []
     copier = threading.Thread(target=lambda: copies.append(table.copy()))
@@ -107,7 +117,8 @@ def test_a_copy_waits_for_an_update_that_is_half_done(paused: tuple[AcceptanceTa
 
 
 def test_a_memory_is_copied_whole_while_it_evicts() -> None:
-    """Every copy has at most as many pairs as are allowed, and one more update than the copy before at least where it grew."""
+    """Every copy has at most as many pairs as are allowed, and one more update than the copy before
+    at least where it grew."""
     memory = CorrectionMemory({(i, i): 1 + i % 3 for i in range(512)}, ORIGIN, max_pairs=512)
     ended = threading.Event()
 
@@ -127,7 +138,8 @@ def test_a_memory_is_copied_whole_while_it_evicts() -> None:
 
 
 def test_an_adaptive_threshold_is_read_as_a_pair() -> None:
-    """AR and th move together: rounds that are kept whole raise AR towards 1, and th with it while AR is below .9."""
+    """AR and th move together: rounds that are kept whole raise AR towards 1, and th with it while
+    AR is below .9."""
     threshold, ended = AdaptiveThreshold(0.5, cap=4), threading.Event()
     allowed = set()
     for accepted in (0, 4):
@@ -148,29 +160,47 @@ def test_an_adaptive_threshold_is_read_as_a_pair() -> None:
     assert seen <= allowed | {(0.5, 0.0)}
 
 
-@pytest.mark.parametrize(("made", "wrong"), [
-    (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 1.5, "rate": 0.0}), (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 0.5}),
-    (lambda: AdaptiveThreshold(0.4, cap=8), {"value": float("nan"), "rate": 0.5}), (lambda: HeuristicLength(5, cap=8), {"value": 9}),
-    (lambda: HeuristicLength(5, cap=8), {"value": "5"})])
+@pytest.mark.parametrize(
+    ("made", "wrong"),
+    [
+        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 1.5, "rate": 0.0}),
+        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 0.5}),
+        (lambda: AdaptiveThreshold(0.4, cap=8), {"value": float("nan"), "rate": 0.5}),
+        (lambda: HeuristicLength(5, cap=8), {"value": 9}),
+        (lambda: HeuristicLength(5, cap=8), {"value": "5"}),
+    ],
+)
 def test_only_what_can_have_been_learnt_is_resumed(made: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be a number"):
         made().resume(wrong)
 
 
 def test_requests_that_run_at_once_lose_no_update() -> None:
-    """Every judged token is counted once and every rejection too, however many requests share a round."""
+    """Every judged token is counted once and every rejection too, however many requests share a
+    round."""
     it = pool("spide", parameters={"parallel": False})
     engine = Engine(table_pair(VOCAB, noise=0.6))
     for name in ("spide", "csd"):
-        jobs = [engine.submit([1 + i % 5], Sampling(max_tokens=50, temperature=0.9, seed=i), it.get(name)) for i in range(6)]
+        jobs = [
+            engine.submit(
+                [1 + i % 5], Sampling(max_tokens=50, temperature=0.9, seed=i), it.get(name)
+            )
+            for i in range(6)
+        ]
         engine.run(jobs)
-        judged, accepted = (sum(getattr(job.session.stats, count) for job in jobs) for count in ("judged", "accepted"))
+        judged, accepted = (
+            sum(getattr(job.session.stats, count) for job in jobs)
+            for count in ("judged", "accepted")
+        )
         if name == "spide":
             table = table_of(it.get(name))
             assert (sum(table.total), sum(table.accepted)) == (judged, accepted)
         else:
             rescued = sum(job.session.stats.rescued for job in jobs)
-            assert sum(it.get(name).artifact(CorrectionMemory).counts.values()) == judged - accepted + rescued
+            assert (
+                sum(it.get(name).artifact(CorrectionMemory).counts.values())
+                == judged - accepted + rescued
+            )
 
 
 def test_updates_of_several_threads_are_all_counted() -> None:
@@ -197,6 +227,7 @@ def test_updates_of_several_threads_are_all_counted() -> None:
 
 # the pool
 
+
 def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
     it = pool("csd", parameters={"num_speculative_tokens": 3})
     names = it.names()
@@ -208,23 +239,42 @@ def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
     assert it.get().config.num_speculative_tokens == 3
     assert it.get("vanilla_sd").config.num_speculative_tokens == 5
     assert "pyramid_assisted" in pool("csd", pair=Pair("target", "draft", "qualifier")).names()
-    lacking = pool("csd", without=("acceptance_table", "hardware_profile", "verifier", "acceptance_head")).names()
+    lacking = pool(
+        "csd", without=("acceptance_table", "hardware_profile", "verifier", "acceptance_head")
+    ).names()
     assert not {"spide", "pearl", "sprinter", "specdec_pp"} & set(lacking)
     alone = pool("vanilla_sd", pair=Pair("target"), without=("verifier",)).names()
-    assert alone == ("vanilla_sd", "autoregressive", "prompt_lookup", "suffix", "rest", "hybrid", "lookahead", "swift", "medusa")
+    assert alone == (
+        "vanilla_sd",
+        "autoregressive",
+        "prompt_lookup",
+        "suffix",
+        "rest",
+        "hybrid",
+        "lookahead",
+        "swift",
+        "medusa",
+    )
 
 
 def test_an_artifact_that_a_strategy_can_do_without_is_handed_over_where_it_is_there() -> None:
     it, without = pool("suffix"), pool("suffix", without=("datastore",))
     store: Any = it.get("suffix").resources.artifacts["datastore"]
-    assert store is it.get("rest").resources.artifacts["datastore"], "nothing is learnt into it: all share one"
+    assert store is it.get("rest").resources.artifacts["datastore"], (
+        "nothing is learnt into it: all share one"
+    )
     assert without.get("suffix").resources.artifacts == {}
     assert "rest" not in without.names()
-    assert decode(it.get("suffix")).session.text.output == decode(without.get("suffix")).session.text.output
+    assert (
+        decode(it.get("suffix")).session.text.output
+        == decode(without.get("suffix")).session.text.output
+    )
 
 
 def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None:
-    with raises_code("unknown_strategy", "'best'", "spide, autoregressive, ", error=UnknownStrategy) as refused:
+    with raises_code(
+        "unknown_strategy", "'best'", "spide, autoregressive, ", error=UnknownStrategy
+    ) as refused:
         pool().get("best")
     assert isinstance(refused.value, DraftwellError)
     with raises_code("unknown_strategy", "adaedl", error=UnknownStrategy):
@@ -234,8 +284,12 @@ def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None
 
 def test_only_what_is_offered_can_be_had_beside_the_tuned_strategy_and_plain_decoding() -> None:
     it = pool("spide", offered=("vanilla_sd", "csd", "pyramid_fuzzy"))
-    assert set(it.names()) == {"spide", "autoregressive", "vanilla_sd", "csd"}, "for one of those offered a qualifier is missing"
-    with raises_code("unknown_strategy", "'lossy_sd'", "spide, autoregressive, ", error=UnknownStrategy):
+    assert set(it.names()) == {"spide", "autoregressive", "vanilla_sd", "csd"}, (
+        "for one of those offered a qualifier is missing"
+    )
+    with raises_code(
+        "unknown_strategy", "'lossy_sd'", "spide, autoregressive, ", error=UnknownStrategy
+    ):
         it.get("lossy_sd")
     assert pool("spide", offered=()).names() == ("spide", "autoregressive")
 
@@ -275,7 +329,8 @@ def poison(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize(("mode", "harmed"), [("shared", True), ("tenant", False)])
 def test_a_client_that_poisons_its_state_harms_itself_alone(mode: str, harmed: bool) -> None:
-    """Drafts shorten to one token where the table says that nothing is kept; in shared mode for everybody."""
+    """Drafts shorten to one token where the table says that nothing is kept; in shared mode for
+    everybody."""
     serial = {"parallel": False}
     clean = decode(pool("spide", mode, parameters=serial).get(None, "honest"))
     it = pool("spide", mode, parameters=serial)
@@ -285,7 +340,10 @@ def test_a_client_that_poisons_its_state_harms_itself_alone(mode: str, harmed: b
         assert other.output == clean.output, "SPIDE is lossless whatever its table says"
         calls = other.session.stats.target_calls, clean.session.stats.target_calls
         assert calls[0] > calls[1] if harmed else calls[0] == calls[1]
-    assert decode(it.get(None, "mallory")).session.stats.target_calls > clean.session.stats.target_calls
+    assert (
+        decode(it.get(None, "mallory")).session.stats.target_calls
+        > clean.session.stats.target_calls
+    )
 
 
 def test_a_poisoned_memory_rescues_for_its_own_tenant_alone() -> None:
@@ -296,8 +354,13 @@ def test_a_poisoned_memory_rescues_for_its_own_tenant_alone() -> None:
         for correction in range(VOCAB):
             for _ in range(9):
                 memory.update(drafted, correction)
-    assert decode(it.get(None, "mallory")).output != clean, "everything is rescued: the draft writes alone"
-    assert decode(pool("csd", "tenant", parameters={"use_gate": False}).get(None, "bob")).output == clean
+    assert decode(it.get(None, "mallory")).output != clean, (
+        "everything is rescued: the draft writes alone"
+    )
+    assert (
+        decode(pool("csd", "tenant", parameters={"use_gate": False}).get(None, "bob")).output
+        == clean
+    )
     assert decode(it.get(None, "bob")).output == clean
 
 
@@ -328,24 +391,40 @@ def test_a_state_goes_on_where_a_copy_of_it_was_taken() -> None:
     assert again.learnt()["a"] == learnt
     assert again.get(None, "a").shared.value == it.get(None, "a").shared.value  # type: ignore[attr-defined]
     assert table_of(again.get("spide", "a")).total == table_of(it.get("spide", "a")).total
-    assert again.get("csd", "a").artifact(CorrectionMemory).counts == it.get("csd", "a").artifact(CorrectionMemory).counts
+    assert (
+        again.get("csd", "a").artifact(CorrectionMemory).counts
+        == it.get("csd", "a").artifact(CorrectionMemory).counts
+    )
     decode(again.get("spide", "a"))
     assert again.learnt()["a"] != learnt, "and learns on"
-    assert again.get("spide", "b").artifact(AcceptanceTable).total == [0] * 20, "others begin with the bundle"
+    assert again.get("spide", "b").artifact(AcceptanceTable).total == [0] * 20, (
+        "others begin with the bundle"
+    )
 
 
 def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
-    """A shared table would hold greedy counts, of drafts that are the target's first choice, against sampled requests."""
+    """A shared table would hold greedy counts, of drafts that are the target's first choice,
+    against sampled requests."""
     warm = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}})
-    table = AcceptanceTable([0] * 20, [0] * 20, ORIGIN, AcceptanceTable([0] * 20, [0] * 20, warm, prior_weight=316), prior_weight=56)
+    table = AcceptanceTable(
+        [0] * 20,
+        [0] * 20,
+        ORIGIN,
+        AcceptanceTable([0] * 20, [0] * 20, warm, prior_weight=316),
+        prior_weight=56,
+    )
     both: dict[str, Any] = {**table_resources(VOCAB).artifacts, "acceptance_table": table}
 
     def fresh() -> StrategyPool:
-        return StrategyPool(Pair(), both, DecodingConfig("spide", {}, {}, ORIGIN).with_greedy_for_sampled())  # type: ignore[arg-type]
+        return StrategyPool(
+            Pair(), both, DecodingConfig("spide", {}, {}, ORIGIN).with_greedy_for_sampled()
+        )  # type: ignore[arg-type]
 
     it = fresh()
     sampled = it.get(None, temperature=1.0)
-    Engine(table_pair(VOCAB, noise=0.6)).generate([1], Sampling(max_tokens=60, temperature=1.0, seed=3), sampled)
+    Engine(table_pair(VOCAB, noise=0.6)).generate(
+        [1], Sampling(max_tokens=60, temperature=1.0, seed=3), sampled
+    )
     before = it.learnt()[EVERYBODY]
     assert before.table == ([0] * 20, [0] * 20)
     assert before.sampled_table is not None
@@ -359,7 +438,9 @@ def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
     again.resume(EVERYBODY, learnt)
     assert again.learnt()[EVERYBODY] == learnt
     resumed = table_of(again.get(None))
-    assert (resumed.prior_weight, resumed.at(1.0).prior_weight) == (56, 316), "the bundle's, whatever was counted since"
+    assert (resumed.prior_weight, resumed.at(1.0).prior_weight) == (56, 316), (
+        "the bundle's, whatever was counted since"
+    )
     assert table.sampled is not None
     assert sum(table.total) == sum(table.sampled.total) == 0, "the bundle's own stays"
 
@@ -371,8 +452,11 @@ def test_what_hybrid_counted_of_each_class_is_resumed() -> None:
     it = fresh()
     for temperature in (0.0, 1.0):
         for prompt in range(3):
-            Engine(table_pair(VOCAB, noise=0.6)).generate([prompt], Sampling(max_tokens=60, temperature=temperature, seed=3),
-                                                          it.get(None, temperature=temperature))
+            Engine(table_pair(VOCAB, noise=0.6)).generate(
+                [prompt],
+                Sampling(max_tokens=60, temperature=temperature, seed=3),
+                it.get(None, temperature=temperature),
+            )
     learnt = it.learnt()[EVERYBODY]
     counted = learnt.strategies["hybrid"]
     assert {name.split(".")[0] for name in counted} == {"greedy", "sampled"}
@@ -380,8 +464,12 @@ def test_what_hybrid_counted_of_each_class_is_resumed() -> None:
         assert counted[f"{kind}.draft.rounds"] > 3
         assert any(name.startswith(f"{kind}.lookup.total.") for name in counted)
     again = fresh()
-    again.resume(EVERYBODY, Snapshot.model_validate_json(
-        Snapshot.of(SNAPSHOT_ORIGIN, EVERYBODY, learnt).model_dump_json(exclude_unset=True)).learnt())
+    again.resume(
+        EVERYBODY,
+        Snapshot.model_validate_json(
+            Snapshot.of(SNAPSHOT_ORIGIN, EVERYBODY, learnt).model_dump_json(exclude_unset=True)
+        ).learnt(),
+    )
     assert again.learnt()[EVERYBODY].strategies == learnt.strategies
     before, after = (one.get(None).seen["greedy"].models["draft"] for one in (it, again))  # type: ignore[attr-defined]
     assert (after.gain, after.ahead, after.rounds) == (before.gain, before.ahead, before.rounds)
@@ -391,7 +479,9 @@ def test_what_hybrid_counted_of_each_class_is_resumed() -> None:
 
 
 def test_what_eagle3_counted_is_resumed() -> None:
-    strategy, again = (build_strategy("eagle3", {"stop": "acceptance", "threshold": 0.2}) for _ in range(2))
+    strategy, again = (
+        build_strategy("eagle3", {"stop": "acceptance", "threshold": 0.2}) for _ in range(2)
+    )
     assert strategy.learnt() == {}
     Engine(table_pair(VOCAB, noise=0.6)).generate([1], Sampling(max_tokens=40), strategy)
     learnt = strategy.learnt()
@@ -400,12 +490,29 @@ def test_what_eagle3_counted_is_resumed() -> None:
     assert again.learnt() == learnt
 
 
-@pytest.mark.parametrize(("name", "wrong"), [
-    ("hybrid", {"greedy.draft.gain": 1.0}), ("hybrid", {"greedy.draft.gain": 1.0, "greedy.draft.ahead": 2.0, "greedy.draft.rounds": 1}),
-    ("hybrid", {"greedy.lookup.total.3": -1}), ("hybrid", {"greedy.lookup.total.3": 1.5}), ("hybrid", {"greedy.lookup.total.20": 1}),
-    ("hybrid", {"greedy.lookup.accepted.3": 1}), ("hybrid", {"warm.lookup.total.3": 1}),
-    ("hybrid", {"greedy.draft.gain": float("nan"), "greedy.draft.ahead": 0.5, "greedy.draft.rounds": 1}),
-    ("eagle3", {"total.3": float("inf")}), ("eagle3", {"value": 1}), ("eagle3", {"total.3": 1, "accepted.3": 2})])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("hybrid", {"greedy.draft.gain": 1.0}),
+        ("hybrid", {"greedy.draft.gain": 1.0, "greedy.draft.ahead": 2.0, "greedy.draft.rounds": 1}),
+        ("hybrid", {"greedy.lookup.total.3": -1}),
+        ("hybrid", {"greedy.lookup.total.3": 1.5}),
+        ("hybrid", {"greedy.lookup.total.20": 1}),
+        ("hybrid", {"greedy.lookup.accepted.3": 1}),
+        ("hybrid", {"warm.lookup.total.3": 1}),
+        (
+            "hybrid",
+            {
+                "greedy.draft.gain": float("nan"),
+                "greedy.draft.ahead": 0.5,
+                "greedy.draft.rounds": 1,
+            },
+        ),
+        ("eagle3", {"total.3": float("inf")}),
+        ("eagle3", {"value": 1}),
+        ("eagle3", {"total.3": 1, "accepted.3": 2}),
+    ],
+)
 def test_numbers_that_were_not_counted_are_refused(name: str, wrong: dict[str, float]) -> None:
     with pytest.raises((ValueError, DraftwellError)):
         build_strategy(name, {}, table_resources(VOCAB)).resume(wrong)
@@ -413,7 +520,12 @@ def test_numbers_that_were_not_counted_are_refused(name: str, wrong: dict[str, f
 
 def test_a_state_is_resumed_only_where_it_belongs() -> None:
     learnt = Learnt(table=([9] * 20, [9] * 20))
-    for mode, tenant, kept in (("shared", EVERYBODY, 180), ("shared", "a", 0), ("tenant", "a", 180), ("off", EVERYBODY, 0)):
+    for mode, tenant, kept in (
+        ("shared", EVERYBODY, 180),
+        ("shared", "a", 0),
+        ("tenant", "a", 180),
+        ("off", EVERYBODY, 0),
+    ):
         it = pool("spide", mode)
         it.resume(tenant, learnt)
         assert sum(table_of(it.get(None, tenant)).total) == kept, (mode, tenant)
@@ -430,7 +542,9 @@ def test_requests_and_copies_may_come_from_many_threads() -> None:
         try:
             n = start
             while not ended.is_set():
-                table_of(it.get(("spide", "csd", None)[n % 3] if n % 3 != 1 else None, f"t{n % 9}")).update(0.5, kept=True)
+                table_of(
+                    it.get(("spide", "csd", None)[n % 3] if n % 3 != 1 else None, f"t{n % 9}")
+                ).update(0.5, kept=True)
                 n += 1
         except Exception as error:
             wrong.append(error)
@@ -441,7 +555,9 @@ def test_requests_and_copies_may_come_from_many_threads() -> None:
     until = time.monotonic() + 1
     while time.monotonic() < until:
         for learnt in it.learnt().values():
-            assert learnt.table is None or learnt.table[0] == learnt.table[1], "all were kept, so both counts are equal at any moment"
+            assert learnt.table is None or learnt.table[0] == learnt.table[1], (
+                "all were kept, so both counts are equal at any moment"
+            )
     ended.set()
     for thread in threads:
         thread.join()

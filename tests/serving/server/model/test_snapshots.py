@@ -25,8 +25,13 @@ from tests.support.errors import raises_code
 from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
 
-def served(folder: Path, mode: Any = "shared", origin: SnapshotOrigin = SNAPSHOT_ORIGIN, strategy: str = "spide",
-           **parameters: Any) -> tuple[StrategyPool, Snapshots, int]:
+def served(
+    folder: Path,
+    mode: Any = "shared",
+    origin: SnapshotOrigin = SNAPSHOT_ORIGIN,
+    strategy: str = "spide",
+    **parameters: Any,
+) -> tuple[StrategyPool, Snapshots, int]:
     """A pool that has just been started over a folder, and how many states it took up."""
     it, snapshots = pool(strategy, mode, parameters=parameters), Snapshots(folder)
     return it, snapshots, snapshots.keep(it, origin)
@@ -51,7 +56,9 @@ def test_what_was_learnt_is_there_after_a_restart(tmp_path: Path, mode: str) -> 
         assert after.learnt()[tenant or EVERYBODY] == before.learnt()[tenant or EVERYBODY]
         assert total(after, tenant) == total(before, tenant) > 0
         counts = [it.get("csd", tenant).artifact(CorrectionMemory).counts for it in (after, before)]
-        assert list(counts[0].items()) == list(counts[1].items()), "its order says who is the oldest"
+        assert list(counts[0].items()) == list(counts[1].items()), (
+            "its order says who is the oldest"
+        )
     if mode == "tenant":
         assert total(after, "c") == 0
 
@@ -74,7 +81,9 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
     learn(it, "b")
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert snapshots.save() == 1
-    changed = [path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]]
+    changed = [
+        path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]
+    ]
     assert changed == [name_of("b")]
 
 
@@ -95,7 +104,9 @@ def changed(path: Path, change: Any) -> None:
     body = json.loads(path.read_text().splitlines()[1])
     change(body)
     text = json.dumps(body)
-    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n" + text + "\n")
+    path.write_text(
+        json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n" + text + "\n"
+    )
 
 
 HARMS = {
@@ -107,24 +118,34 @@ HARMS = {
     "newer": lambda path: changed(path, lambda body: body.update(schema_version=2)),
     "unknown key": lambda path: changed(path, lambda body: body.update(extra=1)),
     "19 bins": lambda path: changed(path, lambda body: body["table"]["total"].pop()),
-    "more kept than judged": lambda path: changed(path, lambda body: body["table"].update(accepted=[10**6] * 20)),
+    "more kept than judged": lambda path: changed(
+        path, lambda body: body["table"].update(accepted=[10**6] * 20)
+    ),
     "negative": lambda path: changed(path, lambda body: body["table"].update(accepted=[-1] * 20)),
     "words": lambda path: changed(path, lambda body: body["table"].update(total=["9"] * 20)),
     "no threes": lambda path: changed(path, lambda body: body["memory"].append(1)),
     "a pair twice": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 3, 1, 2, 3])),
     "a count of none": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 0])),
     "a count beyond": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 2**40])),
-    "impossible length": lambda path: changed(path, lambda body: body.update(strategies={"hf_dynamic": {"value": 10**9}})),
+    "impossible length": lambda path: changed(
+        path, lambda body: body.update(strategies={"hf_dynamic": {"value": 10**9}})
+    ),
     "another bundle": lambda path: changed(path, lambda body: body["origin"].update(version=4)),
-    "another artifact": lambda path: changed(path, lambda body: body["origin"].update(digest="e" * 64)),
-    "other weights": lambda path: changed(path, lambda body: body["origin"].update(fingerprint="e" * 64)),
+    "another artifact": lambda path: changed(
+        path, lambda body: body["origin"].update(digest="e" * 64)
+    ),
+    "other weights": lambda path: changed(
+        path, lambda body: body["origin"].update(fingerprint="e" * 64)
+    ),
     "another tenant": lambda path: changed(path, lambda body: body.update(tenant="b")),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_damaged_or_foreign_is_said_in_one_line_and_left_out(tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_damaged_or_foreign_is_said_in_one_line_and_left_out(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
     it, snapshots, _ = served(tmp_path)
     learn(it)
     snapshots.close()
@@ -143,7 +164,8 @@ def test_what_is_damaged_or_foreign_is_said_in_one_line_and_left_out(tmp_path: P
 
 
 def test_another_bundle_starts_anew_and_the_same_one_goes_on(tmp_path: Path) -> None:
-    """As a switch does: the old pool's state is written, the new one resumed only if it is the same bundle, loaded again."""
+    """As a switch does: the old pool's state is written, the new one resumed only if it is the same
+    bundle, loaded again."""
     it, snapshots, _ = served(tmp_path)
     learn(it)
     again = pool("spide")
@@ -200,7 +222,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
         Snapshots(tmp_path / "file" / "state")
 
 
-def test_a_disk_that_fills_up_later_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_later_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from serving.server.model import snapshots as module
 
     it, snapshots, _ = served(tmp_path)
@@ -237,7 +261,12 @@ snapshots.save()
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     kept = int(child.stdout.readline())
     assert child.stdout.readline() == "writing\n"
@@ -246,13 +275,24 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Pat
     child.communicate()
     it, _, resumed = served(tmp_path)
     assert (resumed, total(it)) == (1, kept)
-    assert [path.name for path in tmp_path.iterdir()] == [name_of(EVERYBODY)], "what was half written is gone"
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(EVERYBODY)], (
+        "what was half written is gone"
+    )
 
 
 def test_counts_for_sampled_requests_come_back_and_a_file_without_them_is_as_before() -> None:
     greedy, sampled = ([4] * 20, [2] * 20), ([9] * 20, [8] * 20)
     without = Snapshot.of(SNAPSHOT_ORIGIN, "", Learnt(greedy)).model_dump_json(exclude_unset=True)
-    assert set(json.loads(without)) == {"schema_version", "origin", "tenant", "table", "memory", "strategies"}
+    assert set(json.loads(without)) == {
+        "schema_version",
+        "origin",
+        "tenant",
+        "table",
+        "memory",
+        "strategies",
+    }
     both = Learnt(greedy, sampled_table=sampled)
-    back = Snapshot.model_validate_json(Snapshot.of(SNAPSHOT_ORIGIN, "", both).model_dump_json(exclude_unset=True))
+    back = Snapshot.model_validate_json(
+        Snapshot.of(SNAPSHOT_ORIGIN, "", both).model_dump_json(exclude_unset=True)
+    )
     assert back.learnt() == both

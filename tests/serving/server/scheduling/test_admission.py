@@ -1,4 +1,5 @@
-"""Who waits, who is next, who is refused; deadlines, cancellation of many, and what observers hear of it."""
+"""Who waits, who is next, who is refused; deadlines, cancellation of many, and what observers hear
+of it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRat
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Ticket
+from serving.server.scheduling.ticket import (
+    Cancelled,
+    DeadlineExceeded,
+    Delta,
+    End,
+    Event,
+    Failure,
+    Ticket,
+)
 from tests.support.models.resources import table_pair, table_resources
 from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 from tests.support.server.served_pair import running, served_pair
@@ -33,7 +42,14 @@ AUTOREGRESSIVE = build_strategy("autoregressive")
 
 def ticket(client: str = "", max_tokens: int = 5, **settings: Any) -> tuple[Ticket, list[Event]]:
     events: list[Event] = []
-    return Ticket((1,), Sampling(max_tokens=max_tokens), TextStream(letters), events.append, client=client, **settings), events
+    return Ticket(
+        (1,),
+        Sampling(max_tokens=max_tokens),
+        TextStream(letters),
+        events.append,
+        client=client,
+        **settings,
+    ), events
 
 
 def scheduler(slots: int = 1, capacity: int = 100, observers: Sequence[Observer] = ()) -> Scheduler:
@@ -62,7 +78,9 @@ def test_clients_take_turns() -> None:
     queue = queued(*"aaaa")
     queue.pop()
     queue.put(ticket("b")[0])
-    assert order(queue) == "abaa", "a client that comes later waits for one request of the other, not for all"
+    assert order(queue) == "abaa", (
+        "a client that comes later waits for one request of the other, not for all"
+    )
 
 
 def test_a_clients_own_requests_keep_their_order() -> None:
@@ -74,7 +92,9 @@ def test_a_clients_own_requests_keep_their_order() -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=60), st.data())
-def test_nobody_is_lost_and_nobody_is_passed_twice(steps: list[str | None], data: st.DataObject) -> None:
+def test_nobody_is_lost_and_nobody_is_passed_twice(
+    steps: list[str | None], data: st.DataObject
+) -> None:
     """Against a plain model: while a client waits, no other gets two turns before it gets one."""
     queue, inside, passed = FairQueue(10), [], dict.fromkeys("abc", "")
     for client in steps:
@@ -106,8 +126,11 @@ def test_an_empty_queue_and_a_stranger_are_errors() -> None:
         FairQueue(0)
 
 
-def test_one_that_is_displaced_while_it_is_cancelled_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another client comes between the look at the queue, which finds two cancelled, and their leaving."""
+def test_one_that_is_displaced_while_it_is_cancelled_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another client comes between the look at the queue, which finds two cancelled, and their
+    leaving."""
     heard: list[Ticket] = []
 
     class Ends(Observer):
@@ -127,14 +150,18 @@ def test_one_that_is_displaced_while_it_is_cancelled_ends_once(monkeypatch: pyte
     def slowly(one: Ticket, event: Event) -> None:
         for newcomer in late:
             it.submit(newcomer)
-            assert it._displaced == [mine[2][0]], "its place was taken meanwhile, or the test proves nothing"
+            assert it._displaced == [mine[2][0]], (
+                "its place was taken meanwhile, or the test proves nothing"
+            )
         leave(one, event)
 
     monkeypatch.setattr(it, "_leave", slowly)
     turn_until_idle(it)
     it.turn()
     for one, events in [*mine, (other, other_events)]:
-        assert len([event for event in events if not isinstance(event, Delta)]) == 1, "exactly one last event"
+        assert len([event for event in events if not isinstance(event, Delta)]) == 1, (
+            "exactly one last event"
+        )
         assert heard.count(one) == 1
     assert [type(events[-1]) for _, events in mine] == [End, Cancelled, Cancelled]
     assert isinstance(other_events[-1], End)
@@ -179,7 +206,9 @@ def busy(capacity: int) -> Scheduler:
 
 
 def refused(events: list[Event]) -> bool:
-    return bool(events) and isinstance(events[-1], Failure) and isinstance(events[-1].error, QueueFull)
+    return (
+        bool(events) and isinstance(events[-1], Failure) and isinstance(events[-1].error, QueueFull)
+    )
 
 
 def test_a_request_of_several_tickets_is_taken_whole_or_not_at_all() -> None:
@@ -188,7 +217,8 @@ def test_a_request_of_several_tickets_is_taken_whole_or_not_at_all() -> None:
     with pytest.raises(QueueFull):
         idle.submit(ticket()[0])
     turn_until_idle(idle)
-    idle.submit(*(ticket()[0] for _ in range(9)))  # what never fits is taken when nobody else is here
+    # what never fits is taken when nobody else is here
+    idle.submit(*(ticket()[0] for _ in range(9)))
     turn_until_idle(idle)
     it = busy(capacity=3)
     for _ in range(2):
@@ -254,7 +284,9 @@ def test_the_servers_own_check_is_taken_even_when_the_queue_is_full_and_is_next(
         it.submit(one)
     check, events = ticket("server", max_tokens=2)
     it.submit(check, urgent=True)
-    turn_until(it, lambda: any(log for _, log in others) or (events and isinstance(events[-1], End)))
+    turn_until(
+        it, lambda: any(log for _, log in others) or (events and isinstance(events[-1], End))
+    )
     assert not any(log for _, log in others), "it waits for nobody"
     turn_until_idle(it)
     assert all(isinstance(log[-1], End) for _, log in others)
@@ -292,7 +324,8 @@ def test_a_thread_that_sleeps_wakes_for_a_request_and_keeps_its_deadline() -> No
 
 @pytest.mark.parametrize("strategy", ["vanilla_sd", "pearl", "duo_decoding"])
 def test_many_that_go_away_at_once_leave_nothing_behind(strategy: str) -> None:
-    """Sixty requests, running and waiting, of which every second one goes; also in the middle of an overlap."""
+    """Sixty requests, running and waiting, of which every second one goes; also in the middle of an
+    overlap."""
     it = Scheduler(Engine(table_pair(vocab=8)), build_strategy(strategy, {}, table_resources(8)), 8)
     results = [ticket(str(number % 3), max_tokens=12) for number in range(60)]
     for one, _ in results:
@@ -302,7 +335,9 @@ def test_many_that_go_away_at_once_leave_nothing_behind(strategy: str) -> None:
             it.turn()
         results[number][0].cancel()
     it.turn()
-    assert all(type(events[-1]) in (Cancelled, End) for one, events in results if one.cancelled), "within one round"
+    assert all(type(events[-1]) in (Cancelled, End) for one, events in results if one.cancelled), (
+        "within one round"
+    )
     turn_until_idle(it)
     assert all(isinstance(events[-1], End) for one, events in results if not one.cancelled)
     assert sum(isinstance(events[-1], Cancelled) for _, events in results) >= 20
@@ -358,7 +393,10 @@ def test_observers_hear_the_whole_life_of_a_ticket() -> None:
     assert ear.heard == [("admitted", first), ("stepped", 1, 1), ("progressed", first, 1)]
     second.cancel()
     turn_until_idle(it)
-    assert [heard for heard in ear.heard if heard[0] == "finished"] == [("finished", second, Cancelled), ("finished", first, End)]
+    assert [heard for heard in ear.heard if heard[0] == "finished"] == [
+        ("finished", second, Cancelled),
+        ("finished", first, End),
+    ]
     assert sum(heard[2] for heard in ear.heard if heard[0] == "progressed") == 3
     assert ("admitted", second) not in ear.heard
     assert isinstance(events[-1], End)
@@ -379,7 +417,10 @@ def test_tokens_behind_a_stop_string_are_no_progress() -> None:
     ear.heard.clear()
     it.submit(cut)
     turn_until_idle(it)
-    assert sum(heard[2] for heard in ear.heard if heard[0] == "progressed") == text.index(text[3:6]) + 3
+    assert (
+        sum(heard[2] for heard in ear.heard if heard[0] == "progressed")
+        == text.index(text[3:6]) + 3
+    )
 
 
 def test_a_request_that_never_starts_is_finished_without_having_been_admitted() -> None:
@@ -393,7 +434,9 @@ def test_a_request_that_never_starts_is_finished_without_having_been_admitted() 
     assert ear.heard == [("finished", long, Failure)]
 
 
-def test_an_observer_that_fails_hurts_nobody_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_fails_hurts_nobody_and_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken(Observer):
         def progressed(self, ticket: Ticket, tokens: int) -> None:
             raise RuntimeError("no disk")
@@ -407,8 +450,13 @@ def test_an_observer_that_fails_hurts_nobody_and_is_reported_once(caplog: pytest
     it.submit(one)
     turn_until_idle(it)
     assert isinstance(events[-1], End)
-    assert [heard[0] for heard in ear.heard].count("progressed") == 5, "the others hear it all the same"
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["Broken.progressed", "Broken.finished"]
+    assert [heard[0] for heard in ear.heard].count("progressed") == 5, (
+        "the others hear it all the same"
+    )
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        "Broken.progressed",
+        "Broken.finished",
+    ]
 
 
 def test_a_full_server_answers_429_with_retry_after_and_serves_those_it_took() -> None:
@@ -418,10 +466,20 @@ def test_a_full_server_answers_429_with_retry_after_and_serves_those_it_took() -
     it.engine.step = lambda: (go_on.wait(60), step())  # type: ignore[method-assign,return-value]
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
-        asking = [threading.Thread(target=lambda: statuses.append(client.post("/v1/completions", json=body).status_code)) for _ in range(2)]
+        asking = [
+            threading.Thread(
+                target=lambda: statuses.append(
+                    client.post("/v1/completions", json=body).status_code
+                )
+            )
+            for _ in range(2)
+        ]
         for number, thread in enumerate(asking):
             thread.start()
-            wait_until(lambda number=number: it.running and it.running + it.waiting > number, "the request arrives")
+            wait_until(
+                lambda number=number: it.running and it.running + it.waiting > number,
+                "the request arrives",
+            )
         refused = client.post("/v1/completions", json=body)
         go_on.set()
         for thread in asking:

@@ -1,4 +1,5 @@
-"""The draft length that is fastest under load, by made-up machines whose answer is known, and on costs that are measured."""
+"""The draft length that is fastest under load, by made-up machines whose answer is known, and on
+costs that are measured."""
 
 from __future__ import annotations
 
@@ -16,8 +17,13 @@ WEIGHTS = 0.040
 
 
 def machine(per_token: float, t_draft: float = 0.004, **settings) -> BatchCosts:
-    """A machine that reads weights in `WEIGHTS` and then computes each token in `per_token` seconds."""
-    return BatchCosts({1: t_draft, 64: t_draft * 2}, {1: WEIGHTS + per_token, 1024: WEIGHTS + 1024 * per_token}, **settings)
+    """A machine that reads weights in `WEIGHTS` and then computes each token in `per_token`
+    seconds."""
+    return BatchCosts(
+        {1: t_draft, 64: t_draft * 2},
+        {1: WEIGHTS + per_token, 1024: WEIGHTS + 1024 * per_token},
+        **settings,
+    )
 
 
 FREE, DEAR = machine(0.0), machine(WEIGHTS)
@@ -43,20 +49,41 @@ def test_drafts_shorten_step_by_step_until_none_is_left():
     assert len(set(lengths)) >= 3, "it is no switch"
 
 
-@given(per_token=st.floats(0, 0.05), t_draft=st.floats(0.0005, 0.03), alpha=st.floats(0, 0.98), running=st.integers(1, 128),
-       drafts=st.booleans(), prompt=st.floats(0, 20))
-def test_the_choice_is_never_predicted_slower_than_plain_decoding_and_moves_the_right_way(per_token, t_draft, alpha, running, drafts,
-                                                                                          prompt):
+@given(
+    per_token=st.floats(0, 0.05),
+    t_draft=st.floats(0.0005, 0.03),
+    alpha=st.floats(0, 0.98),
+    running=st.integers(1, 128),
+    drafts=st.booleans(),
+    prompt=st.floats(0, 20),
+)
+def test_the_choice_is_never_predicted_slower_than_plain_decoding_and_moves_the_right_way(
+    per_token, t_draft, alpha, running, drafts, prompt
+):
     costs, so = machine(per_token, t_draft), {"drafts": drafts, "prompt": prompt}
     best = costs.best_gamma(running, alpha, **so)
     plain = costs.seconds_per_token(running, 0, alpha, **so)
     assert costs.seconds_per_token(running, best, alpha, **so) <= plain
-    assert all(costs.seconds_per_token(running, best, alpha, **so)
-               <= costs.seconds_per_token(running, other, alpha, **so) + 1e-12 for other in range(LONGEST + 1)) or best == 0
-    assert costs.best_gamma(running, min(0.99, alpha + 0.1), **so) >= best, "better drafts are no reason for shorter ones"
-    assert costs.best_gamma(running + 8, alpha, **so) <= best, "more load is no reason for longer ones"
-    assert costs.best_gamma(running, alpha, drafts=False, prompt=prompt) >= best, "nor are drafts that cost nothing"
-    assert costs.best_gamma(running, alpha, drafts=drafts, prompt=prompt + 1) <= best, "nor more prompt to read"
+    assert (
+        all(
+            costs.seconds_per_token(running, best, alpha, **so)
+            <= costs.seconds_per_token(running, other, alpha, **so) + 1e-12
+            for other in range(LONGEST + 1)
+        )
+        or best == 0
+    )
+    assert costs.best_gamma(running, min(0.99, alpha + 0.1), **so) >= best, (
+        "better drafts are no reason for shorter ones"
+    )
+    assert costs.best_gamma(running + 8, alpha, **so) <= best, (
+        "more load is no reason for longer ones"
+    )
+    assert costs.best_gamma(running, alpha, drafts=False, prompt=prompt) >= best, (
+        "nor are drafts that cost nothing"
+    )
+    assert costs.best_gamma(running, alpha, drafts=drafts, prompt=prompt + 1) <= best, (
+        "nor more prompt to read"
+    )
 
 
 def test_a_draft_that_saves_next_to_nothing_is_not_worth_it():
@@ -89,19 +116,34 @@ def profile(details: bool = True) -> HardwareProfile:
         context=128,
         rest=RoundOverheads(round=0.001, token=0.0005, figure=0.0002),
     )
-    return HardwareProfile(0.01, {1: 0.1, 8: 0.1, 32: 0.2}, 0.003, ORIGIN, split=(0.02, {1: 0.15, 32: 0.3}),
-                           details=more if details else None)
+    return HardwareProfile(
+        0.01,
+        {1: 0.1, 8: 0.1, 32: 0.2},
+        0.003,
+        ORIGIN,
+        split=(0.02, {1: 0.15, 32: 0.3}),
+        details=more if details else None,
+    )
 
 
 def test_a_profile_gives_costs_and_what_it_lacks_is_continued():
     costs = from_profile(profile())
     assert (seconds_at(costs.draft, 8), seconds_at(costs.target, 32)) == (0.02, 0.2)
-    assert seconds_at(costs.target, 256) == 10.0, "a verification takes no less than a prompt of that size, whatever small ones suggest"
+    assert seconds_at(costs.target, 256) == 10.0, (
+        "a verification takes no less than a prompt of that size, whatever small ones suggest"
+    )
     assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
     assert costs.split is not None
-    assert (seconds_at(costs.split[0], 8), seconds_at(costs.split[1], 1)) == pytest.approx((0.04, 0.15))
+    assert (seconds_at(costs.split[0], 8), seconds_at(costs.split[1], 1)) == pytest.approx(
+        (0.04, 0.15)
+    )
     old = from_profile(profile(details=False))
-    assert (seconds_at(old.draft, 1), seconds_at(old.draft, 32), old.per_round, old.per_token) == pytest.approx((0.01, 0.02, 0.0, 0.0006))
+    assert (
+        seconds_at(old.draft, 1),
+        seconds_at(old.draft, 32),
+        old.per_round,
+        old.per_token,
+    ) == pytest.approx((0.01, 0.02, 0.0, 0.0006))
     assert seconds_at(old.target, 256) > 0.2
 
 
@@ -112,11 +154,18 @@ def test_noise_does_not_make_drafts_look_better_than_free() -> None:
 
 
 def test_timed_batches_count_and_the_profile_tells_the_rest():
-    """A profile knows one request's forwards: here eight rows take twice as long as eight tokens of one."""
+    """A profile knows one request's forwards: here eight rows take twice as long as eight tokens of
+    one."""
     timed = BatchCosts({1: 0.02, 8: 0.04}, {1: 0.2, 8: 0.4}, source="measured at start")
     costs = completed(timed, from_profile(profile()))
-    assert (seconds_at(costs.draft, 8), seconds_at(costs.target, 1), seconds_at(costs.target, 8)) == (0.04, 0.2, 0.4)
-    assert seconds_at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), "grows as the profile does"
+    assert (
+        seconds_at(costs.draft, 8),
+        seconds_at(costs.target, 1),
+        seconds_at(costs.target, 8),
+    ) == (0.04, 0.2, 0.4)
+    assert seconds_at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), (
+        "grows as the profile does"
+    )
     assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
     assert costs.split is not None
     split = (seconds_at(costs.split[0], 1), seconds_at(costs.split[1], 1))
@@ -134,7 +183,9 @@ def test_a_draft_reads_every_prompt_which_plain_decoding_does_not():
     assert costs.best_gamma(8, 0.7) >= 1
     assert costs.best_gamma(8, 0.7, prompt=10) == 0
     assert costs.best_gamma(8, 0.7, drafts=False, prompt=10) >= 1, "n-grams read nothing"
-    assert costs.seconds_per_token(8, 1, 0.7, prompt=2) - costs.seconds_per_token(8, 1, 0.7) == pytest.approx(8 * 2 * 0.001)
+    assert costs.seconds_per_token(8, 1, 0.7, prompt=2) - costs.seconds_per_token(
+        8, 1, 0.7
+    ) == pytest.approx(8 * 2 * 0.001)
     assert costs.seconds_per_token(8, 0, 0.7, prompt=2) == costs.seconds_per_token(8, 0, 0.7)
 
 

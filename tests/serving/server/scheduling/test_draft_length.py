@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.server.scheduling.draft_length import BLOCK, ENOUGH, LONG_BLOCK, OFTEN, SELDOM, SETTLING, DraftLength
+from serving.server.scheduling.draft_length import (
+    BLOCK,
+    ENOUGH,
+    LONG_BLOCK,
+    OFTEN,
+    SELDOM,
+    SETTLING,
+    DraftLength,
+)
 from serving.server.scheduling.ratio import Ratio
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -18,24 +26,42 @@ Seconds = Callable[[int], float]
 
 
 def machine(running: int, per_token: float) -> Seconds:
-    """Seconds of a round by draft length: a pass of the draft for each token, and a target that computes all rows."""
+    """Seconds of a round by draft length: a pass of the draft for each token, and a target that
+    computes all rows."""
     return lambda length: 0.004 * length + 0.04 + per_token * running * (length + 1)
 
 
 def speeds(seconds: Seconds, running: int) -> dict[int, float]:
-    return {length: running * sum(KEPT**i for i in range(length + 1)) / seconds(length) for length in LENGTHS}
+    return {
+        length: running * sum(KEPT**i for i in range(length + 1)) / seconds(length)
+        for length in LENGTHS
+    }
 
 
 class Load:
-    """Requests that run round after round under a control, with random acceptance, times that scatter, and hiccups.
+    """Requests that run round after round under a control, with random acceptance, times that
+    scatter, and hiccups.
 
     Args:
         reading: seconds in which drafts read a token that plain decoding wrote.
         hiccups: share of rounds that take eight times as long.
     """
 
-    def __init__(self, control: DraftLength, running: int, seconds: Seconds, seed: int = 0, reading: float = 0.0, hiccups: float = 0.002):
-        self.control, self.running, self.seconds, self.random = control, running, seconds, random.Random(seed)
+    def __init__(
+        self,
+        control: DraftLength,
+        running: int,
+        seconds: Seconds,
+        seed: int = 0,
+        reading: float = 0.0,
+        hiccups: float = 0.002,
+    ):
+        self.control, self.running, self.seconds, self.random = (
+            control,
+            running,
+            seconds,
+            random.Random(seed),
+        )
         self.reading, self.hiccups, self.missed = reading, hiccups, 0
         self.tokens = self.time = 0.0
         self.in_force: list[int] = []
@@ -45,7 +71,11 @@ class Load:
         tokens = time = 0.0
         for _ in range(rounds):
             length = self.control.length
-            taken = self.seconds(length) * self.random.lognormvariate(0, 0.1) * (8 if self.random.random() < self.hiccups else 1)
+            taken = (
+                self.seconds(length)
+                * self.random.lognormvariate(0, 0.1)
+                * (8 if self.random.random() < self.hiccups else 1)
+            )
             taken += self.reading * self.missed if length else 0.0
             self.missed = 0 if length else min(self.missed + self.running, 120 * self.running)
             kept = sum(1 + self._kept(length) for _ in range(self.running))
@@ -66,21 +96,34 @@ PRIORS: Mapping[str, Callable[[int], float]] = {
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize(("running", "per_token"), [(4, 0.001), (8, 0.001), (8, 0.006), (32, 0.001), (32, 0.004)])
-def test_it_comes_to_the_best_length_of_every_batch_size_whatever_the_profile_said(running: int, per_token: float, prior: str) -> None:
+@pytest.mark.parametrize(
+    ("running", "per_token"), [(4, 0.001), (8, 0.001), (8, 0.006), (32, 0.001), (32, 0.004)]
+)
+def test_it_comes_to_the_best_length_of_every_batch_size_whatever_the_profile_said(
+    running: int, per_token: float, prior: str
+) -> None:
     seconds = machine(running, per_token)
     true = speeds(seconds, running)
     control = DraftLength({length: PRIORS[prior](length) for length in LENGTHS})
     load = Load(control, running, seconds)
     load.run(12000)
     assert true[control.in_force] > 0.93 * max(true.values()), control.in_force
-    assert control.tokens_per_second()[control.in_force] == pytest.approx(true[control.in_force], rel=0.2)
+    assert control.tokens_per_second()[control.in_force] == pytest.approx(
+        true[control.in_force], rel=0.2
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(running=st.sampled_from([2, 8, 32]), per_token=st.floats(0.0002, 0.01), believed=st.floats(0.0002, 0.01), seed=st.integers(0, 99))
-def test_it_is_never_below_plain_decoding_by_more_than_the_blocks_share(running, per_token, believed, seed):
+@given(
+    running=st.sampled_from([2, 8, 32]),
+    per_token=st.floats(0.0002, 0.01),
+    believed=st.floats(0.0002, 0.01),
+    seed=st.integers(0, 99),
+)
+def test_it_is_never_below_plain_decoding_by_more_than_the_blocks_share(
+    running, per_token, believed, seed
+):
     """Once its comparisons are made; the prior is of another machine."""
     seconds = machine(running, per_token)
     load = Load(DraftLength(speeds(machine(running, believed), running)), running, seconds, seed)
@@ -104,8 +147,11 @@ def test_it_recovers_when_what_a_token_costs_changes(before: float, after: float
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 @pytest.mark.parametrize("per_token", [0.001, 0.006])
-def test_a_machine_that_is_three_times_as_slow_for_all_lengths_changes_nothing(per_token: float, factor: float) -> None:
-    """Speeds that were averaged at other times, compared as they are, would prefer whatever was last tried before."""
+def test_a_machine_that_is_three_times_as_slow_for_all_lengths_changes_nothing(
+    per_token: float, factor: float
+) -> None:
+    """Speeds that were averaged at other times, compared as they are, would prefer whatever was
+    last tried before."""
     seconds = machine(8, per_token)
     control = DraftLength(speeds(seconds, 8))
     load = Load(control, 8, seconds)
@@ -116,26 +162,38 @@ def test_a_machine_that_is_three_times_as_slow_for_all_lengths_changes_nothing(p
     load.run(5000)
     assert len(set(load.in_force)) <= 2
     assert true[control.in_force] > 0.96 * true[first]
-    assert control.tokens_per_second()[control.in_force] == pytest.approx(true[control.in_force] / factor, rel=0.2)
+    assert control.tokens_per_second()[control.in_force] == pytest.approx(
+        true[control.in_force] / factor, rel=0.2
+    )
 
 
 @pytest.mark.parametrize("running", [2, 8, 32])
 def test_lengths_that_are_equally_fast_do_not_take_turns(running: int) -> None:
     """A rule that takes the length with the best average changes hundreds of times."""
-    load = Load(DraftLength(dict.fromkeys(LENGTHS, 1.0)), running, lambda length: sum(KEPT**i for i in range(length + 1)))
+    load = Load(
+        DraftLength(dict.fromkeys(LENGTHS, 1.0)),
+        running,
+        lambda length: sum(KEPT**i for i in range(length + 1)),
+    )
     load.run(15000)
     compared = load.control.rounds_in_trials
     load.run(5000)
     assert load.control.switches <= 4
     assert compared > 120, "it has compared"
-    assert load.control.rounds_in_trials - compared < 160, "what is as fast would not be put in force: it is seldom tried again"
+    assert load.control.rounds_in_trials - compared < 160, (
+        "what is as fast would not be put in force: it is seldom tried again"
+    )
 
 
 def test_comparing_costs_little_where_drafts_have_much_to_read_first() -> None:
-    """As eight requests on two cores: a draft of one token is as fast as plain decoding, longer ones are slower, and whoever has decoded
-    plainly for long has to read its text with the head first, which takes as long as fifteen rounds."""
+    """As eight requests on two cores: a draft of one token is as fast as plain decoding, longer
+    ones are slower, and whoever has decoded plainly for long has to read its text with the head
+    first, which takes as long as fifteen rounds."""
     true = {0: 1.0, 1: 0.99, 2: 0.94, 3: 0.82, 4: 0.75}
-    seconds = {length: 0.016 * sum(KEPT**i for i in range(length + 1)) / speed for length, speed in true.items()}
+    seconds = {
+        length: 0.016 * sum(KEPT**i for i in range(length + 1)) / speed
+        for length, speed in true.items()
+    }
     shares = []
     for seed in range(6):
         control = DraftLength({0: 1.0, 1: 1.03, 2: 0.97, 3: 0.88, 4: 0.8})
@@ -171,7 +229,9 @@ def test_blocks_are_short_and_have_the_share_of_the_time_that_is_said() -> None:
         time[trial] += seconds
         control.observe(8 * (1 + 0.3 * control.length), seconds)
     assert control.rounds_in_trials > before, "it goes on comparing"
-    assert longest == BLOCK + SETTLING, "what it settled for took no longer than the rounds that count"
+    assert longest == BLOCK + SETTLING, (
+        "what it settled for took no longer than the rounds that count"
+    )
     assert time[True] / sum(time.values()) <= 1.1 / (1 + SELDOM)
 
 
@@ -232,7 +292,8 @@ def test_a_speed_is_a_ratio_of_sums() -> None:
         uneven.observe(8, 0.1 if number % 2 else 1.9)
     assert uneven.tokens_per_second()[0] == pytest.approx(8.0, rel=0.02)
     control = DraftLength({0: 1.0, 1: 1.0})
-    for number in range(4000):  # on average half the tokens per second, though every second round is ten times as fast
+    # on average half the tokens per second, though every second round is ten times as fast
+    for number in range(4000):
         control.observe(8, 1.0 if control.length == 0 else 3.6 if number % 2 else 0.1)
     assert control.in_force == 0
     assert control.tokens_per_second()[1] < control.tokens_per_second()[0]
@@ -243,7 +304,9 @@ def test_rounds_that_read_prompts_are_not_compared_and_a_block_ends_all_the_same
     for number in range(6000):
         reads = number % 4 == 0
         length = control.length
-        control.observe(8 * (1 + 0.4 * length), (1.0 + 0.1 * length) * (50 if reads else 1), clean=not reads)
+        control.observe(
+            8 * (1 + 0.4 * length), (1.0 + 0.1 * length) * (50 if reads else 1), clean=not reads
+        )
     assert control.in_force == 2
     assert control.tokens_per_second()[2] == pytest.approx(8 * 1.8 / 1.2, rel=0.01)
     for _ in range(100):
@@ -255,14 +318,18 @@ def test_rounds_that_read_prompts_are_not_compared_and_a_block_ends_all_the_same
     assert in_blocks < 200
 
 
-def test_a_length_that_nothing_has_tried_is_judged_by_the_profile_corrected_by_its_neighbours() -> None:
+def test_a_length_that_nothing_has_tried_is_judged_by_the_profile_corrected_by_its_neighbours() -> (
+    None
+):
     control = DraftLength({0: 1.0, 1: 2.0, 2: 4.0}, start=0)
     while not control.tokens_per_second() or control.rounds_in_trials < BLOCK + SETTLING:
         control.observe(8, 1.0 if control.length == 0 else 4.0)
     speed = control.tokens_per_second()
     assert speed[0] == pytest.approx(8.0)
     assert speed[2] == pytest.approx(2.0), "tried first: it promised most"
-    assert speed[1] == pytest.approx(8.0 * 2.0 * (1.0 * 1 / 16) ** 0.5), "halfway between a profile that is right and one wrong by 16"
+    assert speed[1] == pytest.approx(8.0 * 2.0 * (1.0 * 1 / 16) ** 0.5), (
+        "halfway between a profile that is right and one wrong by 16"
+    )
 
 
 def test_what_was_measured_follows_the_acceptance_that_the_prior_has_learnt() -> None:

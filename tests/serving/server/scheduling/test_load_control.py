@@ -1,4 +1,5 @@
-"""Drafts of a running scheduler under load: limited by what rounds show, lifted when the load goes, and never at a price in text."""
+"""Drafts of a running scheduler under load: limited by what rounds show, lifted when the load goes,
+and never at a price in text."""
 
 from __future__ import annotations
 
@@ -30,13 +31,19 @@ COMPUTE_BOUND = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
 """One request verifies for next to nothing, eight pay for every token."""
 
 
-def scheduler(costs: BatchCosts, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5) -> Scheduler:
-    return Scheduler(Engine(table_pair(vocab=8, noise=noise)), strategy, slots, load=LoadControl(costs))
+def scheduler(
+    costs: BatchCosts, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5
+) -> Scheduler:
+    return Scheduler(
+        Engine(table_pair(vocab=8, noise=noise)), strategy, slots, load=LoadControl(costs)
+    )
 
 
 def submit(it: Scheduler, max_tokens: int = 60, **settings) -> tuple[Ticket, list[Event]]:
     events: list[Event] = []
-    ticket = Ticket([1, 2], Sampling(max_tokens=max_tokens), TextStream(letters), events.append, **settings)
+    ticket = Ticket(
+        [1, 2], Sampling(max_tokens=max_tokens), TextStream(letters), events.append, **settings
+    )
     it.submit(ticket)
     return ticket, events
 
@@ -46,13 +53,20 @@ def limits(it: Scheduler) -> list[int]:
 
 
 def simulate(it: Scheduler, draft: float, target: Callable[[int], float]) -> None:
-    """Let the clock of rounds go by the passes that are run: seconds of a draft pass, and of a target pass over so many tokens."""
+    """Let the clock of rounds go by the passes that are run: seconds of a draft pass, and of a
+    target pass over so many tokens."""
     now = [0.0]
     it.engine.meter.clock = lambda: now[0]
     for role, model in it.engine.models.items():
+
         def forward(rows, role=role, run=model.forward):
-            now[0] += target(sum(len(row.tokens) for row in rows)) if role == "target" else draft * max(row.steps for row in rows)
+            now[0] += (
+                target(sum(len(row.tokens) for row in rows))
+                if role == "target"
+                else draft * max(row.steps for row in rows)
+            )
             return run(rows)
+
         model.forward = forward  # type: ignore[method-assign]
 
 
@@ -85,13 +99,23 @@ def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
 
 
 def test_a_prediction_has_a_limit_of_its_own():
-    """By its own acceptance and the verification's cost alone: also where the strategy does not draft, and where it has no limit."""
+    """By its own acceptance and the verification's cost alone: also where the strategy does not
+    draft, and where it has no limit."""
     cheap = BatchCosts({1: 0.9, 8: 4.0}, {1: 1.0, 64: 1.2, 512: 2.0})
-    for costs, strategy, used in ((cheap, VANILLA, True), (COMPUTE_BOUND, VANILLA, False), (COMPUTE_BOUND, AUTOREGRESSIVE, False)):
+    for costs, strategy, used in (
+        (cheap, VANILLA, True),
+        (COMPUTE_BOUND, VANILLA, False),
+        (COMPUTE_BOUND, AUTOREGRESSIVE, False),
+    ):
         control, sampling = LoadControl(costs), Sampling(prediction=(1, 2))
         assert control.predicted_limit(strategy, 1, sampling) == UNLIMITED
         assert (control.predicted_limit(strategy, 8, sampling) > 0) == used
-        assert control.predicted_limit(strategy, 8, Sampling(temperature=1.0, prediction=(1, 2), repeatable=True)) == UNLIMITED
+        assert (
+            control.predicted_limit(
+                strategy, 8, Sampling(temperature=1.0, prediction=(1, 2), repeatable=True)
+            )
+            == UNLIMITED
+        )
     control = LoadControl(cheap)
     before = control.predicted_limit(VANILLA, 8, sampling)
     control.predictions.learn(2000, 0)
@@ -99,10 +123,21 @@ def test_a_prediction_has_a_limit_of_its_own():
 
 
 def test_what_becomes_of_predictions_is_learnt_under_load():
-    answer = Engine(table_pair(vocab=8)).generate([1, 2], Sampling(max_tokens=40), AUTOREGRESSIVE).output
-    it = scheduler(BatchCosts({1: 0.9, 8: 4.0}, {1: 1.0, 64: 1.2, 512: 2.0}), strategy=AUTOREGRESSIVE)
+    answer = (
+        Engine(table_pair(vocab=8)).generate([1, 2], Sampling(max_tokens=40), AUTOREGRESSIVE).output
+    )
+    it = scheduler(
+        BatchCosts({1: 0.9, 8: 4.0}, {1: 1.0, 64: 1.2, 512: 2.0}), strategy=AUTOREGRESSIVE
+    )
     for _ in range(2):
-        it.submit(Ticket([1, 2], Sampling(max_tokens=40, prediction=tuple(answer)), TextStream(letters), [].append))
+        it.submit(
+            Ticket(
+                [1, 2],
+                Sampling(max_tokens=40, prediction=tuple(answer)),
+                TextStream(letters),
+                [].append,
+            )
+        )
     turn_until_idle(it)
     assert it.load is not None
     assert it.load.predictions.judged == it.load.predictions.accepted > 10
@@ -130,7 +165,11 @@ def test_costs_of_another_bundle_are_taken_up_by_the_next_round():
     it = scheduler(COMPUTE_BOUND)
     keep_busy(it, 8, 20)
     assert it.load is not None
-    taught, current, other = it.load.acceptance, it.load.current, replace(COMPUTE_BOUND, source="another bundle")
+    taught, current, other = (
+        it.load.acceptance,
+        it.load.current,
+        replace(COMPUTE_BOUND, source="another bundle"),
+    )
     assert current is not None
     it.load.renew(other)
     assert it.load.current is current, "the round that runs goes on with what it has"
@@ -141,18 +180,23 @@ def test_costs_of_another_bundle_are_taken_up_by_the_next_round():
 
 
 def test_the_text_is_the_targets_whatever_the_load():
-    alone = Engine({"target": table_pair(vocab=8)["target"]}).generate([1, 2], Sampling(max_tokens=60), build_strategy("autoregressive"))
+    alone = Engine({"target": table_pair(vocab=8)["target"]}).generate(
+        [1, 2], Sampling(max_tokens=60), build_strategy("autoregressive")
+    )
     for name in ("vanilla_sd", "spide", "pearl", "duo_decoding", "prompt_lookup"):
         it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_resources(8)))
         results = []
-        for start in range(12):  # they come one by one, so that the limit changes under those that run
+        # they come one by one, so that the limit changes under those that run
+        for start in range(12):
             results.append(submit(it)[1])
             for _ in range(start % 5):
                 it.turn()
         turn_until_idle(it)
         for events in results:
             assert isinstance(events[-1], End)
-            assert "".join(e.text for e in events if isinstance(e, Delta)) == letters(alone.output), name
+            assert "".join(e.text for e in events if isinstance(e, Delta)) == letters(
+                alone.output
+            ), name
 
 
 def test_where_verification_is_free_eight_draft_as_much_as_is_best_for_one():
@@ -191,22 +235,32 @@ def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("believed", "true"), [
-    (BatchCosts({1: 0.0}, {1: 1.0}), lambda tokens: 0.5 * tokens),  # drafts are said to cost nothing, and cost as much as tokens
-    (BatchCosts({1: 1.0, 64: 64.0}, {1: 1.0, 64: 64.0}), lambda tokens: 1.0),
-], ids=["too cheap", "too dear"])
+@pytest.mark.parametrize(
+    ("believed", "true"),
+    [
+        # drafts are said to cost nothing, and cost as much as tokens
+        (BatchCosts({1: 0.0}, {1: 1.0}), lambda tokens: 0.5 * tokens),
+        (BatchCosts({1: 1.0, 64: 64.0}, {1: 1.0, 64: 64.0}), lambda tokens: 1.0),
+    ],
+    ids=["too cheap", "too dear"],
+)
 def test_what_rounds_take_counts_more_than_what_was_predicted(believed, true):
     it = scheduler(believed, slots=4, noise=1.0)
     simulate(it, 0.05, true)
     keep_busy(it, 4, 1)
     start = it.load.draft_length
     keep_busy(it, 4, 4000)
-    assert (start > 2, it.load.draft_length) == (True, 0) if believed.draft[1] == 0.0 else (start == 0, it.load.draft_length > 0)
+    assert (
+        (start > 2, it.load.draft_length) == (True, 0)
+        if believed.draft[1] == 0.0
+        else (start == 0, it.load.draft_length > 0)
+    )
     assert 0.0 < it.load.control_share < 0.3
 
 
 def test_blocks_of_plain_decoding_are_plain_decoding():
-    """A control that is limited only on paper, or one request at a time, compares drafts with drafts."""
+    """A control that is limited only on paper, or one request at a time, compares drafts with
+    drafts."""
     it = scheduler(BatchCosts({1: 0.1}, {1: 1.0}), slots=4)
     simulate(it, 0.1, lambda tokens: 1.0 + tokens / 64)
     keep_busy(it, 4, 40)
@@ -214,18 +268,22 @@ def test_blocks_of_plain_decoding_are_plain_decoding():
     plain = 0
     for _ in range(600):
         control = it.load.current
-        counted = control.trial == 0 and len(control._block) > 0  # drafts that began before are over
+        # drafts that began before are over
+        counted = control.trial == 0 and len(control._block) > 0
         before = [(ticket.job.session, ticket.job.session.stats.drafted) for ticket in it._running]
         it.turn()
         if counted and control.trial == 0:
-            assert [session.stats.drafted for session, _ in before] == [drafted for _, drafted in before]
+            assert [session.stats.drafted for session, _ in before] == [
+                drafted for _, drafted in before
+            ]
             plain += 1
         keep_busy(it, 4, 1)
     assert plain >= 3
 
 
 def test_requests_that_come_and_go_are_one_kind_of_load():
-    """Two answers of eight end, and others begin some rounds later: no draft begins or ends for that. Half as many for long are another."""
+    """Two answers of eight end, and others begin some rounds later: no draft begins or ends for
+    that. Half as many for long are another."""
     load, kinds = UsualLoad(), set[float]()
     load.beside(8, 200.0)
 
@@ -256,15 +314,19 @@ class Seconds:
 @pytest.mark.parametrize("between", ["alone", "plain decoding", "nobody"])
 @pytest.mark.parametrize(("seconds", "forgets"), [(0.0, False), (10_000.0, True)])
 def test_a_load_that_comes_back_after_long_is_measured_again(between, seconds, forgets):
-    """A machine of another hour may be slower: a new block says nothing beside the speed of then."""
+    """A machine of another hour may be slower: a new block says nothing beside the speed of
+    then."""
     it = scheduler(BatchCosts({1: 0.1}, {1: 1.0}), slots=4)
     clock = Seconds(it)
     keep_busy(it, 4, 1)
     turn_until(it, lambda: it.load.current._speed.count > 5)
     known = it.load.current
     turn_until_idle(it)
-    {"alone": lambda: submit(it, 3), "plain decoding": lambda: [submit(it, 3, strategy=AUTOREGRESSIVE) for _ in range(4)],
-     "nobody": lambda: None}[between]()
+    {
+        "alone": lambda: submit(it, 3),
+        "plain decoding": lambda: [submit(it, 3, strategy=AUTOREGRESSIVE) for _ in range(4)],
+        "nobody": lambda: None,
+    }[between]()
     turn_until_idle(it)
     clock.now += seconds
     for _ in range(4):
@@ -289,7 +351,8 @@ def test_one_request_with_a_limit_beside_seven_without_is_another_load_than_eigh
 
 
 def test_lengths_that_are_only_predicted_stay_what_they_are():
-    """For comparison with what is measured: no block, and no other length, however wrong the prediction is."""
+    """For comparison with what is measured: no block, and no other length, however wrong the
+    prediction is."""
     it = scheduler(BatchCosts({1: 0.0}, {1: 1.0}), slots=4, noise=1.0)
     it.load.measured = False
     simulate(it, 0.05, lambda tokens: 0.5 * tokens)  # a token of a draft costs as much as another
@@ -308,7 +371,9 @@ def test_requests_whose_drafts_are_kept_get_the_longer_ones():
     sessions = [ticket.job.session for ticket in it._running]
     for number, session in enumerate(sessions):
         it.load._own[session].learn(200, 190 if number < 2 else 10)
-    it.load._limit_drafts([(session, VANILLA) for session in sessions], [(session, VANILLA) for session in sessions])
+    it.load._limit_drafts(
+        [(session, VANILLA) for session in sessions], [(session, VANILLA) for session in sessions]
+    )
     assert it.load.draft_length > 0
     assert min(limits(it)[:2]) > max(limits(it)[2:])
     assert sum(limits(it)) <= 4 * it.load.current.length
@@ -337,7 +402,9 @@ def test_strategies_are_limited_each_by_its_own_acceptance_and_its_own_costs():
 
 def test_hybrid_drafts_for_a_request_that_is_alone():
     profile = HardwareProfile(0.2, {1: 1.0, 2: 1.1, 8: 1.2}, 0.0, ORIGIN)
-    hybrid = build_strategy("hybrid", {"drafter": "none"}, StrategyResources({"hardware_profile": profile}))
+    hybrid = build_strategy(
+        "hybrid", {"drafter": "none"}, StrategyResources({"hardware_profile": profile})
+    )
     it = scheduler(BatchCosts({1: 0.1}, {1: 1.0}), strategy=hybrid)
     first = submit(it, 400)[0]
     for _ in range(20):
@@ -347,7 +414,9 @@ def test_hybrid_drafts_for_a_request_that_is_alone():
     others = [submit(it, 60)[0] for _ in range(7)]
     it.turn()
     it.turn()
-    assert limits(it) == [0] * 8, "its prices are those of one request: others begin with plain decoding"
+    assert limits(it) == [0] * 8, (
+        "its prices are those of one request: others begin with plain decoding"
+    )
     assert first.job.session.stats.drafted <= before + 9
     assert all(ticket.job.session.stats.drafted == 0 for ticket in others)
     turn_until(it, lambda: it.running == 1)
@@ -371,7 +440,15 @@ def test_long_prompts_with_short_answers_are_not_drafted_for():
 
     def ask(times: int, prompt: list[int], max_tokens: int, strategy: Strategy = VANILLA) -> None:
         for _ in range(times):
-            it.submit(Ticket(prompt, Sampling(max_tokens=max_tokens), TextStream(letters), lambda event: None, strategy=strategy))
+            it.submit(
+                Ticket(
+                    prompt,
+                    Sampling(max_tokens=max_tokens),
+                    TextStream(letters),
+                    lambda event: None,
+                    strategy=strategy,
+                )
+            )
 
     ask(2, [1, 2], 40)
     it.turn()
@@ -415,7 +492,9 @@ def test_a_new_request_is_limited_from_its_first_round():
     tickets = [submit(it, 30)[0] for _ in range(8)]
     it._drop()
     it._admit()
-    assert [t.job.session.draft_limit for t in tickets[4:]] == [0] * 4, "an overlap would begin with the prompt"
+    assert [t.job.session.draft_limit for t in tickets[4:]] == [0] * 4, (
+        "an overlap would begin with the prompt"
+    )
     turn_until_idle(it)
 
 
@@ -423,14 +502,19 @@ LIMITED = BatchCosts({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
 """Two requests draft at most as many tokens as is best, which is fewer than they would alone."""
 
 
-@pytest.mark.parametrize(("name", "settings", "deterministic"), [
-    ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, False),
-    ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, True),
-    ("lossy_sd", {"repeatable": True}, False),
-    ("lossy_sd", {}, True),
-])
+@pytest.mark.parametrize(
+    ("name", "settings", "deterministic"),
+    [
+        ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, False),
+        ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, True),
+        ("lossy_sd", {"repeatable": True}, False),
+        ("lossy_sd", {}, True),
+    ],
+)
 @pytest.mark.parametrize("costs", [COMPUTE_BOUND, LIMITED])
-def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name, settings, deterministic, costs):
+def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(
+    name, settings, deterministic, costs
+):
     strategy = build_strategy(name, {}, replace(table_resources(8), deterministic=deterministic))
     sampling, texts = Sampling(max_tokens=60, **settings), []
     for others in (0, 7):
@@ -448,7 +532,9 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_seeded_request_that_named_an_exact_strategy_drafts_whoever_else_is_there(deterministic):
     """Others with a seed are not sent to such a strategy at all (http/service.py)."""
-    strategy = build_strategy("vanilla_sd", {}, replace(table_resources(8), deterministic=deterministic))
+    strategy = build_strategy(
+        "vanilla_sd", {}, replace(table_resources(8), deterministic=deterministic)
+    )
     asked = Sampling(max_tokens=40, temperature=1.0, seed=5, repeatable=True)
     for others in (0, 7):
         it = scheduler(COMPUTE_BOUND, strategy=strategy)  # where eight without a seed do not draft
@@ -466,18 +552,29 @@ def test_a_seeded_request_that_named_an_exact_strategy_drafts_whoever_else_is_th
     for _ in range(8):
         it.submit(Ticket([1, 2], replace(asked, repeatable=False), TextStream(letters), [].append))
     it.turn()
-    assert limits(it) == [0] * 8, "also with --deterministic: its seed is a random one, and repeats nothing"
+    assert limits(it) == [0] * 8, (
+        "also with --deterministic: its seed is a random one, and repeats nothing"
+    )
 
 
-@pytest.mark.parametrize(("name", "temperature", "probed"), [
-    ("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)])
-def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "temperature", "probed"),
+    [("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)],
+)
+def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(
+    name, temperature, probed, monkeypatch
+):
     monkeypatch.setattr(draft_length, "ENOUGH", 10**6)  # no other length is tried
     it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_resources(8)))
     it.strategy.resources = replace(it.strategy.resources, deterministic=False)
     tickets = []
     for _ in range(8):
-        ticket = Ticket([1, 2], Sampling(max_tokens=200, temperature=temperature), TextStream(letters), lambda event: None)
+        ticket = Ticket(
+            [1, 2],
+            Sampling(max_tokens=200, temperature=temperature),
+            TextStream(letters),
+            lambda event: None,
+        )
         it.submit(ticket)
         tickets.append(ticket)
     it.turn()

@@ -19,7 +19,15 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.scheduling.ticket import Cancelled, Delta, End, Event, Failure, SchedulerClosed, Ticket
+from serving.server.scheduling.ticket import (
+    Cancelled,
+    Delta,
+    End,
+    Event,
+    Failure,
+    SchedulerClosed,
+    Ticket,
+)
 from tests.support.server.scheduler_rounds import letters, turn_until_idle
 from tests.support.server.server_process import wait_until
 
@@ -37,12 +45,24 @@ class Fragile(TableModel):
 
 
 def scheduler(slots: int, model: type[TableModel] = TableModel) -> Scheduler:
-    return Scheduler(Engine({"target": model.random(vocab_size=4, seed=1, slots=slots)}), AUTOREGRESSIVE, slots, threads=1)
+    return Scheduler(
+        Engine({"target": model.random(vocab_size=4, seed=1, slots=slots)}),
+        AUTOREGRESSIVE,
+        slots,
+        threads=1,
+    )
 
 
-def ticket(prompt: Sequence[int] = (1,), max_tokens: int = 5, stop: Sequence[str] = (), **sampling: Any) -> tuple[Ticket, list[Event]]:
+def ticket(
+    prompt: Sequence[int] = (1,), max_tokens: int = 5, stop: Sequence[str] = (), **sampling: Any
+) -> tuple[Ticket, list[Event]]:
     events: list[Event] = []
-    return Ticket(prompt, Sampling(max_tokens=max_tokens, **sampling), TextStream(letters, stop), events.append), events
+    return Ticket(
+        prompt,
+        Sampling(max_tokens=max_tokens, **sampling),
+        TextStream(letters, stop),
+        events.append,
+    ), events
 
 
 def text_of(events: list[Event]) -> str:
@@ -69,7 +89,10 @@ def test_requests_beyond_the_slots_wait_and_are_served_in_order() -> None:
     results = []
     for number in range(5):
         one, events = ticket([number % 4], max_tokens=4)
-        one.deliver = lambda event, n=number, log=events: (log.append(event), order.append(n) if isinstance(event, End) else None)
+        one.deliver = lambda event, n=number, log=events: (
+            log.append(event),
+            order.append(n) if isinstance(event, End) else None,
+        )
         results.append(events)
         it.submit(one)
     it.turn()
@@ -166,6 +189,7 @@ def test_a_decoder_that_fails_ends_only_its_own_request() -> None:
 
 def test_a_load_control_that_fails_ends_the_request_it_was_asked_for() -> None:
     """The request has left the queue already: nobody else would tell it."""
+
     class Broken:
         def limit(self, *asked: Any) -> int:
             raise RuntimeError("no costs")
@@ -188,7 +212,9 @@ def test_a_load_control_that_fails_ends_the_request_it_was_asked_for() -> None:
     assert isinstance(events[-1], End)
 
 
-def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_round_ends_its_requests_and_frees_their_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What these held is not taken over."""
     it = scheduler(slots=2)
     step = it.engine.step
@@ -205,14 +231,18 @@ def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pyt
     with started(it):
         wait_until(lambda: first[1] and isinstance(first[1][-1], Failure), "the first request ends")
         it.submit(second[0])
-        wait_until(lambda: second[1] and isinstance(second[1][-1], End), "the second request is answered")
+        wait_until(
+            lambda: second[1] and isinstance(second[1][-1], End), "the second request is answered"
+        )
         assert it.accepts
     assert text_of(first[1]), "it had begun"
     assert second[1][-1].stats.cached_tokens == 0
     assert text_of(second[1]) == alone([1, 2, 1, 2], 5)
 
 
-def test_a_slot_that_cannot_be_freed_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slot_that_cannot_be_freed_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     it = scheduler(slots=2)
     cancel, calls = it.engine.cancel, iter([True])
 
@@ -236,7 +266,9 @@ def test_a_slot_that_cannot_be_freed_leaves_nobody_waiting(monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_tells_everybody_and_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_dies_tells_everybody_and_takes_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Fatal(BaseException):
         """What no handler catches."""
 
@@ -281,12 +313,19 @@ def test_closing_with_a_time_limit_cancels_what_is_left() -> None:
     assert set(ends) <= {End, Cancelled}
 
 
-def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its own pieces: a long prompt of which it reads a little at a time gives it no hours."""
+def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of its own pieces: a long prompt of which it reads a little at a time gives it no
+    hours."""
     it = scheduler(slots=2)
     engine = it.engine = Engine(it.engine.models, budget=PromptBudget(8))
     read: list[int] = []
-    monkeypatch.setattr(engine, "_fly", lambda flight, fly=engine._fly: (read.append(engine.reading), fly(flight))[1])
+    monkeypatch.setattr(
+        engine,
+        "_fly",
+        lambda flight, fly=engine._fly: (read.append(engine.reading), fly(flight))[1],
+    )
     it.submit(ticket([1], max_tokens=100)[0])
     it.turn()
     it.submit(ticket([1, 2] * 100, max_tokens=2)[0])
@@ -295,7 +334,13 @@ def test_a_step_has_longer_for_the_prompt_tokens_that_it_reads(monkeypatch: pyte
     assert read[1:] == [8] * 4
     assert engine.reading == 0
     began = time.monotonic()
-    for seconds, reading, hung in ((299, 0, False), (301, 0, True), (301, 1000, False), (801, 1000, True), (801, 4096, False),
-                                   (901, 4096, True)):  # an idle server's step reads so many
+    for seconds, reading, hung in (
+        (299, 0, False),
+        (301, 0, True),
+        (301, 1000, False),
+        (801, 1000, True),
+        (801, 4096, False),
+        (901, 4096, True),
+    ):  # an idle server's step reads so many
         it._round_began, engine.reading = began - seconds, reading
         assert it.hung is hung

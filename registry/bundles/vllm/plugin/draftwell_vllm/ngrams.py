@@ -1,9 +1,12 @@
-"""A distribution over the next token from the text alone: what followed its last n-grams earlier, longer ones first.
+"""A distribution over the next token from the text alone: what followed its last n-grams earlier,
+longer ones first.
 
-The orders are blended as in prediction by partial matching, method C (Moffat 1990): where the last n tokens occurred before, each
-continuation x gets count(x) / (total + distinct) of the mass that longer n-grams left, and distinct / (total + distinct) of it passes to
-shorter ones. What no order takes is the mass of all that was never seen. So a continuation that was seen once after four tokens is worth
-more than one after a single token, and confidence and entropy mean what they mean for a model.
+The orders are blended as in prediction by partial matching, method C (Moffat 1990): where the last
+n tokens occurred before, each continuation x gets count(x) / (total + distinct) of the mass that
+longer n-grams left, and distinct / (total + distinct) of it passes to shorter ones. What no order
+takes is the mass of all that was never seen. So a continuation that was seen once after four tokens
+is worth more than one after a single token, and confidence and entropy mean what they mean for a
+model.
 """
 
 from __future__ import annotations
@@ -57,13 +60,15 @@ def guess(ids: Any, longest: int, shortest: int = 1) -> Guess | None:
         mass *= len(counts) / whole
     best = max(probs.values())
     near = {token for token, prob in probs.items() if prob > best - 1e-9}
-    token = next(one for at in orders for one in reversed(ids[at + 1].tolist()) if one in near)  # of equal ones what came last
+    # of equal ones what came last
+    token = next(one for at in orders for one in reversed(ids[at + 1].tolist()) if one in near)
     entropy = -sum(prob * math.log(prob) for prob in (*probs.values(), mass) if prob > 0)
     return Guess(token, best, entropy)
 
 
 def places(ids: Any, longest: int, shortest: int) -> list[Any]:
-    """Where the last n tokens ended earlier, ascending, at most `MOST` of them, for each n from the longest that occurred down."""
+    """Where the last n tokens ended earlier, ascending, at most `MOST` of them, for each n from the
+    longest that occurred down."""
     length = len(ids)
     if length < 2:
         return []

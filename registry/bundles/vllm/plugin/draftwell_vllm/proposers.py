@@ -1,8 +1,11 @@
-"""Custom proposers for vLLM (`method: custom_class`): a cascade of n-grams and, where one is named, a draft model, one class a stop rule.
+"""Custom proposers for vLLM (`method: custom_class`): a cascade of n-grams and, where one is named,
+a draft model, one class a stop rule.
 
-vLLM's interface says neither which request a row is nor what became of its draft. So a proposer remembers what it drafted for a row and
-finds both in the row's text the next time: whether it is the text that it drafted for, and how much of the draft stands in it. Drafts are
-proposed without probabilities, which vLLM's rejection sampler takes for certain ones: outputs are the target's own, greedy or sampled.
+vLLM's interface says neither which request a row is nor what became of its draft. So a proposer
+remembers what it drafted for a row and finds both in the row's text the next time: whether it is
+the text that it drafted for, and how much of the draft stands in it. Drafts are proposed without
+probabilities, which vLLM's rejection sampler takes for certain ones: outputs are the target's own,
+greedy or sampled.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ class Drafted(NamedTuple):
 
 
 class Fixed:
-    """Drafts `num_speculative_tokens` tokens as long as the text's n-grams say something; further classes stop earlier.
+    """Drafts `num_speculative_tokens` tokens as long as the text's n-grams say something; further
+    classes stop earlier.
 
     Args:
-        vllm_config: vLLM's; its speculative config has the longest draft, for each number of requests where it names lengths by batch
-            size (vLLM leaves a class to heed them), its additional config the rest (`settings`).
+        vllm_config: vLLM's; its speculative config has the longest draft, for each number of
+            requests where it names lengths by batch size (vLLM leaves a class to heed them), its
+            additional config the rest (`settings`).
     Raises:
         ValueError: settings that are wrong, or a draft or table that cannot be read.
     """
@@ -72,21 +77,32 @@ class Fixed:
             from .draft_model import DraftModel
 
             config = self._config
-            self._model = DraftModel(self.settings.draft, config.model_config.dtype, config.device_config.device,
-                                     config.scheduler_config.max_num_seqs, vocabulary(config.model_config))
+            self._model = DraftModel(
+                self.settings.draft,
+                config.model_config.dtype,
+                config.device_config.device,
+                config.scheduler_config.max_num_seqs,
+                vocabulary(config.model_config),
+            )
 
-    def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
-                slot_mappings: Any = None) -> list[list[int]]:
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
         """A draft for every row.
 
         Args:
-            sampled_token_ids: of each row the tokens of this step; empty where the prompt is not read yet.
+            sampled_token_ids: of each row the tokens of this step; empty where the prompt is not
+                read yet.
             num_tokens_no_spec: [rows] tokens of each row, those of this step included.
             token_ids_cpu: [rows, context] token ids.
             slot_mappings: not used.
         Returns:
-            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted, as where that failed: what is raised here
-            would end vLLM.
+            of each row at most `num_speculative_tokens` ids; empty where nothing is drafted, as
+            where that failed: what is raised here would end vLLM.
         """
         before, self._drafted = self._drafted, {}
         longest = self.longest(len(sampled_token_ids))
@@ -94,7 +110,9 @@ class Fixed:
         for row, sampled in enumerate(sampled_token_ids):
             try:
                 ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-                found.append(self._propose_row(row, ids, longest if sampled else 0, before.get(row)))
+                found.append(
+                    self._propose_row(row, ids, longest if sampled else 0, before.get(row))
+                )
             except Exception:
                 found.append([])
                 if not self._complained:
@@ -105,8 +123,9 @@ class Fixed:
         return found
 
     def longest(self, rows: int) -> int:
-        """The longest draft where so many requests are decoded at once. As in vLLM (`dynamic/utils.py`), numbers that no range names have
-        the length of the range before them."""
+        """The longest draft where so many requests are decoded at once. As in vLLM
+        (`dynamic/utils.py`), numbers that no range names have the length of the range before
+        them."""
         fitting = [k for first, k in self.lengths if first <= rows]
         return fitting[-1] if fitting else self.lengths[0][1] if self.lengths else self.k
 
@@ -122,7 +141,8 @@ class Fixed:
         return drafted.tokens
 
     def draft(self, row: int, ids: Any, room: int) -> Drafted:
-        """A draft of at most `room` tokens behind a row's text: of its n-grams, else of the draft model."""
+        """A draft of at most `room` tokens behind a row's text: of its n-grams, else of the draft
+        model."""
         tokens, confidences = self._from_ngrams(ids[-self.settings.window :], room)
         rule = self.rule
         if not tokens and self._model is not None:
@@ -158,11 +178,16 @@ class Svip(Fixed):
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         rule = SvipRule(entropy_scale=settings.entropy_scale)
-        return rule if settings.threshold is None else SvipRule(settings.threshold, settings.entropy_scale)
+        return (
+            rule
+            if settings.threshold is None
+            else SvipRule(settings.threshold, settings.entropy_scale)
+        )
 
 
 class Spide(Fixed):
-    """Stops where the estimated chance that the whole draft is kept falls to tau; the estimates learn from what the target keeps."""
+    """Stops where the estimated chance that the whole draft is kept falls to tau; the estimates
+    learn from what the target keeps."""
 
     def make_rule(self, settings: ProposerSettings, table: str | None) -> StopRule:
         rule = SpideRule() if settings.tau is None else SpideRule(settings.tau)
@@ -171,7 +196,9 @@ class Spide(Fixed):
         try:
             return SpideRule.of_table(json.loads(Path(table).read_text()), rule.tau)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{table} is no acceptance table ({type(error).__name__}): name its table.json") from error
+            raise ValueError(
+                f"{table} is no acceptance table ({type(error).__name__}): name its table.json"
+            ) from error
 
 
 def vocabulary(model_config: Any) -> int | None:
@@ -186,7 +213,8 @@ def tail_of(ids: Any) -> tuple[int, ...]:
 
 
 def learn(drafted: Drafted, ids: Any) -> None:
-    """Tell the rule what the target kept of a draft, where the row's text is still the one that it was made for and has grown."""
+    """Tell the rule what the target kept of a draft, where the row's text is still the one that it
+    was made for and has grown."""
     if len(ids) <= drafted.length or tail_of(ids[: drafted.length]) != drafted.tail:
         return
     after = ids[drafted.length : drafted.length + len(drafted.tokens)].tolist()

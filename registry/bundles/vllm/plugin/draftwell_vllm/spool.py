@@ -1,7 +1,9 @@
-"""Files of acceptance in a folder: one a day and process, one JSON object a line, as `draftwell monitor --engine vllm` reads them.
+"""Files of acceptance in a folder: one a day and process, one JSON object a line, as `draftwell
+monitor --engine vllm` reads them.
 
-A line is a minute or more with traffic. It is written in one call, so that a reader sees whole lines but for the last. Whatever goes wrong
-with the folder never reaches vLLM: it is logged once, and lines are dropped. (Files named `.jsonl` in a spool are request bodies.)
+A line is a minute or more with traffic. It is written in one call, so that a reader sees whole
+lines but for the last. Whatever goes wrong with the folder never reaches vLLM: it is logged once,
+and lines are dropped. (Files named `.jsonl` in a spool are request bodies.)
 """
 
 from __future__ import annotations
@@ -95,7 +97,10 @@ class AcceptanceSpool:
         line = {"version": VERSION, **self.about, **asdict(counts), **times}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = self.folder / f"acceptance-{datetime.fromtimestamp(now, UTC):%Y%m%d}-{host()}-{os.getpid()}.ndjson"
+            file = (
+                self.folder
+                / f"acceptance-{datetime.fromtimestamp(now, UTC):%Y%m%d}-{host()}-{os.getpid()}.ndjson"  # noqa: E501
+            )
             new = not file.exists()
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -110,7 +115,8 @@ class AcceptanceSpool:
                 log.warning("acceptance is not recorded: %s: %s", self.folder, error)
 
     def _remove_old(self) -> None:
-        files = sorted(path for path in self.folder.iterdir() if NAME.fullmatch(path.name))  # names begin with the day
+        # names begin with the day
+        files = sorted(path for path in self.folder.iterdir() if NAME.fullmatch(path.name))
         for path in files[:-KEEP]:
             path.unlink(missing_ok=True)
 

@@ -1,7 +1,9 @@
-"""How long a draft gets: the stop rules of SPIDE, SVIP and dynamic speculation, each over confidence and entropy of the next token.
+"""How long a draft gets: the stop rules of SPIDE, SVIP and dynamic speculation, each over
+confidence and entropy of the next token.
 
-A rule is asked about a token before it is drafted and may learn from what the target kept. Papers stop after the token that triggers,
-because a draft model has been paid for it by then; `stays` says so. N-grams cost nothing, so there the token is left out.
+A rule is asked about a token before it is drafted and may learn from what the target kept. Papers
+stop after the token that triggers, because a draft model has been paid for it by then; `stays` says
+so. N-grams cost nothing, so there the token is left out.
 """
 
 from __future__ import annotations
@@ -11,10 +13,51 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1 - 2**-9)
-"""Lower edges of the bins of an acceptance table but the first's, as Draftwell's artifact has them."""
-MIDPOINTS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85,
-             0.905, 0.915, 0.925, 0.935, 0.945, 0.955, 0.965, 0.975, 0.985, 0.995, 0.999)
+EDGES = (
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.91,
+    0.92,
+    0.93,
+    0.94,
+    0.95,
+    0.96,
+    0.97,
+    0.98,
+    0.99,
+    1 - 2**-9,
+)
+"""Lower edges of the bins of an acceptance table but the first's, as Draftwell's artifact has
+them."""
+MIDPOINTS = (
+    0.05,
+    0.15,
+    0.25,
+    0.35,
+    0.45,
+    0.55,
+    0.65,
+    0.75,
+    0.85,
+    0.905,
+    0.915,
+    0.925,
+    0.935,
+    0.945,
+    0.955,
+    0.965,
+    0.975,
+    0.985,
+    0.995,
+    0.999,
+)
 PRIOR_WEIGHT = 10
 MOST_JUDGED = 2**15
 """Judged tokens of a bin that are remembered, as in Draftwell's table."""
@@ -27,7 +70,8 @@ class StopRule(Protocol):
         """A new draft begins."""
 
     def continues(self, confidence: float, entropy: float) -> bool:
-        """Whether the draft continues with a token of this confidence (0 to 1), from a distribution of this entropy (nats)."""
+        """Whether the draft continues with a token of this confidence (0 to 1), from a distribution
+        of this entropy (nats)."""
 
     def learn(self, confidence: float, kept: bool) -> None:
         """What the target did with a drafted token."""
@@ -67,18 +111,26 @@ class SvipRule(FixedRule):
 
 
 class SpideRule(FixedRule):
-    """SPIDE (Algorithm 1): stop where the estimated chance that the whole draft is kept falls to `tau`.
+    """SPIDE (Algorithm 1): stop where the estimated chance that the whole draft is kept falls to
+    `tau`.
 
     The chance of a token comes from an acceptance table, which counts on while it serves.
 
     Args:
         tau: 0 to 1.
-        total, accepted: [20] counts to begin with, as `table.json` of Draftwell's artifact has them; None begins with the bins' midpoints.
+        total, accepted: [20] counts to begin with, as `table.json` of Draftwell's artifact has
+            them; None begins with the bins' midpoints.
         prior_weight: judged tokens that a bin's midpoint counts for.
     """
 
-    def __init__(self, tau: float = 0.1, *, total: list[int] | None = None, accepted: list[int] | None = None,
-                 prior_weight: float = PRIOR_WEIGHT):
+    def __init__(
+        self,
+        tau: float = 0.1,
+        *,
+        total: list[int] | None = None,
+        accepted: list[int] | None = None,
+        prior_weight: float = PRIOR_WEIGHT,
+    ):
         self.tau, self.prior_weight = tau, prior_weight
         self.total = list(total) if total is not None else [0] * len(MIDPOINTS)
         self.accepted = list(accepted) if accepted is not None else [0] * len(MIDPOINTS)
@@ -91,10 +143,17 @@ class SpideRule(FixedRule):
         Raises:
             ValueError: it has not two counts for every bin, or a weight that is not above 0.
         """
-        total, accepted, weight = rows["total"], rows["accepted"], float(rows.get("prior_weight", PRIOR_WEIGHT))
+        total, accepted, weight = (
+            rows["total"],
+            rows["accepted"],
+            float(rows.get("prior_weight", PRIOR_WEIGHT)),
+        )
         if not len(total) == len(accepted) == len(MIDPOINTS):
             raise ValueError(f"{len(total)} and {len(accepted)} counts instead of {len(MIDPOINTS)}")
-        if not all(isinstance(count, int) for count in [*total, *accepted]) or not 0 < weight < math.inf:
+        if (
+            not all(isinstance(count, int) for count in [*total, *accepted])
+            or not 0 < weight < math.inf
+        ):
             raise ValueError("counts that are no whole numbers, or a weight that is not above 0")
         return cls(tau, total=total, accepted=accepted, prior_weight=weight)
 
@@ -104,7 +163,9 @@ class SpideRule(FixedRule):
     def alpha(self, confidence: float) -> float:
         """Estimated probability that a token drafted with this confidence is kept."""
         b = bisect.bisect_right(EDGES, confidence)
-        return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (self.total[b] + self.prior_weight)
+        return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (
+            self.total[b] + self.prior_weight
+        )
 
     def continues(self, confidence: float, entropy: float) -> bool:
         self._chance *= self.alpha(confidence)

@@ -1,4 +1,5 @@
-"""The bookkeeping of CUDA graphs, with a device that only notes what it is asked: whose stream, whose pool, and what ends with what."""
+"""The bookkeeping of CUDA graphs, with a device that only notes what it is asked: whose stream,
+whose pool, and what ends with what."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ class Stream:
 
 
 class Graph:
-    """Knows where it was captured; replaying one that was reset, or whose stream's workspaces are gone, is the fault to be found."""
+    """Knows where it was captured; replaying one that was reset, or whose stream's workspaces are
+    gone, is the fault to be found."""
 
     def __init__(self, device: Device):
         self.device, self.stream, self.pool, self.alive = device, None, None, True
 
     def replay(self) -> None:
         assert self.alive, "a graph is replayed that was dropped"
-        assert self.stream not in self.device.cleared, "its workspaces went with a graph of the same stream"
+        assert self.stream not in self.device.cleared, (
+            "its workspaces went with a graph of the same stream"
+        )
 
     def reset(self) -> None:
         """As PyTorch 2.13: the workspaces of the capture's stream are cleared."""
@@ -64,7 +68,9 @@ class Device:
         self.now = before
 
     @contextmanager
-    def graph(self, graph: Graph, pool: int, stream: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(
+        self, graph: Graph, pool: int, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         graph.pool, graph.stream = pool, stream
         self.cleared.discard(stream)  # a capture makes workspaces of its own
@@ -80,7 +86,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def double(graphs: ModelGraphs, key: str, value: int, where: list[Any] | None = None) -> int:
-    """`value` twice, by the graph of `key`; as a replay would, the captured function is run on the static input."""
+    """`value` twice, by the graph of `key`; as a replay would, the captured function is run on the
+    static input."""
+
     def run(inputs: torch.Tensor) -> torch.Tensor:
         if where is not None:
             where.append(cuda_graph.cuda.current_stream(None))
@@ -94,9 +102,13 @@ def test_a_graph_is_captured_once_and_given_its_input_each_time(device: Device) 
     graphs, where = ModelGraphs(torch.device("cpu")), []
     assert [double(graphs, "a", n, where) for n in (3, 4, 5)] == [6, 8, 10]
     assert (len(graphs), len(device.graphs), len(where)) == (1, 1, WARM_UPS + 1)
-    assert set(where) == {device.graphs[0].stream}, "workspaces are made on the stream that is captured"
+    assert set(where) == {device.graphs[0].stream}, (
+        "workspaces are made on the stream that is captured"
+    )
     assert device.graphs[0].stream.waited == [device.caller]
-    assert device.caller.waited == [device.graphs[0].stream], "whoever goes on sees what the warm-ups wrote"
+    assert device.caller.waited == [device.graphs[0].stream], (
+        "whoever goes on sees what the warm-ups wrote"
+    )
 
 
 def test_a_models_graphs_share_a_stream_and_a_pool_that_no_other_model_has(device: Device) -> None:
@@ -106,7 +118,11 @@ def test_a_models_graphs_share_a_stream_and_a_pool_that_no_other_model_has(devic
         double(second, key, 1)
     mine, others = device.graphs[::2], device.graphs[1::2]
     for graphs in (mine, others):
-        assert len({id(graph.stream) for graph in graphs}) == len({graph.pool for graph in graphs}) == 1
+        assert (
+            len({id(graph.stream) for graph in graphs})
+            == len({graph.pool for graph in graphs})
+            == 1
+        )
     assert mine[0].stream is not others[0].stream
     assert mine[0].pool != others[0].pool
 
@@ -119,21 +135,30 @@ def test_dropping_one_models_graphs_leaves_the_others_usable(device: Device) -> 
         double(second, key, 1)
     first.drop()
     assert len(first) == 0
-    assert [graph.alive for graph in device.graphs] == [False, True, False, True], "all of the model's, none of the other's"
+    assert [graph.alive for graph in device.graphs] == [False, True, False, True], (
+        "all of the model's, none of the other's"
+    )
     assert [double(second, key, 4) for key in "ab"] == [8, 8]
     assert double(first, "a", 5) == 10
     assert device.graphs[-1].pool not in {graph.pool for graph in device.graphs[:-1]}
     assert double(second, "b", 6) == 12
 
 
-def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They hold addresses; what is launched is waited for first, and the move before another pass, whose stream may be another."""
+def test_a_model_whose_slots_move_drops_its_graphs_before_they_do(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold addresses; what is launched is waited for first, and the move before another pass,
+    whose stream may be another."""
     model, order = StaticLlama(llama(), slots=1), []
     double(model._graphs, "a", 1)
     monkeypatch.setattr(model, "synchronize", lambda: order.append("wait"))
     monkeypatch.setattr(device.graphs[0], "reset", lambda: order.append("drop"))
     grow = model.slots.open_branch
-    monkeypatch.setattr(model, "slots", SimpleNamespace(full=True, open_branch=lambda: order.append("move") or grow()))
+    monkeypatch.setattr(
+        model,
+        "slots",
+        SimpleNamespace(full=True, open_branch=lambda: order.append("move") or grow()),
+    )
     model.open_branch()
     assert order == ["wait", "drop", "move", "wait"]
     assert len(model._graphs) == 0
@@ -145,6 +170,10 @@ def test_a_pass_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model, "captures", True)
     mine = SimpleNamespace(synchronize=lambda: waited.append("this thread's"))
     monkeypatch.setattr(cuda_graph.cuda, "current_stream", lambda device: mine)
-    monkeypatch.setattr(model, "marks", SimpleNamespace(stop=SimpleNamespace(synchronize=lambda: waited.append("the last pass"))))
+    monkeypatch.setattr(
+        model,
+        "marks",
+        SimpleNamespace(stop=SimpleNamespace(synchronize=lambda: waited.append("the last pass"))),
+    )
     model.synchronize()
     assert waited == ["this thread's", "the last pass"]

@@ -1,4 +1,5 @@
-"""Times of models that do not wait for their device: read once, when a request is over; a device with a clock stands in."""
+"""Times of models that do not wait for their device: read once, when a request is over; a device
+with a clock stands in."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ class Launching:
 
 def run(split: bool | None = None):
     device = Device()
-    models = {role: Launching(model, device) for role, model in table_pair().items() if role in ("target", "draft")}
+    models = {
+        role: Launching(model, device)
+        for role, model in table_pair().items()
+        if role in ("target", "draft")
+    }
     engine = Engine(models, split=split)
     job = engine.generate([1, 2], Sampling(max_tokens=8), build_strategy("vanilla_sd"))
     engine.close()

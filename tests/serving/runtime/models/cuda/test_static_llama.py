@@ -1,6 +1,8 @@
-"""The CUDA path on a CPU: fixed shapes give what ragged ones give, padding touches nothing, nothing reads from the device.
+"""The CUDA path on a CPU: fixed shapes give what ragged ones give, padding touches nothing, nothing
+reads from the device.
 
-Capture and replay of graphs need a CUDA device; their tests are marked `gpu` and say so where they are skipped.
+Capture and replay of graphs need a CUDA device; their tests are marked `gpu` and say so where they
+are skipped.
 """
 
 from __future__ import annotations
@@ -18,13 +20,27 @@ from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, Stati
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import note_limits, over_slots
-from tests.support.models.llama_shapes import SHAPES, TEXTS, check_ragged, llama, ragged, random_tokens
+from tests.support.models.llama_shapes import (
+    SHAPES,
+    TEXTS,
+    check_ragged,
+    llama,
+    ragged,
+    random_tokens,
+)
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only"
+    ),
+]
 
 
 def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
-    return model.forward([Forward("target", slot, tokens, keep or (1 if steps > 1 else len(tokens)), steps=steps)])[0]
+    return model.forward(
+        [Forward("target", slot, tokens, keep or (1 if steps > 1 else len(tokens)), steps=steps)]
+    )[0]
 
 
 def test_what_strategies_lose_is_said_once_in_the_log(caplog):
@@ -44,7 +60,8 @@ def test_ragged_rows_equal_the_plain_module(shape):
 
 @pytest.mark.parametrize("adapter", [LeanLlama, TransformersModel])
 def test_every_width_equals_the_ragged_adapters(adapter):
-    """1 to 33 tokens behind contexts that cross a bucket's edge, with a rejected draft before each."""
+    """1 to 33 tokens behind contexts that cross a bucket's edge, with a rejected draft before
+    each."""
     module = llama()
     models = adapter(copy.deepcopy(module)), StaticLlama(module)
     slots = [model.open() for model in models]
@@ -69,7 +86,11 @@ def test_prompts_longer_than_the_largest_bucket_are_read_in_parts(length, keep):
     outputs = []
     for model in (lean, static):
         a, b = model.open(), model.open()
-        outputs.append(model.forward([Forward("target", a, prompt, keep or length), Forward("target", b, (1, 2, 3), 2)]))
+        outputs.append(
+            model.forward(
+                [Forward("target", a, prompt, keep or length), Forward("target", b, (1, 2, 3), 2)]
+            )
+        )
     for mine, theirs in zip(outputs[1], outputs[0], strict=True):
         torch.testing.assert_close(mine.logits, theirs.logits, atol=2e-5, rtol=0)
         torch.testing.assert_close(mine.hidden, theirs.hidden, atol=2e-5, rtol=0)
@@ -79,7 +100,12 @@ def test_buckets():
     model = StaticLlama(llama(), max_context=100)
     assert model.bucket(1, 1, 1) == Bucket(1, 1, 64)
     assert model.bucket(3, 5, 65) == Bucket(4, 8, 100)
-    shapes = {model.bucket(rows, tokens, end) for rows in range(1, 9) for tokens in range(1, 33) for end in range(tokens, 101)}
+    shapes = {
+        model.bucket(rows, tokens, end)
+        for rows in range(1, 9)
+        for tokens in range(1, 33)
+        for end in range(tokens, 101)
+    }
     assert {s.rows for s in shapes} == {1, 2, 4, 8}
     assert {s.tokens for s in shapes} == {1, 2, 4, 8, 16, 32}
     assert {s.reach for s in shapes} == {64, 100}
@@ -96,18 +122,34 @@ def test_padding_writes_to_the_scratch_slot_only(rows, tokens):
     for number, slot in enumerate(slots):
         model.slots.lengths[slot] = 90 + number
     before = [layer.clone() for layer in [*model.slots.keys, *model.slots.values]]
-    model.forward([Forward("target", slot, random_tokens(max(1, tokens - number))) for number, slot in enumerate(slots)])
+    model.forward(
+        [
+            Forward("target", slot, random_tokens(max(1, tokens - number)))
+            for number, slot in enumerate(slots)
+        ]
+    )
     for old, new in zip(before, [*model.slots.keys, *model.slots.values], strict=True):
         changed = {(int(s), int(p)) for s, p in (old != new).any(-1).any(1).nonzero()}
-        written = {(slot, 90 + n + i) for n, slot in enumerate(slots) for i in range(max(1, tokens - n))}
+        written = {
+            (slot, 90 + n + i) for n, slot in enumerate(slots) for i in range(max(1, tokens - n))
+        }
         assert {c for c in changed if c[0] != model.slots.scratch} == written
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.sampled_from(["feed", "feed", "back", "fork", "close", "open"]), st.integers(0, 2), st.integers(1, 40)),
-                max_size=12))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["feed", "feed", "back", "fork", "close", "open"]),
+            st.integers(0, 2),
+            st.integers(1, 40),
+        ),
+        max_size=12,
+    )
+)
 def test_random_sequences_equal_the_ragged_path(steps):
-    """Batches of rows of any length, rollbacks, forks into branches, slots reused: both paths agree at every forward."""
+    """Batches of rows of any length, rollbacks, forks into branches, slots reused: both paths agree
+    at every forward."""
     lean, static = PAIR
     lean.slots, static.slots = fresh(lean), fresh(static)
     slots = {i: (lean.open(), static.open()) for i in range(3)}
@@ -129,12 +171,21 @@ def test_random_sequences_equal_the_ragged_path(steps):
             lean.fork(mine, branch[0], lengths[mine]), static.fork(other, branch[1], lengths[mine])
             slots[max(3, *slots) + 1] = branch
         elif action == "feed":
-            rows = [(pair, random_tokens(1 + (n + 7 * i) % 40, seed=number)) for i, pair in enumerate(slots.values())]
-            rows = [(pair, tokens) for pair, tokens in rows if lengths[pair[0]] + len(tokens) <= 128]
+            rows = [
+                (pair, random_tokens(1 + (n + 7 * i) % 40, seed=number))
+                for i, pair in enumerate(slots.values())
+            ]
+            rows = [
+                (pair, tokens) for pair, tokens in rows if lengths[pair[0]] + len(tokens) <= 128
+            ]
             if not rows:
                 continue
-            outputs = [model.forward([Forward("target", pair[side], tokens, len(tokens)) for pair, tokens in rows])
-                       for side, model in enumerate((lean, static))]
+            outputs = [
+                model.forward(
+                    [Forward("target", pair[side], tokens, len(tokens)) for pair, tokens in rows]
+                )
+                for side, model in enumerate((lean, static))
+            ]
             for one, two in zip(*outputs, strict=True):
                 torch.testing.assert_close(two.logits, one.logits, atol=2e-5, rtol=0)
 
@@ -164,7 +215,8 @@ def test_branches_beyond_the_memory_move_all_slots_into_larger_tensors():
     model.close(branches[2])
     assert model.open_branch() == branches[2]
     model.close(slot)
-    torch.testing.assert_close(feed(model, model.open(), 3, 1, 4).logits, prompt)  # a slot is wiped in the tensors that have grown, too
+    # a slot is wiped in the tensors that have grown, too
+    torch.testing.assert_close(feed(model, model.open(), 3, 1, 4).logits, prompt)
 
 
 def test_nothing_of_a_request_that_went_wrong_reaches_the_next_one():
@@ -201,11 +253,18 @@ def test_a_chain_is_greedy_drafting_token_by_token(head):
         outputs = [feed(model, slot, *tokens, keep=1)]
         for _ in range(steps - 1):
             outputs.append(feed(model, slot, int(outputs[-1].logits.argmax())))
-        single.append((torch.cat([o.logits for o in outputs]), torch.cat([o.hidden for o in outputs])))
+        single.append(
+            (torch.cat([o.logits for o in outputs]), torch.cat([o.hidden for o in outputs]))
+        )
     lengths = list(model.slots.lengths)
     for slot in slots:
         model.rollback(slot, 0)
-    outputs = model.forward([Forward("draft", slot, tokens, steps=n) for slot, tokens, n in zip(slots, starts, (5, 5, 3, 1), strict=True)])
+    outputs = model.forward(
+        [
+            Forward("draft", slot, tokens, steps=n)
+            for slot, tokens, n in zip(slots, starts, (5, 5, 3, 1), strict=True)
+        ]
+    )
     for output, (logits, hidden) in zip(outputs, single, strict=True):
         torch.testing.assert_close(output.logits, logits, atol=2e-5, rtol=0)
         torch.testing.assert_close(output.hidden, hidden, atol=2e-5, rtol=0)
@@ -214,8 +273,11 @@ def test_a_chain_is_greedy_drafting_token_by_token(head):
 
 @pytest.mark.parametrize("head", [None, [1, 5, 60]])
 def test_a_forward_reads_nothing_from_the_device(head):
-    """Tensors on torch's `meta` device have shapes but no numbers: reading one fails, and so does mixing it with a CPU's."""
-    model = StaticLlama(llama().to("meta"), slots=3, head_tokens=None if head is None else torch.tensor(head))
+    """Tensors on torch's `meta` device have shapes but no numbers: reading one fails, and so does
+    mixing it with a CPU's."""
+    model = StaticLlama(
+        llama().to("meta"), slots=3, head_tokens=None if head is None else torch.tensor(head)
+    )
     slots = [model.open() for _ in range(3)]
     rows = [
         Forward("target", slots[0], random_tokens(40), 3),
@@ -255,7 +317,9 @@ class TestOnADevice:
     pytestmark = gpu
 
     def test_static_equals_the_cpu(self):
-        outputs = [ragged(StaticLlama(llama().to(device), slots=3), TEXTS) for device in ("cpu", "cuda")]
+        outputs = [
+            ragged(StaticLlama(llama().to(device), slots=3), TEXTS) for device in ("cpu", "cuda")
+        ]
         for mine, want in zip(outputs[1], outputs[0], strict=True):
             torch.testing.assert_close(mine.cpu(), want, atol=1e-4, rtol=0)
 
@@ -286,7 +350,9 @@ class TestOnADevice:
         a, b = model.open(), model.open()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            outputs = model.forward([Forward("target", a, random_tokens(40)), Forward("target", b, (1, 2), steps=4)])
+            outputs = model.forward(
+                [Forward("target", a, random_tokens(40)), Forward("target", b, (1, 2), steps=4)]
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert bool(torch.isfinite(outputs[1].logits).all())

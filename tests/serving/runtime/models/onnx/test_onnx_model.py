@@ -1,4 +1,5 @@
-"""The draft in ONNX Runtime gives torch's logits: step by step, behind rollbacks, in ragged batches, on forked slots."""
+"""The draft in ONNX Runtime gives torch's logits: step by step, behind rollbacks, in ragged
+batches, on forked slots."""
 
 from __future__ import annotations
 
@@ -24,10 +25,23 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import tiny_tokenizer
 
-SIZES = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 512}
-LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 HEAD = torch.tensor([0, 2, 3, 5, 8, 13, 21, 34, 55, 60])
 
 
@@ -36,14 +50,22 @@ def tiny_llama(**changes):
     import transformers as tf
 
     torch.manual_seed(0)
-    return tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES | changes), attn_implementation="eager").float().eval()
+    return (
+        tf.AutoModelForCausalLM.from_config(
+            tf.LlamaConfig(**SIZES | changes), attn_implementation="eager"
+        )
+        .float()
+        .eval()
+    )
 
 
 def both(module, slots: int = 1, max_context: int = 256, head=None):
     """The module in torch and in ONNX Runtime, over slots."""
     torch_model = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head)
     graph = export_llama(module, torch_model.head_weight).SerializeToString()
-    return torch_model, OnnxModel(graph, module, slots=slots, max_context=max_context, head_tokens=head)
+    return torch_model, OnnxModel(
+        graph, module, slots=slots, max_context=max_context, head_tokens=head
+    )
 
 
 def compare(models, rows: list[Forward]) -> None:
@@ -54,7 +76,8 @@ def compare(models, rows: list[Forward]) -> None:
 
 
 def drive(models, steps: int, vocab: int, slots: int, prompts: tuple[int, ...]) -> None:
-    """Incremental steps with ragged batches, several tokens at once, and rollbacks; the same on both models."""
+    """Incremental steps with ragged batches, several tokens at once, and rollbacks; the same on
+    both models."""
     rng = random.Random(7)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -66,7 +89,11 @@ def drive(models, steps: int, vocab: int, slots: int, prompts: tuple[int, ...]) 
     lengths = list(prompts)
     for _ in range(steps):
         counts = [rng.choice((1, 1, 1, 1, 2, 5)) for _ in range(slots)]
-        rows = [Forward("draft", slot, tokens(count), rng.randint(1, count)) for slot, count in enumerate(counts) if rng.random() < 0.9]
+        rows = [
+            Forward("draft", slot, tokens(count), rng.randint(1, count))
+            for slot, count in enumerate(counts)
+            if rng.random() < 0.9
+        ]
         if not rows:
             continue
         compare(models, rows)
@@ -78,18 +105,30 @@ def drive(models, steps: int, vocab: int, slots: int, prompts: tuple[int, ...]) 
                     model.rollback(row.slot, lengths[row.slot])
 
 
-@pytest.mark.parametrize("changes", [{}, {"rope_parameters": LLAMA3_ROPE}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"rope_parameters": LLAMA3_ROPE}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}],
+    ids=str,
+)
 def test_one_request_gives_torchs_logits_over_64_steps_with_rollbacks(changes):
     drive(both(tiny_llama(**changes)), 64, SIZES["vocab_size"], 1, (20,))
 
 
 def test_ragged_batches_give_torchs_logits_over_64_steps_with_rollbacks():
-    drive(both(tiny_llama(), slots=3, max_context=512, head=HEAD), 64, SIZES["vocab_size"], 3, (5, 31, 12))
+    drive(
+        both(tiny_llama(), slots=3, max_context=512, head=HEAD),
+        64,
+        SIZES["vocab_size"],
+        3,
+        (5, 31, 12),
+    )
 
 
 def test_bfloat16_weights_are_the_same_weights_in_float32():
     half = tiny_llama().bfloat16()
-    model = OnnxModel(export_llama(half, half.lm_head.weight).SerializeToString(), half, max_context=64)
+    model = OnnxModel(
+        export_llama(half, half.lm_head.weight).SerializeToString(), half, max_context=64
+    )
     exact = tiny_llama().bfloat16().float()
     drive((TransformersModel(exact, max_context=64), model), 12, SIZES["vocab_size"], 1, (9,))
 
@@ -127,18 +166,41 @@ def test_a_failed_forward_leaves_slots_as_they_were():
 
 def test_its_threads_do_not_spin():
     _, model = both(tiny_llama(), max_context=8)
-    assert model.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert (
+        model.session.get_session_options().get_session_config_entry(
+            "session.intra_op.allow_spinning"
+        )
+        == "0"
+    )
 
 
 def test_a_graph_is_written_once_and_whole(tmp_path: Path, monkeypatch):
     module = tiny_llama()
     first = cached(module, module.lm_head.weight, {"draft": "a", "target": "b"}, tmp_path)
     written = first.stat().st_mtime_ns
-    assert cached(module, module.lm_head.weight, {"draft": "a", "target": "b"}, tmp_path).stat().st_mtime_ns == written
+    assert (
+        cached(module, module.lm_head.weight, {"draft": "a", "target": "b"}, tmp_path)
+        .stat()
+        .st_mtime_ns
+        == written
+    )
     assert sorted(p.name for p in first.parent.iterdir()) == ["draft.onnx", "draft.weights"]
-    assert len({first, *(cached(m, m.lm_head.weight[:n], d, tmp_path) for m, n, d in [
-        (module, 61, {"draft": "c", "target": "b"}), (module, 10, {"draft": "a", "target": "b"}),
-        (tiny_llama().bfloat16(), 61, {"draft": "a", "target": "b"})])}) == 4
+    assert (
+        len(
+            {
+                first,
+                *(
+                    cached(m, m.lm_head.weight[:n], d, tmp_path)
+                    for m, n, d in [
+                        (module, 61, {"draft": "c", "target": "b"}),
+                        (module, 10, {"draft": "a", "target": "b"}),
+                        (tiny_llama().bfloat16(), 61, {"draft": "a", "target": "b"}),
+                    ]
+                ),
+            }
+        )
+        == 4
+    )
     read_back = OnnxModel(first, module, max_context=16)
     drive((TransformersModel(module, max_context=16), read_back), 2, SIZES["vocab_size"], 1, (4,))
 
@@ -159,41 +221,64 @@ def test_what_the_graph_cannot_say_is_not_exported():
     assert exportable(tiny_llama())
     assert not exportable(tiny_llama(hidden_size=32))  # heads of 8
     assert not exportable(tiny_llama(attention_bias=True))
-    assert not exportable(tf.AutoModelForCausalLM.from_config(tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)))
+    assert not exportable(
+        tf.AutoModelForCausalLM.from_config(
+            tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)
+        )
+    )
 
 
 def save_pair(folder: Path, draft) -> PairFiles:
     """Model folders of a target and a draft over the letters of the server's tests."""
     tokenizer = tiny_tokenizer()
-    for role, module in (("target", tiny_llama(vocab_size=len(tokenizer), eos_token_id=2, bos_token_id=None)), ("draft", draft)):
+    for role, module in (
+        ("target", tiny_llama(vocab_size=len(tokenizer), eos_token_id=2, bos_token_id=None)),
+        ("draft", draft),
+    ):
         module.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
     return PairFiles("tiny", folder / "target", folder / "draft")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(tmp_path: Path, monkeypatch, dtype):
+def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(
+    tmp_path: Path, monkeypatch, dtype
+):
     size = len(tiny_tokenizer())
-    files = save_pair(tmp_path, tiny_llama(vocab_size=size, num_hidden_layers=1, eos_token_id=2, bos_token_id=None))
+    files = save_pair(
+        tmp_path,
+        tiny_llama(vocab_size=size, num_hidden_layers=1, eos_token_id=2, bos_token_id=None),
+    )
     home = draftwell_home()
     before = set(home.glob("onnx/*/draft.onnx"))
-    plain, pair = load_pair(files, LoadSettings(dtype=dtype)), load_pair(files, LoadSettings(dtype=dtype, onnx_draft=True))
+    plain, pair = (
+        load_pair(files, LoadSettings(dtype=dtype)),
+        load_pair(files, LoadSettings(dtype=dtype, onnx_draft=True)),
+    )
     assert set(plain.models) == {"target", "draft"}
     assert set(pair.models) == {"target", "draft", "draft_onnx"}
     assert plain.fingerprint == pair.fingerprint
     assert len(set(home.glob("onnx/*/draft.onnx")) - before) == 1
     assert {model.vocab_size for model in pair.models.values()} == {size}
-    assert {model.max_context for model in pair.models.values()} == {SIZES["max_position_embeddings"]}
+    assert {model.max_context for model in pair.models.values()} == {
+        SIZES["max_position_embeddings"]
+    }
     made = measure_profile(pair, provenance(pair), sizes=(1,), repeats=2, context=8)
     assert made.t_draft_onnx > 0
-    assert measure_profile(plain, provenance(plain), sizes=(1,), repeats=2, context=8).t_draft_onnx is None
+    assert (
+        measure_profile(plain, provenance(plain), sizes=(1,), repeats=2, context=8).t_draft_onnx
+        is None
+    )
     strategy = build_strategy("duo_decoding", {}, StrategyResources({"hardware_profile": made}))
     sampling = pair.sampling(max_tokens=24, stop_token_ids=frozenset())
     monkeypatch.setattr(pair.models["draft"], "forward", None)  # the torch draft is not asked
     job = pair.engine().generate([5, 6, 7], sampling, strategy)
     assert len(job.output) == 24
     if dtype == "float32":
-        assert job.output == plain.engine().generate([5, 6, 7], sampling, build_strategy("autoregressive")).output
+        assert (
+            job.output
+            == plain.engine().generate([5, 6, 7], sampling, build_strategy("autoregressive")).output
+        )
 
 
 def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
@@ -204,13 +289,27 @@ def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
     monkeypatch.setattr("serving.runtime.pair.model_digest", str)
     module = tiny_llama()
     torch_draft = TransformersModel(module, max_context=64)
-    drive((torch_draft, in_onnx(torch_draft, PairFiles("tiny", Path("target"), Path("draft")), "cpu", 1)), 4, SIZES["vocab_size"], 1, (9,))
+    drive(
+        (
+            torch_draft,
+            in_onnx(torch_draft, PairFiles("tiny", Path("target"), Path("draft")), "cpu", 1),
+        ),
+        4,
+        SIZES["vocab_size"],
+        1,
+        (9,),
+    )
 
 
 def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
     size = len(tiny_tokenizer())
-    files = save_pair(tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None))
-    assert set(load_pair(files, LoadSettings(dtype="float32", onnx_draft=True)).models) == {"target", "draft"}
+    files = save_pair(
+        tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None)
+    )
+    assert set(load_pair(files, LoadSettings(dtype="float32", onnx_draft=True)).models) == {
+        "target",
+        "draft",
+    }
 
 
 @pytest.mark.slow
@@ -218,15 +317,21 @@ def test_the_default_draft_gives_torchs_logits_over_64_steps_with_rollbacks():
     from tests.support.models.default_pair import default_pair
 
     pair = default_pair()
-    torch_draft = TransformersModel(pair.modules["draft"], slots=3, max_context=512, head_tokens=pair.models["draft"].head_tokens,
-                                    vocab_size=pair.models["draft"].vocab_size)
+    torch_draft = TransformersModel(
+        pair.modules["draft"],
+        slots=3,
+        max_context=512,
+        head_tokens=pair.models["draft"].head_tokens,
+        vocab_size=pair.models["draft"].vocab_size,
+    )
     onnx_draft = in_onnx(torch_draft, fetch(find_pair("default")), "cpu", 3)
     drive((torch_draft, onnx_draft), 64, torch_draft.vocab_size, 3, (40, 7, 100))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_duo_decoding_with_it_writes_the_targets_text(temperature):
-    """Greedy: exactly the target's; sampled: the same as with the torch draft, whose choices are the same here."""
+    """Greedy: exactly the target's; sampled: the same as with the torch draft, whose choices are
+    the same here."""
     module, other = tiny_llama(), tiny_llama()
     with torch.no_grad():
         for parameter in other.parameters():
@@ -236,11 +341,17 @@ def test_duo_decoding_with_it_writes_the_targets_text(temperature):
     for use_onnx in (False, True):
         target = TransformersModel(module, max_context=256)
         torch_draft, onnx_draft = both(other)
-        strategy = build_strategy("duo_decoding", {"num_speculative_tokens": 6}, table_resources(61))
-        job = Engine({"target": target, "draft": onnx_draft if use_onnx else torch_draft}).generate([1, 2, 3], sampling, strategy)
+        strategy = build_strategy(
+            "duo_decoding", {"num_speculative_tokens": 6}, table_resources(61)
+        )
+        job = Engine({"target": target, "draft": onnx_draft if use_onnx else torch_draft}).generate(
+            [1, 2, 3], sampling, strategy
+        )
         outputs.append((job.output, job.session.stats.accepted))
     assert outputs[0] == outputs[1]
     if temperature == 0.0:
         target = TransformersModel(module, max_context=256)
-        plain = Engine({"target": target}).generate([1, 2, 3], sampling, build_strategy("autoregressive"))
+        plain = Engine({"target": target}).generate(
+            [1, 2, 3], sampling, build_strategy("autoregressive")
+        )
         assert outputs[0][0] == plain.output
